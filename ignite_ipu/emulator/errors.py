@@ -1,0 +1,145 @@
+"""PopTorch's own exceptions, and the three ways in which one comes to be raised.
+
+    Exception
+    └── Error                   misuse of a model or a failure in the back end
+        ├── RecoverableError    the hardware can be reset and the work repeated
+        └── UnrecoverableError  it cannot
+
+PopTorch keeps the attributes of an error raised by its back end on the *class*, where the next error overwrites them.
+Here they always live on the instance.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Sequence
+
+PYTHON_ERROR = "poptorch_py_error"
+BACKEND_ERROR = "poptorch_cpp_error"
+RECOVERY_ACTIONS = ("IPU_RESET", "LINK_RESET", "PARTITION_RESET", "FULL_RESET")
+
+LOG_FILE = "poptorch_error.log"
+LONGEST_MESSAGE = 10_000
+
+
+class Error(Exception):
+    """What PopTorch raises for a wrong state, a wrong input, or a program its back end refuses.
+
+    Attributes:
+        type: Kind of the error, e.g. `poptorch_py_error` or `poptorch_cpp_error`.
+        message: The message without its type, location and context.
+        location: `file:line` of the back-end code that raised it; empty for errors of the Python layer.
+    """
+
+    type: str
+    message: str
+    location: str
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.type = ""
+        self.message = str(args[0]) if args else ""
+        self.location = ""
+
+
+class RecoverableError(Error):
+    """A failure of the hardware after which a reset brings the machine back.
+
+    Attributes:
+        recovery_action: What to reset, one of `RECOVERY_ACTIONS`.
+    """
+
+    recovery_action: str
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.recovery_action = RECOVERY_ACTIONS[0]
+
+
+class UnrecoverableError(Error):
+    """A failure of the hardware that no reset mends."""
+
+
+def python_error(message: str) -> Error:
+    """Return the error of PopTorch's Python layer for `message`; the caller raises it."""
+    error = Error(f"'{PYTHON_ERROR}': {message}")
+    error.type = PYTHON_ERROR
+    error.message = message
+    return error
+
+
+def createPoptorchError(msg: str) -> Error:
+    """Return the error that PopTorch's Python layer raises with `msg` (PopTorch's own name for `python_error`)."""
+    return python_error(msg)
+
+
+def backend_error(message: str, type: str = BACKEND_ERROR, context: Sequence[str] = ()) -> Error:
+    """Return the error of the compiled back end for `message`; the caller raises it.
+
+    Args:
+        message: What was wrong and what to do.
+        type: Kind of the error, as PopTorch spells it.
+        context: What the back end was doing, innermost first; listed below the message.
+    """
+    return _from_backend(Error(), message, type, context)
+
+
+def recoverable_error(
+    message: str,
+    recovery_action: str,
+    type: str = "poplar_recoverable_runtime_error",
+    context: Sequence[str] = (),
+) -> RecoverableError:
+    """Return the error of a failure that a reset mends.
+
+    Raises:
+        ValueError: `recovery_action` is none of `RECOVERY_ACTIONS`.
+    """
+    if recovery_action not in RECOVERY_ACTIONS:
+        raise ValueError(f"Recovery action {recovery_action!r} does not exist; choose one of {RECOVERY_ACTIONS}.")
+    error = RecoverableError()
+    _from_backend(error, message, type, context)
+    error.recovery_action = recovery_action
+    return error
+
+
+def unrecoverable_error(
+    message: str, type: str = "poplar_unrecoverable_runtime_error", context: Sequence[str] = ()
+) -> UnrecoverableError:
+    """Return the error of a failure that no reset mends."""
+    error = UnrecoverableError()
+    _from_backend(error, message, type, context)
+    return error
+
+
+def cut_long_message(error: Error, log_dir: str) -> Error:
+    """Shorten an error too long to read, after writing all of it to `poptorch_error.log` in `log_dir`.
+
+    Returns:
+        `error` itself, whose text now ends with the path of that file if it exceeded `LONGEST_MESSAGE` characters.
+    """
+    text = str(error)
+    if len(text) <= LONGEST_MESSAGE:
+        return error
+    path = os.path.join(log_dir, LOG_FILE)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+    error.args = (
+        f"{text[:LONGEST_MESSAGE]}... [cut: see {path} for the other {len(text) - LONGEST_MESSAGE} characters]",
+    )
+    return error
+
+
+def _from_backend(error: Error, message: str, kind: str, context: Sequence[str]) -> Error:
+    # Two frames up stands the code that found the fault.
+    frame = sys._getframe(2)
+    error.location = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    error.type = kind
+    error.message = message
+    lines = [f"{error.location}: '{kind}': {message}"]
+    if context:
+        lines.append("Error raised in:")
+        lines.extend(f"  [{depth}] {where}" for depth, where in enumerate(context))
+    error.args = ("\n".join(lines),)
+    return error
