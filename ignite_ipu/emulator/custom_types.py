@@ -1,0 +1,178 @@
+"""Structures of tensors: how they are taken apart and put together, and the types that users teach us.
+
+Arguments, outputs and batches of a data loader may nest tensors in lists, tuples, named tuples, dictionaries and
+every type that has a registered parser. Everything else is a leaf.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any, Callable, Dict, Iterator, List, Optional, Type, cast
+
+import torch
+
+from ignite_ipu.emulator.errors import python_error
+
+
+class ICustomArgParser(ABC):
+    """Teaches the emulator to find the tensors in a type and to rebuild a value of it from new tensors."""
+
+    @abstractmethod
+    def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
+        """Yield every tensor of `struct`, in an order that depends on nothing but its type."""
+
+    @abstractmethod
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
+        """Return a value like `original_structure` holding the next tensors of `tensor_iterator`.
+
+        It takes exactly as many tensors as `yieldTensors` yields, in the same order.
+        """
+
+
+_PARSERS: Dict[type, ICustomArgParser] = {}
+_EXHAUSTED = object()
+
+
+def registerCustomArgParser(arg_data_type: Type[Any], arg_parser: Optional[ICustomArgParser]) -> None:
+    """Use `arg_parser` for values of `arg_data_type` and its subclasses; `None` forgets the type.
+
+    Raises:
+        Error: The parser is no `ICustomArgParser`.
+        TypeError: `arg_data_type` is not a class.
+    """
+    if not isinstance(arg_data_type, type):
+        raise TypeError(
+            f"registerCustomArgParser expects a class as its first argument, not {arg_data_type!r}. "
+            "Pass the type of the values, for example type(batch)."
+        )
+    if arg_parser is None:
+        _PARSERS.pop(arg_data_type, None)
+        return
+    if not isinstance(arg_parser, ICustomArgParser):
+        raise python_error(
+            f"Custom parser for {arg_data_type.__qualname__} must inherit from poptorch.ICustomArgParser; "
+            f"got {arg_parser!r}. Pass an instance of a subclass, or None to forget the type."
+        )
+    _PARSERS[arg_data_type] = arg_parser
+
+
+def registered_parsers() -> Dict[type, ICustomArgParser]:
+    """Return a copy of the registry, in registration order."""
+    return dict(_PARSERS)
+
+
+def find_parser(value: Any) -> Optional[ICustomArgParser]:
+    """Return the parser for `value`: its exact type's, else the first registered one whose type it is an instance of."""
+    if not _PARSERS:
+        return None
+    parser = _PARSERS.get(type(value))
+    if parser is not None:
+        return parser
+    for known, candidate in _PARSERS.items():
+        if isinstance(value, known):
+            return candidate
+    return None
+
+
+def flatten_tensors(structure: Any) -> List[torch.Tensor]:
+    """Return every tensor in `structure`, depth first and in order; leaves that are no tensors are skipped."""
+    tensors: List[torch.Tensor] = []
+    _collect(structure, tensors)
+    return tensors
+
+
+def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
+    """Return `structure` rebuilt with `fn(tensor)` in place of every tensor, called in the order of `flatten_tensors`.
+
+    Containers keep their type (named tuples, dict and list subclasses with their attributes, registered types through
+    their parser's `reconstruct`); other leaves are the same objects.
+    """
+    if type(structure) is torch.Tensor:
+        return fn(structure)
+    parser = find_parser(structure)
+    if parser is not None:
+        return _reconstruct(parser, structure, [fn(tensor) for tensor in _custom_tensors(parser, structure)])
+    if isinstance(structure, torch.Tensor):
+        return fn(structure)
+    if isinstance(structure, dict):
+        return _rebuild_dict(structure, {key: map_tensors(value, fn) for key, value in structure.items()})
+    if isinstance(structure, list):
+        values = [map_tensors(value, fn) for value in structure]
+        if type(structure) is list:
+            return values
+        rebuilt = copy.copy(structure)
+        rebuilt[:] = values
+        return rebuilt
+    if isinstance(structure, tuple):
+        return _rebuild_tuple(structure, [map_tensors(value, fn) for value in structure])
+    return structure
+
+
+def replace_tensors(structure: Any, tensors: Iterator[Any]) -> Any:
+    """Return `structure` rebuilt with the next of `tensors` in place of each of its tensors, in flattening order."""
+    return map_tensors(structure, lambda _: next(tensors))
+
+
+def _collect(structure: Any, into: List[torch.Tensor]) -> None:
+    if type(structure) is torch.Tensor:
+        into.append(structure)
+        return
+    parser = find_parser(structure)
+    if parser is not None:
+        into.extend(_custom_tensors(parser, structure))
+    elif isinstance(structure, torch.Tensor):
+        into.append(structure)
+    elif isinstance(structure, dict):
+        for value in structure.values():
+            _collect(value, into)
+    elif isinstance(structure, (list, tuple)):
+        for value in structure:
+            _collect(value, into)
+
+
+def _custom_tensors(parser: ICustomArgParser, structure: Any) -> List[torch.Tensor]:
+    tensors = list(parser.yieldTensors(structure))
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise python_error(
+                f"{type(parser).__qualname__}.yieldTensors yielded {tensor!r} for a {type(structure).__qualname__}, "
+                "which is not a torch tensor. Yield only tensors; keep other values in the original structure."
+            )
+    return tensors
+
+
+def _reconstruct(parser: ICustomArgParser, structure: Any, tensors: List[Any]) -> Any:
+    name = f"{type(parser).__qualname__}.reconstruct"
+    left = iter(tensors)
+    try:
+        rebuilt = parser.reconstruct(structure, left)
+    except StopIteration:
+        raise python_error(
+            f"{name} took more tensors than yieldTensors yields for a {type(structure).__qualname__} "
+            f"({len(tensors)}). Take one tensor for each that is yielded."
+        ) from None
+    # A leftover would silently become the first tensor of the next value on a real IPU.
+    if next(left, _EXHAUSTED) is not _EXHAUSTED:
+        raise python_error(
+            f"{name} left tensors unused: yieldTensors yields {len(tensors)} for a {type(structure).__qualname__}. "
+            "Take one tensor for each that is yielded."
+        )
+    return rebuilt
+
+
+def _rebuild_tuple(original: Any, values: List[Any]) -> Any:
+    if type(original) is tuple:
+        return tuple(values)
+    make = getattr(type(original), "_make", None)
+    return make(values) if make is not None else type(original)(values)
+
+
+def _rebuild_dict(original: Dict[Any, Any], values: Dict[Any, Any]) -> Dict[Any, Any]:
+    if type(original) is dict:
+        return values
+    # A shallow copy keeps what a subclass carries besides its items: a default factory, attributes, an order.
+    rebuilt = cast(Dict[Any, Any], copy.copy(original))
+    for key, value in values.items():
+        rebuilt[key] = value
+    return rebuilt
