@@ -1,0 +1,49 @@
+"""What holds for every test: one thread, a fixed seed, repeatable examples, and an environment left as it was found."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Dict, Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+# Tests run in parallel processes; threads inside each would fight over the same cores and change summation orders.
+torch.set_num_threads(1)
+
+# deadline=None: a first call imports and traces, a later one does not; derandomize: a failure comes back on every run.
+hypothesis.settings.register_profile("ignite_ipu", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ignite_ipu")
+
+# Set by pytest around each phase of a test, and by third-party libraries when they are first imported.
+_NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+
+
+def _environment() -> Dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_left_alone() -> Iterator[None]:
+    """Fail a test that changes an environment variable and does not restore it."""
+    before = _environment()
+    yield
+    after = _environment()
+    changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert not changed, f"the test left environment variables changed: {', '.join(changed)}; use monkeypatch.setenv"
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Start every test from the same random state, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
