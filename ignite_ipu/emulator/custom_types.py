@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, Iterator, List, Optional, Type, cast
+from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 
 import torch
 
@@ -172,7 +172,7 @@ def _rebuild_dict(original: Dict[Any, Any], values: Dict[Any, Any]) -> Dict[Any,
     if type(original) is dict:
         return values
     # A shallow copy keeps what a subclass carries besides its items: a default factory, attributes, an order.
-    rebuilt = cast(Dict[Any, Any], copy.copy(original))
+    rebuilt = copy.copy(original)
     for key, value in values.items():
         rebuilt[key] = value
     return rebuilt

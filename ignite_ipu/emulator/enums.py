@@ -16,6 +16,17 @@ class MeanReductionStrategy(enum.IntEnum):
     """Divide by the accumulation factor with the loss and by the replicas at the end; the back end refuses it."""
 
 
+class DataLoaderMode(enum.IntEnum):
+    """In which process a data loader makes its batches."""
+
+    Sync = 0
+    """In this one, as torch's loader does."""
+    Async = 1
+    """In one of its own, ahead of the model."""
+    AsyncRebatched = 2
+    """In one of its own, from smaller batches of several workers, so that no worker drops a tail."""
+
+
 class SharingStrategy(enum.IntEnum):
     """How the process of an asynchronous data loader receives its data set and shares its tensors."""
 
