@@ -1,0 +1,79 @@
+# `make demo` and `make test` need Python and pip, nothing else; everything they install goes into .venv.
+# PYTHON=python3.12 chooses the interpreter, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu a smaller torch.
+
+BIN := .venv/bin
+# Set-up is repeated when what it installs may have changed, told by content: a fresh checkout has no telling dates.
+SETUP := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+# Parallelism is over test processes; threads inside them would only compete.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: help demo test lint types docs bench format clean
+
+help:
+	@echo "make demo     train on handwritten digits, print the accuracy, draw the learning curve in demo-output/"
+	@echo "make test     every check: lint, types, tests (source valid on Python 3.8 among them), documentation"
+	@echo "make lint | types | docs | bench    one of them, or the benchmarks"
+	@echo "make format   format the code and mend what the linter can"
+	@echo "make clean    remove what the commands write, .venv excepted"
+
+demo: .venv/ready-examples-$(SETUP)
+	@mkdir -p demo-output
+	$(BIN)/python examples/digits.py --curve demo-output/learning-curve.png
+
+test: lint types
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(MAKE) --no-print-directory docs
+
+lint: .venv/ready-dev-$(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready-dev-$(SETUP)
+	$(BIN)/mypy
+
+docs: .venv/ready-dev-$(SETUP)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+bench: .venv/ready-dev-$(SETUP)
+	$(BIN)/python -m tests.benchmarks
+
+format: .venv/ready-dev-$(SETUP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The build backend comes first and from the constraints too, which pip does not apply to an isolated build.
+.venv/ready-%-$(SETUP):
+	@echo "Setting up .venv for '$*': a few minutes the first time"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { python=$(PYTHON_FOR_VENV) && $(MAKE_VENV); }
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$*]"
+	@rm -f .venv/ready-$*-*
+	@touch $@
+
+# torch 2.13.0, which constraints.txt names, is built for Python 3.10 to 3.14.
+define CHOOSE_PYTHON
+can() { "$$1" -c "import sys; sys.exit(not $$2)" 2>/dev/null; }; \
+for python in python3 python3.13 python3.12 python3.11 python3.14 python3.10; do \
+    if can $$python "(3, 10) <= sys.version_info[:2] <= (3, 14)"; then \
+        [ $$python = python3 ] || echo "python3 has no torch 2.13.0 (it needs Python 3.10 to 3.14): using $$python" >&2; \
+        echo $$python; exit; \
+    fi; \
+done; \
+if can python3 "sys.version_info >= (3, 8)"; then \
+    echo "No Python 3.10 to 3.14 found, which torch 2.13.0 needs: using python3 and the newest torch there is for it," \
+        "a combination that the checks do not cover. PYTHON=/path/to/python chooses another." >&2; \
+    echo python3; \
+else \
+    echo "No Python 3.8 or newer found. PYTHON=/path/to/python names one." >&2; \
+    echo false; \
+fi
+endef
+# Debian's Python comes without what `venv` needs to bring pip along; its own pip can install that.
+MAKE_VENV = { $$python -m venv --clear .venv 2>/dev/null \
+    || { $$python -m venv --clear --without-pip .venv && $$python -m pip --python .venv install --quiet pip; }; }
+PYTHON_FOR_VENV = $(or $(PYTHON),$(shell $(CHOOSE_PYTHON)))
+
+clean:
+	rm -rf build dist demo-output docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find ignite_ipu tests examples docs -name __pycache__ -prune -exec rm -rf {} +
