@@ -1,0 +1,10 @@
+"""`python -m ignite_ipu` is the `ignite-ipu` command."""
+
+from __future__ import annotations
+
+import sys
+
+from ignite_ipu.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
