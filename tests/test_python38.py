@@ -1,0 +1,110 @@
+"""The package's source runs on Python 3.8, whichever Python the tests run on: the SDK lives there."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_FILES = sorted(_ROOT.glob("ignite_ipu/**/*.py")) + sorted(_ROOT.glob("examples/**/*.py"))
+
+
+def _too_new(*paths: Path) -> str:
+    # vermin knows in which Python each module, function, argument and piece of syntax of the standard library appeared.
+    command = [sys.executable, "-c", "import vermin; vermin.main()", "--target=3.8-", "--violations", "--no-tips"]
+    run = subprocess.run(
+        [*command, "--quiet", "--processes=1", *map(str, paths)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        text=True,
+    )
+    return run.stdout if run.returncode else ""
+
+
+def _types_evaluated(path: Path) -> List[str]:
+    """Return where `list[int]`, collections.abc's `Mapping[str, int]` or `int | None` stand outside annotations.
+
+    Python 3.8 raises a TypeError there; vermin, which infers no types, does not look.
+    """
+    generic = {"dict", "frozenset", "list", "set", "tuple", "type"}
+    found: List[str] = []
+    source = path.read_text(encoding="utf-8")
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.ImportFrom) and node.module in ("collections", "collections.abc", "contextlib", "re"):
+            generic.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in generic:
+            found.append(f"{path}:{node.lineno}: {ast.get_source_segment(source, node)}")
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            names = {ast.get_source_segment(source, side) for side in (node.left, node.right)}
+            if names & {"None", "bool", "bytes", "float", "int", "str", *generic}:
+                found.append(f"{path}:{node.lineno}: {ast.get_source_segment(source, node)}")
+        for field, value in ast.iter_fields(node):
+            if field not in ("annotation", "returns"):
+                for child in value if isinstance(value, list) else [value]:
+                    if isinstance(child, ast.AST):
+                        visit(child)
+
+    visit(ast.parse(source))
+    return found
+
+
+def test_source_parses_with_the_grammar_of_python_38():
+    for path in _FILES:
+        ast.parse(path.read_text(encoding="utf-8"), filename=str(path), feature_version=(3, 8))
+
+
+def test_source_uses_nothing_that_python_38_lacks():
+    assert _too_new(*_FILES) == ""
+
+
+def test_source_evaluates_no_newer_types():
+    assert [place for path in _FILES for place in _types_evaluated(path)] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "'ignite_ipu'.removeprefix('ignite_')",
+        "import functools\nfunctools.cache(print)",
+        "zip([1], [2], strict=True)",
+        "from dataclasses import dataclass\n@dataclass(slots=True)\nclass Point:\n    x: int",
+        "from typing import Annotated",
+        "with (open('a') as a, open('b') as b):\n    pass",
+        "match 1:\n    case _:\n        pass",
+    ],
+)
+def test_newer_python_is_noticed(code, tmp_path):
+    """The check above is worth something only if it sees what people write by habit."""
+    path = tmp_path / "newer.py"
+    path.write_text("from __future__ import annotations\n" + code)
+    assert _too_new(path)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "Names = list[str]",
+        "from collections.abc import Mapping\nclass Table(Mapping[str, int]): ...",
+        "isinstance(1, int | None)",
+        "def first(x: int, y: object = dict[str, int]()) -> int: ...",
+    ],
+)
+def test_newer_types_are_noticed(code, tmp_path):
+    path = tmp_path / "newer.py"
+    path.write_text("from __future__ import annotations\n" + code)
+    assert len(_types_evaluated(path)) == 1
+
+
+def test_annotations_may_be_newer(tmp_path):
+    """They are strings under `from __future__ import annotations`, and nothing evaluates them."""
+    path = tmp_path / "annotated.py"
+    path.write_text("from __future__ import annotations\n\ndef first(x: list[int] | None) -> int | None: ...\n")
+    assert _too_new(path) == ""
+    assert _types_evaluated(path) == []
