@@ -1,0 +1,125 @@
+"""Which PopTorch is in use: the Poplar SDK's, or the emulator that ships with this package.
+
+Everything else asks `poptorch()` for the module and uses only names that PopTorch 3.3 has. The choice is made when it
+is first asked for, never at import, and one log line says what it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import sys
+from types import ModuleType
+from typing import Optional
+
+__all__ = ["CHOICES", "VARIABLE", "BackendError", "choice", "is_emulator", "name", "poptorch"]
+
+VARIABLE = "IGNITE_IPU_BACKEND"
+CHOICES = ("emulator", "sdk", "native")
+
+_EMULATOR = "ignite_ipu.emulator"
+_logger = logging.getLogger("ignite_ipu")
+
+
+class BackendError(RuntimeError):
+    """The PopTorch that was asked for cannot be had."""
+
+
+def choice() -> Optional[str]:
+    """Return the backend that `IGNITE_IPU_BACKEND` demands; None leaves it to what is installed.
+
+    `native` means that a program runs as it was written, without any IPU; it concerns the tools that move programs.
+
+    Raises:
+        ValueError: The variable holds something else than one of `CHOICES`.
+    """
+    value = os.environ.get(VARIABLE, "").strip()
+    if not value:
+        return None
+    if value not in CHOICES:
+        raise ValueError(
+            f"{VARIABLE}={value!r} names no backend: set it to one of {', '.join(CHOICES)}, or unset it to use the "
+            "Poplar SDK where it is installed and the emulator elsewhere."
+        )
+    return value
+
+
+def poptorch() -> ModuleType:
+    """Return the PopTorch module in use.
+
+    Raises:
+        BackendError: The SDK is demanded or installed and does not import, or the native backend is chosen, which has
+            no PopTorch.
+        ValueError: `IGNITE_IPU_BACKEND` holds an unknown value.
+    """
+    return _load(choice())
+
+
+def name() -> str:
+    """Return `"sdk"` or `"emulator"`."""
+    return "emulator" if is_emulator() else "sdk"
+
+
+def is_emulator() -> bool:
+    """Tell whether `poptorch()` is the emulator."""
+    return _is_emulator(poptorch())
+
+
+@functools.lru_cache(maxsize=None)
+def _load(chosen: Optional[str]) -> ModuleType:
+    if chosen == "native":
+        raise BackendError(
+            f"{VARIABLE}=native runs a program as it was written, without an IPU, so there is no PopTorch to create an "
+            "IPU trainer or evaluator with. Unset the variable, or set it to emulator or sdk."
+        )
+    if chosen == "emulator":
+        _logger.info("Running on the emulator of PopTorch, as %s=emulator demands; its timings say nothing.", VARIABLE)
+        return importlib.import_module(_EMULATOR)
+    module = _sdk(demanded=chosen == "sdk")
+    if module is not None:
+        _logger.info("Running on IPUs through PopTorch %s.", getattr(module, "__version__", "(unknown version)"))
+        return module
+    # A warning, because whoever expected an IPU should see it without having set up any logging.
+    _logger.warning("No Poplar SDK is installed: running on the emulator of PopTorch, on this machine's CPU.")
+    return importlib.import_module(_EMULATOR)
+
+
+def _sdk(demanded: bool) -> Optional[ModuleType]:
+    """Import the SDK's PopTorch; None when there is none and none is demanded."""
+    present = sys.modules.get("poptorch")
+    if present is not None and _is_emulator(present):
+        if demanded:
+            raise BackendError(
+                f"{VARIABLE}=sdk demands the Poplar SDK's PopTorch, but the emulator has been installed under the name "
+                "poptorch in this process. Remove the call of ignite_ipu.emulator.install(), or unset the variable."
+            )
+        return None
+    try:
+        return importlib.import_module("poptorch")
+    except ModuleNotFoundError as error:
+        if error.name == "poptorch":
+            if not demanded:
+                return None
+            raise BackendError(
+                f"{VARIABLE}=sdk demands the Poplar SDK's PopTorch, and no module named poptorch is installed. Enable "
+                "the SDK and install its poptorch wheel into this environment, or unset the variable to run on the "
+                "emulator."
+            ) from error
+        raise _broken(error) from error
+    except Exception as error:
+        raise _broken(error) from error
+
+
+def _broken(error: Exception) -> BackendError:
+    # Going on with the emulator here would turn a broken IPU installation into a silent run on the CPU.
+    return BackendError(
+        f"PopTorch is installed but does not import: {type(error).__name__}: {error} "
+        "Repair the installation (is the SDK's enable.sh sourced, and is torch the version this PopTorch was built "
+        f"for?), or set {VARIABLE}=emulator to run without IPUs."
+    )
+
+
+def _is_emulator(module: ModuleType) -> bool:
+    return module.__name__ == _EMULATOR
