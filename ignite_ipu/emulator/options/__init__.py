@@ -1,0 +1,46 @@
+"""`poptorch.options`: the options of a model, and what they are made of."""
+
+from __future__ import annotations
+
+from ignite_ipu.emulator.annotations import Attribute
+from ignite_ipu.emulator.options.config_file import ConfigFileError
+from ignite_ipu.emulator.options.distributed import _DistributedOptions
+from ignite_ipu.emulator.options.jit import _JitOptions
+from ignite_ipu.emulator.options.popart import _PopartOptions
+from ignite_ipu.emulator.options.precision import _PrecisionOptions
+from ignite_ipu.emulator.options.root import Options
+from ignite_ipu.emulator.options.tensor_locations import TensorLocationSettings, _TensorLocationOptions
+from ignite_ipu.emulator.options.training import _TrainingOptions
+from ignite_ipu.emulator.strategies import (
+    BlockId,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+    _IExecutionStrategy,
+    _IPhasedExecution,
+)
+
+__all__ = [
+    "Attribute",
+    "BlockId",
+    "ConfigFileError",
+    "Options",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PipelinedExecution",
+    "SerialPhasedExecution",
+    "ShardedExecution",
+    "Stage",
+    "TensorLocationSettings",
+    "_DistributedOptions",
+    "_IExecutionStrategy",
+    "_IPhasedExecution",
+    "_JitOptions",
+    "_PopartOptions",
+    "_PrecisionOptions",
+    "_TensorLocationOptions",
+    "_TrainingOptions",
+]

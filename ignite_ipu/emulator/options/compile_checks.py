@@ -1,0 +1,85 @@
+"""What PopTorch's setters let pass and its back end refuses when a model compiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ignite_ipu.emulator.enums import MeanReductionStrategy, OutputMode
+from ignite_ipu.emulator.errors import backend_error
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.options.root import Options
+
+IPU_VERSIONS = (1, 2, 21)
+
+
+def check_at_compile(options: Options, training: bool) -> None:
+    """Refuse options that no model compiles with.
+
+    Args:
+        options: With the output mode already chosen.
+        training: Whether the model is compiled for training.
+
+    Raises:
+        Error: There is such an option.
+    """
+    _check_counts(options)
+    _check_output_mode(options)
+    if training:
+        _check_reduction(options)
+    _check_distribution(options)
+    _check_device(options)
+    options._Popart._check_at_compile()
+
+
+def _check_counts(options: Options) -> None:
+    for name, value in (
+        ("deviceIterations", options.device_iterations),
+        ("replicationFactor", options.replication_factor),
+        ("Training.gradientAccumulation", options.Training.gradient_accumulation),
+    ):
+        if value <= 0:
+            raise backend_error(f"{name} must be greater than zero, and it is {value}.")
+    if options.replication_factor % options.input_group_size:
+        raise backend_error(
+            f"The group size of inputReplicaGrouping ({options.input_group_size}) must be a factor of "
+            f"replicationFactor ({options.replication_factor}), which was changed after it."
+        )
+
+
+def _check_output_mode(options: Options) -> None:
+    if options.output_mode != OutputMode.EveryN:
+        return
+    period, iterations = options.output_return_period, options.device_iterations
+    if period > iterations:
+        raise backend_error(f"Return period must be <= deviceIterations ({iterations}), and it is {period}.")
+    if iterations % period:
+        raise backend_error(f"Return period ({period}) must be a factor of deviceIterations ({iterations}).")
+
+
+def _check_reduction(options: Options) -> None:
+    strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
+    if strategy is MeanReductionStrategy.PostAndLoss:
+        raise backend_error(
+            "MeanReductionStrategy out of range: the back end knows Running and Post, not PostAndLoss. "
+            "Both divide by accumulation and replicas; choose Post to divide last."
+        )
+
+
+def _check_distribution(options: Options) -> None:
+    process, processes = options.Distributed.processId, options.Distributed.numProcesses
+    if not 0 <= process < processes:
+        raise backend_error(
+            f"Process {process} of {processes} cannot be: ids run from 0 to the number of processes less one. "
+            "See options.Distributed.configureProcessId."
+        )
+
+
+def _check_device(options: Options) -> None:
+    if options.exists("ipu_version") and options.ipu_version not in IPU_VERSIONS:
+        raise backend_error(f"Unknown IPU version {options.ipu_version!r}: useOfflineIpuTarget takes {IPU_VERSIONS}.")
+    for ipu, proportion in options.available_memory_proportion.items():
+        if not isinstance(proportion, (int, float)) or not 0 <= proportion <= 1:
+            raise backend_error(
+                f"The available memory proportion of IPU{ipu} must be between 0 and 1, and it is {proportion!r}."
+            )

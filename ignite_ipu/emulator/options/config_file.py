@@ -1,0 +1,207 @@
+"""Option files: one option call per line, read and checked, never executed.
+
+PopTorch hands the text of such a file to `exec`. Here every line is parsed; what is not the call of one option with
+literals, PopTorch's enum members, or PopTorch's stages, strategies and locations made of these, is refused before any
+option changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import os
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+from ignite_ipu.emulator import enums, strategies
+from ignite_ipu.emulator.options.setters import find_setter
+from ignite_ipu.emulator.options.tensor_locations import TensorLocationSettings
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.options.root import Options
+
+# What a file may construct, each with the methods that may be chained to it.
+_CONSTRUCTORS: Dict[str, Tuple[Callable[..., Any], Tuple[str, ...]]] = {
+    "Stage": (strategies.Stage, ("ipu",)),
+    "Phase": (strategies.Phase, ()),
+    "PipelinedExecution": (strategies.PipelinedExecution, ()),
+    "ShardedExecution": (strategies.ShardedExecution, ()),
+    "ParallelPhasedExecution": (
+        strategies.ParallelPhasedExecution,
+        ("useSeparateBackwardPhase", "sendTensorsOffChipAfterFwd"),
+    ),
+    "SerialPhasedExecution": (
+        strategies.SerialPhasedExecution,
+        ("useSeparateBackwardPhase", "setTensorsLiveness"),
+    ),
+    "TensorLocationSettings": (
+        TensorLocationSettings,
+        (
+            "minElementsForOffChip",
+            "minElementsForReplicatedTensorSharding",
+            "useOnChipStorage",
+            "useReplicatedTensorSharding",
+            "useIOTilesToLoad",
+            "useIOTilesToStore",
+        ),
+    ),
+}
+
+_Value = Callable[[], Any]
+
+
+class ConfigFileError(Exception):
+    """A line of an option file is no option call; nothing of the file was applied."""
+
+
+class UnknownOptionError(ConfigFileError, AttributeError):
+    """A line of an option file calls an option that does not exist.
+
+    PopTorch raises `AttributeError` for it, after applying the lines above.
+    """
+
+
+def apply_file(options: Options, path: str) -> None:
+    """Make the option calls that the file at `path` lists.
+
+    Empty lines and lines starting with `#` are skipped. What an option's own check raises passes through, and leaves
+    the lines above applied.
+
+    Raises:
+        ConfigFileError: A line is no option call, or names an option that does not exist; no line was applied.
+        FileNotFoundError: There is no file.
+    """
+    with open(path, encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    calls = [
+        _Line(os.path.basename(path), number, line).call(options)
+        for number, line in enumerate(lines, start=1)
+        if line and not line.startswith("#")
+    ]
+    for call in calls:
+        call()
+
+
+class _Line:
+    """One line of a file and what is to be made of it."""
+
+    def __init__(self, file: str, number: int, text: str) -> None:
+        self._file = file
+        self._number = number
+        self._text = text
+
+    def call(self, options: Options) -> _Value:
+        """Return the call this line makes, not made yet."""
+        call = self._parsed()
+        path = _dotted(call.func)
+        if path is None or path[0] != "options":
+            self._refuse("it calls more than one option, or something that is no option")
+        positional, named = self._arguments(call)
+        try:
+            setter = find_setter(options, path[1:])
+        except AttributeError as error:
+            raise UnknownOptionError(self._described(str(error))) from None
+        return lambda: setter(*(each() for each in positional), **{name: each() for name, each in named.items()})
+
+    def _parsed(self) -> ast.Call:
+        try:
+            module = ast.parse(f"options.{self._text}", filename=self._file)
+        except SyntaxError as error:
+            raise ConfigFileError(
+                f"SyntaxError at line {self._number} of {self._file}: {error.msg}\n> options.{self._text}"
+            ) from None
+        except (ValueError, MemoryError, RecursionError) as error:
+            # A null byte, or nesting deeper than Python's own parser goes.
+            self._refuse(f"Python cannot read it ({error})")
+        if len(module.body) != 1:
+            self._refuse("it holds more than one statement")
+        statement = module.body[0]
+        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+            self._refuse("it is no call")
+        return statement.value
+
+    def _arguments(self, call: ast.Call) -> Tuple[List[_Value], Dict[str, _Value]]:
+        positional = [self._value(each) for each in call.args]
+        named: Dict[str, _Value] = {}
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                self._refuse("`**` is no literal")
+            named[keyword.arg] = self._value(keyword.value)
+        return positional, named
+
+    def _value(self, node: ast.expr) -> _Value:
+        """Return a function that gives the value of `node`; nothing is called before the whole file has been read."""
+        if isinstance(node, ast.Call):
+            return self._construction(node)
+        if isinstance(node, ast.Attribute):
+            member = self._member(node)
+            return lambda: member
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+            kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+            parts = [self._value(each) for each in node.elts]
+            return lambda: kind(part() for part in parts)
+        if isinstance(node, ast.Dict):
+            if None in node.keys:
+                self._refuse("`**` is no literal")
+            pairs = [(self._value(key), self._value(value)) for key, value in zip(node.keys, node.values) if key]
+            return lambda: {key(): value() for key, value in pairs}
+        try:
+            literal = ast.literal_eval(node)
+        except (ValueError, TypeError, RecursionError):
+            self._refuse(f"`{self._source(node)}` is neither a literal nor a poptorch enum member")
+        return lambda: literal
+
+    def _member(self, node: ast.Attribute) -> enum.Enum:
+        path = _dotted(node) or []
+        if path[:2] in (["poptorch", "enums"], ["poptorch", "options"]):
+            path = ["poptorch", *path[2:]]
+        if len(path) == 3 and path[0] == "poptorch":
+            found = getattr(enums, path[1], None)
+            if isinstance(found, type) and issubclass(found, enum.Enum) and path[2] in found.__members__:
+                return found[path[2]]
+        self._refuse(f"`{self._source(node)}` is neither a literal nor a poptorch enum member")
+
+    def _construction(self, node: ast.Call) -> _Value:
+        positional, named = self._arguments(node)
+        if not isinstance(node.func, ast.Attribute):
+            self._refuse(f"`{self._source(node.func)}` may not be called")
+        name = node.func.attr
+        if isinstance(node.func.value, ast.Call):
+            # A method chained to something constructed, such as poptorch.Stage("a").ipu(1).
+            target, methods = self._construction(node.func.value), self._methods(node.func.value)
+            if name not in methods:
+                self._refuse(f"`.{name}` may not be called")
+            return lambda: getattr(target(), name)(
+                *(each() for each in positional), **{key: each() for key, each in named.items()}
+            )
+        path = _dotted(node.func) or []
+        if path not in (["poptorch", name], ["poptorch", "options", name]) or name not in _CONSTRUCTORS:
+            self._refuse(f"`{self._source(node.func)}` may not be called")
+        constructor = _CONSTRUCTORS[name][0]
+        return lambda: constructor(*(each() for each in positional), **{key: each() for key, each in named.items()})
+
+    def _methods(self, node: ast.Call) -> Sequence[str]:
+        # The methods to be chained all return the object, so the innermost call tells what it is.
+        while isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
+            node = node.func.value
+        return _CONSTRUCTORS[node.func.attr][1] if isinstance(node.func, ast.Attribute) else ()
+
+    def _source(self, node: ast.AST) -> str:
+        return ast.get_source_segment(f"options.{self._text}", node) or type(node).__name__
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise ConfigFileError(self._described(why))
+
+    def _described(self, why: str) -> str:
+        return (
+            f"Error at line {self._number} of {self._file}: {why}. A line is one option call with literals or poptorch "
+            f"enum members, such as Training.gradientAccumulation(4); nothing was applied.\n> options.{self._text}"
+        )
+
+
+def _dotted(node: ast.expr) -> Optional[List[str]]:
+    """Return the names of `a.b.c`, or None for any other expression."""
+    names: List[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [*names, node.id][::-1] if isinstance(node, ast.Name) else None

@@ -1,0 +1,138 @@
+"""A dictionary of named values whose names and types are fixed, and which can be frozen."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict, Optional
+
+
+def frozen_error(option: Optional[str]) -> AttributeError:
+    """Return the error for a change of frozen options, to be raised by the caller."""
+    what = f" ({option})" if option else ""
+    return AttributeError(
+        f"Can't modify frozen Options{what}: a model or a DataLoader uses them. Change a clone() of them instead."
+    )
+
+
+class OptionsDict:
+    """Named values, read as attributes and changed through checked setters.
+
+    A value may only be replaced by an instance of the type of the value it replaces. So a `bool` passes where an `int`
+    is stored, and from then on only a `bool` does.
+
+    Args:
+        default_values: The names and what they hold at first.
+    """
+
+    _values: Dict[str, Any]
+    _is_frozen: bool
+
+    def __init__(self, **default_values: Any) -> None:
+        self._declare(_values=dict(default_values), _is_frozen=False)
+
+    def _declare(self, **private: Any) -> None:
+        """Create private attributes, which plain assignment may only change."""
+        self.__dict__.update(private)
+
+    def set(self, **kwargs: Any) -> None:
+        """Change values that exist.
+
+        Raises:
+            AttributeError: The options are frozen.
+            AssertionError: A name does not exist, or its value has another type.
+        """
+        for option, value in kwargs.items():
+            self.checkIsFrozen(option)
+            if option not in self._values:
+                raise AssertionError(f"Invalid option {option}, valid options are {sorted(self._values)}.")
+            expected = type(self._values[option])
+            if not isinstance(value, expected):
+                raise AssertionError(
+                    f"Unexpected type {type(value).__name__} of {value!r} for option {option}: "
+                    f"expected {expected.__name__}."
+                )
+            self._values[option] = value
+
+    def createOrSet(self, **kwargs: Any) -> None:
+        """Create the names that do not exist yet, and change the others as `set` does."""
+        for option, value in kwargs.items():
+            self.checkIsFrozen(option)
+            if option in self._values:
+                self.set(**{option: value})
+            else:
+                self._values[option] = value
+
+    def exists(self, option: str) -> bool:
+        """Return whether a value of that name exists."""
+        return option in self._values
+
+    def deleteIfExists(self, option: str) -> None:
+        """Remove a name if it exists, frozen or not."""
+        self._values.pop(option, None)
+
+    def checkIsFrozen(self, option: Optional[str] = None) -> None:
+        """Raise if the options may no longer change.
+
+        Raises:
+            AttributeError: A model or a data loader was given them.
+        """
+        if self._is_frozen:
+            raise frozen_error(option)
+
+    def update(self, other: Dict[str, Any]) -> Dict[str, Any]:
+        """Add the values to `other` and return it.
+
+        Raises:
+            AssertionError: A name is in both.
+        """
+        common = sorted(set(other) & set(self._values))
+        if common:
+            raise AssertionError(f"Can't merge the options: they have some keys in common: {common}.")
+        other.update(self._values)
+        return other
+
+    def toDict(self) -> Dict[str, Any]:
+        """Return the values as a dictionary."""
+        return self.update({})
+
+    def __call__(self, option: str) -> Any:
+        if option not in self._values:
+            raise AssertionError(f"Invalid option {option}, valid options are {sorted(self._values)}.")
+        return self._values[option]
+
+    def __getattr__(self, option: str) -> Any:
+        # Reached only for what is no real attribute; private names also come here while an object is being unpickled.
+        if option.startswith("_"):
+            raise AttributeError(f"Invalid private attribute {option} of {type(self).__name__}.")
+        if option not in self._values:
+            raise AttributeError(
+                f"Invalid attribute {option} of {type(self).__name__}: its values are {sorted(self._values)}."
+            )
+        return self._values[option]
+
+    def __setattr__(self, option: str, value: Any) -> None:
+        if not option.startswith("_"):
+            self.set(**{option: value})
+        elif option in self.__dict__:
+            self.__dict__[option] = value
+        else:
+            raise AttributeError(f"Invalid private attribute {option} of {type(self).__name__}.")
+
+    def _freeze(self) -> None:
+        self._is_frozen = True
+
+    def __deepcopy__(self, memory: Dict[int, Any]) -> OptionsDict:
+        duplicate = type(self).__new__(type(self))
+        memory[id(self)] = duplicate
+        duplicate._declare(**{name: copy.deepcopy(value, memory) for name, value in self.__dict__.items()})
+        duplicate._is_frozen = False
+        return duplicate
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**self.__dict__, "_values": dict(self._values)}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        self._declare(**state)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"

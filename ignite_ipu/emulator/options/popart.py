@@ -1,0 +1,126 @@
+"""The settings handed to PopTorch's back end as they are, checked only when a model compiles."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict, List, Optional, Set, Union
+
+from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.options.guarded import frozen_error
+from ignite_ipu.emulator.options.session_options import KNOWN
+
+PREFIX = "popart."
+
+
+class _PopartOptions:
+    """Back-end settings by name.
+
+    Attributes:
+        options: The settings; the back end's own names are prefixed with `popart.`.
+    """
+
+    def __init__(self) -> None:
+        self.options: Dict[str, Any] = {}
+        self._is_frozen = False
+        self.set("instrumentWithHardwareCycleCounter", False)
+        self.set("rearrangeAnchorsOnHost", False)
+
+    def __deepcopy__(self, memory: Dict[int, Any]) -> _PopartOptions:
+        duplicate = type(self).__new__(type(self))
+        memory[id(self)] = duplicate
+        duplicate.options = copy.deepcopy(self.options, memory)
+        duplicate._is_frozen = False
+        return duplicate
+
+    def checkIsFrozen(self, option: Optional[str] = None) -> None:
+        """Raise if the options may no longer change.
+
+        Raises:
+            AttributeError: A model or a data loader was given them.
+        """
+        if self._is_frozen:
+            raise frozen_error(option)
+
+    def set(self, key: str, value: Union[int, float, str, List[str], Set[str]]) -> _PopartOptions:
+        """Set one back-end option; an unknown name or type is refused when a model compiles."""
+        self.checkIsFrozen(key)
+        self.options[PREFIX + key] = value
+        return self
+
+    def setEngineOptions(self, engine_options: Dict[str, str]) -> _PopartOptions:
+        """Replace the options of the engine, those that `POPLAR_ENGINE_OPTIONS` holds too."""
+        self._set_strings("engineOptions", engine_options)
+        return self
+
+    def setPatterns(self, patterns: Dict[str, bool], level: int = 2) -> _PopartOptions:
+        """Switch graph transformations on or off.
+
+        Args:
+            patterns: Transformation name to whether it runs.
+            level: Which of them run otherwise: 0 none, 1 the needed ones, 2 the default ones, 3 all.
+
+        Raises:
+            AssertionError: `patterns` is no dict of bools by name, or `level` no int.
+        """
+        self.checkIsFrozen("patterns")
+        if not isinstance(level, int):
+            raise AssertionError(f"The level of setPatterns is an int, got {level!r}.")
+        if not _is_dict_of(bool, patterns):
+            raise AssertionError(f"setPatterns takes a dict of bools by name, got {patterns!r}.")
+        self.options["patterns_level"] = level
+        self.options[PREFIX + "patterns"] = dict(patterns)
+        return self
+
+    def __repr__(self) -> str:
+        settings = (
+            f"{key[len(PREFIX) :] if key.startswith(PREFIX) else key}={self.options[key]!r}" for key in self.options
+        )
+        return f"{type(self).__name__}({', '.join(settings)})"
+
+    def _value(self, key: str, default: Any = None) -> Any:
+        """Return what `set(key, ...)` stored, or `default`."""
+        return self.options.get(PREFIX + key, default)
+
+    def _set_strings(self, key: str, strings: Dict[str, str]) -> None:
+        self.checkIsFrozen(key)
+        if not _is_dict_of(str, strings):
+            raise AssertionError(f"{key} takes a dict of strings by name, got {strings!r}.")
+        self.options[PREFIX + key] = dict(strings)
+
+    def _freeze(self) -> None:
+        self._is_frozen = True
+
+    def _check_at_compile(self) -> None:
+        """Refuse names and types that the back end does not know.
+
+        Raises:
+            Error: There is one.
+        """
+        for prefixed, value in self.options.items():
+            if not prefixed.startswith(PREFIX):
+                continue
+            key = prefixed[len(PREFIX) :]
+            kind = _kind(value)
+            if kind is None:
+                raise backend_error(
+                    f"Unknown value type {type(value).__name__} of {value!r} for option {key}: "
+                    "the back end takes bool, int, float, str, a list or set of str, or a dict."
+                )
+            if key not in KNOWN[kind]:
+                other = [each for each, names in KNOWN.items() if key in names]
+                hint = f"it is a {other[0]}" if other else "the back end has none of that name"
+                raise backend_error(f"Unknown {kind} option {key} (value {value!r}): {hint}.")
+
+
+def _is_dict_of(kind: type, value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items())
+
+
+def _kind(value: Any) -> Optional[str]:
+    # bool before int, whose subclass it is.
+    for kind, python_type in (("bool", bool), ("int", int), ("float", float), ("str", str), ("dict", dict)):
+        if isinstance(value, python_type):
+            return kind
+    if isinstance(value, (list, set, tuple)) and all(isinstance(each, str) for each in value):
+        return "list"
+    return None

@@ -1,0 +1,464 @@
+"""`poptorch.Options`: all that can be said about how a model runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from typing import Any, Dict, List, Optional
+
+import torch
+
+from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.options import ipu_model
+from ignite_ipu.emulator.options.anchors import Anchor
+from ignite_ipu.emulator.options.compile_checks import check_at_compile
+from ignite_ipu.emulator.options.config_file import apply_file
+from ignite_ipu.emulator.options.distributed import _DistributedOptions
+from ignite_ipu.emulator.options.guarded import OptionsDict
+from ignite_ipu.emulator.options.jit import _JitOptions
+from ignite_ipu.emulator.options.json_text import apply_json
+from ignite_ipu.emulator.options.popart import _PopartOptions
+from ignite_ipu.emulator.options.precision import _PrecisionOptions
+from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
+from ignite_ipu.emulator.options.replica_grouping import group_of_each_replica
+from ignite_ipu.emulator.options.setters import GROUPS
+from ignite_ipu.emulator.options.tensor_locations import _TensorLocationOptions
+from ignite_ipu.emulator.options.training import _TrainingOptions
+from ignite_ipu.emulator.strategies import PipelinedExecution, _IExecutionStrategy
+
+LOCATION_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
+_KEPT_IN_PYTHON = (
+    "_execution_strategy",
+    "_show_compilation_progress_bar",
+    "_relax_optimizer_checks",
+    "_source_location_excludes",
+    "_module_namescope_enabled",
+)
+UNLIMITED = 2**64 - 1
+_SYNTHETIC_DATA_OFF, _SYNTHETIC_DATA_NORMAL = 0, 2
+
+
+class Options(OptionsDict):
+    """How a model runs: batching, outputs, devices, placement, training.
+
+    Setters return the object, so that they chain. A wrapped model and a `DataLoader` freeze the options they are given.
+
+    Raises:
+        ValueError: `POPTORCH_DEFAULT_OPTIONS` is no JSON object, or a variable of `Options.Distributed` no integer.
+    """
+
+    _execution_strategy: _IExecutionStrategy
+    _show_compilation_progress_bar: bool
+    _relax_optimizer_checks: bool
+    _source_location_excludes: List[str]
+    _module_namescope_enabled: bool
+
+    def __init__(self) -> None:
+        super().__init__(
+            replication_factor=1,
+            input_group_size=1,
+            input_cgt=CommGroupType.Consecutive,
+            broadcast_buffers=True,
+            device_iterations=1,
+            log_dir=".",
+            max_repeat_logs=4,
+            auto_round_num_ipus=False,
+            anchored_tensors={},
+            output_mode=OutputMode.Default.value,
+            output_return_period=1,
+            connection_type=ConnectionType.Always.value,
+            sync_pattern=SyncPattern.Full.value,
+            available_memory_proportion={},
+        )
+        popart = _PopartOptions()
+        self._declare(
+            _popart=popart,
+            _training=_TrainingOptions(popart),
+            _precision=_PrecisionOptions(popart),
+            _distributed=_DistributedOptions(),
+            _tensor_locations=_TensorLocationOptions(),
+            _jit=_JitOptions(),
+            _execution_strategy=PipelinedExecution(),
+            _show_compilation_progress_bar=True,
+            _relax_optimizer_checks=False,
+            _source_location_excludes=list(LOCATION_EXCLUDES),
+            _module_namescope_enabled=True,
+        )
+        self._apply_environment()
+
+    @property
+    def TensorLocations(self) -> _TensorLocationOptions:
+        """Where tensors are kept."""
+        found: _TensorLocationOptions = self.__dict__["_tensor_locations"]
+        return found
+
+    @property
+    def Distributed(self) -> _DistributedOptions:
+        """Which process of how many this is."""
+        found: _DistributedOptions = self.__dict__["_distributed"]
+        return found
+
+    @property
+    def Jit(self) -> _JitOptions:
+        """Options of a front end that is gone."""
+        found: _JitOptions = self.__dict__["_jit"]
+        return found
+
+    @property
+    def Precision(self) -> _PrecisionOptions:
+        """Number formats."""
+        found: _PrecisionOptions = self.__dict__["_precision"]
+        return found
+
+    @property
+    def Training(self) -> _TrainingOptions:
+        """What matters when training."""
+        found: _TrainingOptions = self.__dict__["_training"]
+        return found
+
+    @property
+    def _Popart(self) -> _PopartOptions:
+        found: _PopartOptions = self.__dict__["_popart"]
+        return found
+
+    def from_json(self, string: str) -> Options:
+        """Make the option calls that a JSON object lists, such as `{"Training.gradientAccumulation": 4}`.
+
+        Raises:
+            ValueError: `string` is no JSON object.
+            AttributeError: A key names no option.
+        """
+        apply_json(self, string)
+        return self
+
+    def loadFromFile(self, filepath: str) -> Options:
+        """Make the option calls that a file lists, one per line and without their `options.`; see `config_file`.
+
+        Raises:
+            ConfigFileError: A line is no option call; no line was applied.
+            FileNotFoundError: There is no file.
+        """
+        apply_file(self, filepath)
+        return self
+
+    def deviceIterations(self, device_iterations: int) -> Options:
+        """Run so many iterations, each with its own weight update when training, in one call."""
+        self.set(device_iterations=device_iterations)
+        return self
+
+    def replicationFactor(self, replication_factor: int) -> Options:
+        """Run so many copies of the model, each on its own micro-batches."""
+        self.set(replication_factor=replication_factor)
+        return self
+
+    def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Options:
+        """Give the replicas of one group the same input; call `replicationFactor` first.
+
+        Raises:
+            ValueError: The groups are `All`, larger than the replication factor, or no factor of it.
+        """
+        self.checkIsFrozen("inputReplicaGrouping")
+        if input_group_type == CommGroupType.NoGrouping:
+            input_group_size, input_group_type = 1, CommGroupType.Consecutive
+        if input_group_type == CommGroupType.All:
+            raise ValueError("The input group type cannot be All: use Consecutive with the replication factor as size.")
+        replicas = self.replication_factor
+        if input_group_size > replicas:
+            raise ValueError(f"The input group size ({input_group_size}) cannot be larger than {replicas} replicas.")
+        if input_group_size < 1 or replicas % input_group_size:
+            raise ValueError(f"The input group size ({input_group_size}) must be a factor of {replicas} replicas.")
+        self.set(input_group_size=input_group_size, input_cgt=input_group_type)
+        return self
+
+    def outputMode(self, output_mode: OutputMode, output_return_period: Optional[int] = None) -> Options:
+        """Choose which outputs come back.
+
+        Args:
+            output_mode: Which.
+            output_return_period: For `EveryN`: every how many device iterations.
+
+        Raises:
+            AssertionError: `output_mode` is no `OutputMode`, or `EveryN` has no period.
+        """
+        if not isinstance(output_mode, OutputMode):
+            raise AssertionError(f"outputMode takes a poptorch.OutputMode, got {output_mode!r}.")
+        if output_mode is OutputMode.EveryN:
+            if not output_return_period or output_return_period < 0:
+                raise AssertionError(
+                    "EveryN must have output_return_period, the number of device iterations from one output to the "
+                    f"next; got {output_return_period!r}."
+                )
+        elif output_return_period is not None:
+            logger.info("OutputMode.%s has no use for output_return_period=%s.", output_mode.name, output_return_period)
+        self.set(output_mode=output_mode.value, output_return_period=output_return_period or 1)
+        return self
+
+    def defaultOutputMode(self) -> bool:
+        """Return whether no output mode was chosen yet."""
+        return bool(self.output_mode == OutputMode.Default)
+
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: Optional[OutputMode] = None,
+        output_return_period: Optional[int] = 1,
+    ) -> None:
+        """Return one more tensor from each call, to be had from `executor.getAnchoredTensor(short_name)`.
+
+        Works on frozen options too, as in PopTorch: the models that use them already do not see it.
+
+        Args:
+            short_name: Your name for it.
+            long_name: The name it has in the graph.
+            output_mode: Which values of it; None follows the model's outputs.
+            output_return_period: For `EveryN`: every how many device iterations.
+
+        Raises:
+            ValueError: `output_mode` is no `OutputMode`.
+        """
+        mode = OutputMode.Default if output_mode is None else OutputMode(output_mode)
+        period = (output_return_period or 1) if mode is OutputMode.EveryN else 1
+        self.anchored_tensors[short_name] = Anchor(long_name, output_mode is None, mode, period)
+
+    def enableSyntheticData(self, enabled: bool) -> Options:
+        """Make normal random data on the device instead of moving any; for measuring speed."""
+        self._Popart.set("syntheticDataMode", _SYNTHETIC_DATA_NORMAL if enabled else _SYNTHETIC_DATA_OFF)
+        return self
+
+    def randomSeed(self, random_seed: int) -> Options:
+        """Seed the device's random numbers, and PyTorch's on the host (even on frozen options, as PopTorch does)."""
+        if not isinstance(random_seed, int):
+            raise AssertionError(f"randomSeed takes an int, got {random_seed!r}.")
+        torch.manual_seed(random_seed)
+        self.createOrSet(random_seed=random_seed)
+        return self
+
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
+        """Start every replica from the same buffers; switch it off where `forward` changes them."""
+        self.set(broadcast_buffers=broadcast_buffers)
+        return self
+
+    def updatableNamedBuffers(self, buffers: List[str]) -> Options:
+        """Let `copyNamedBuffersToDevice` replace these buffers."""
+        if not isinstance(buffers, list):
+            raise AssertionError(f"updatableNamedBuffers takes a list of buffer names, got {buffers!r}.")
+        if not all(isinstance(name, str) for name in buffers):
+            raise AssertionError(f"updatableNamedBuffers takes a list of buffer names, got {buffers!r}.")
+        self._Popart.set("updatableNamedBuffers", list(buffers))
+        return self
+
+    def enableStableNorm(self, enabled: bool) -> Options:
+        """Normalise in the slower, numerically safer way."""
+        self._Popart.set("enableStableNorm", enabled)
+        return self
+
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
+        """Report unexpected optimizer attributes at debug level instead of warning."""
+        self._set_private("_relax_optimizer_checks", _bool("relaxOptimizerAttributesChecks", relax))
+        return self
+
+    def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Options:
+        """Choose how blocks are spread over IPUs."""
+        if not isinstance(strategy, _IExecutionStrategy):
+            raise AssertionError(f"setExecutionStrategy takes an execution strategy, got {strategy!r}.")
+        self._set_private("_execution_strategy", strategy)
+        return self
+
+    def setAvailableMemoryProportion(self, available_memory_proportion: Dict[str, float]) -> Options:
+        """Let convolutions and products use so much of an IPU's memory, e.g. `{"IPU0": 0.5}`.
+
+        Raises:
+            AssertionError: A key does not start with `IPU`.
+            ValueError: No integer follows.
+        """
+        proportions = {}
+        for key, proportion in available_memory_proportion.items():
+            if not key.startswith("IPU"):
+                raise AssertionError(f"Invalid key {key!r}: available memory proportions are given by IPU0, IPU1, ...")
+            proportions[int(key[len("IPU") :])] = proportion
+        self.set(available_memory_proportion=proportions)
+        return self
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Options:
+        """Reserve the next power of two where the model takes another number of IPUs."""
+        self.set(auto_round_num_ipus=auto_round_num_ipus)
+        return self
+
+    def connectionType(self, connection_type: ConnectionType) -> Options:
+        """Choose when to take hold of IPUs."""
+        if not isinstance(connection_type, ConnectionType):
+            raise AssertionError(f"connectionType takes a poptorch.ConnectionType, got {connection_type!r}.")
+        self.set(connection_type=connection_type.value)
+        return self
+
+    def syncPattern(self, sync_pattern: SyncPattern) -> Options:
+        """Choose which IPUs wait for which."""
+        if not isinstance(sync_pattern, SyncPattern):
+            raise AssertionError(f"syncPattern takes a poptorch.SyncPattern, got {sync_pattern!r}.")
+        self.set(sync_pattern=sync_pattern.value)
+        return self
+
+    def useIpuModel(self, use_model: bool) -> Options:
+        """Run on the IPU model or on hardware, whatever the environment says."""
+        self.createOrSet(use_model=_bool("useIpuModel", use_model))
+        return self
+
+    def useIpuId(self, ipu_id: int) -> Options:
+        """Run on the device with this id."""
+        if not isinstance(ipu_id, int):
+            raise AssertionError(f"useIpuId takes an int, got {ipu_id!r}.")
+        self.createOrSet(ipu_id=ipu_id)
+        return self
+
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Options:
+        """Compile for IPUs of a version (1, 2 or 21) without having any."""
+        self.connectionType(ConnectionType.Never)
+        self.createOrSet(ipu_version=ipu_version)
+        return self
+
+    def enableExecutableCaching(self, path: Optional[str]) -> Options:
+        """Keep compiled models in the directory `path`; None switches that off."""
+        if path is None:
+            self._Popart.set("enableEngineCaching", False)
+            return self
+        if ipu_model.selected(self):
+            logger.warning("Executable caching doesn't work with the IPU model.")
+        self._Popart.set("cachePath", path)
+        self._Popart.set("enableEngineCaching", True)
+        return self
+
+    def showCompilationProgressBar(self, show: bool = True) -> Options:
+        """Show how far a compilation has come."""
+        self._set_private("_show_compilation_progress_bar", _bool("showCompilationProgressBar", show))
+        return self
+
+    def enableProfiling(self, profile_dir: Optional[str] = None) -> Options:
+        """Write a profile of each model into a sub-directory of `profile_dir`, by default of the working directory."""
+        settings = {
+            "debug.allowOutOfMemory": "true",
+            "autoReport.directory": "." if profile_dir is None else profile_dir,
+            "autoReport.all": "true",
+        }
+        overridden = [name for name in settings if name in os.environ.get("POPLAR_ENGINE_OPTIONS", "")]
+        if overridden:
+            logger.warning(
+                "Profiling settings %s are overridden by environment variable POPLAR_ENGINE_OPTIONS.", overridden
+            )
+        self._Popart.setEngineOptions({**self._Popart._value("engineOptions", {}), **settings})
+        return self
+
+    def logCycleCount(self, log_cycle_count: bool) -> Options:
+        """Count the cycles of each call, for `executor.cycleCount()`."""
+        self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
+        return self
+
+    def logDir(self, log_dir: str) -> Options:
+        """Write logs into a directory."""
+        self.set(log_dir=log_dir)
+        return self
+
+    def maxRepeatLogs(self, max_lines: Optional[int]) -> Options:
+        """Show one message of the back end so many times at most; None is always."""
+        self.set(max_repeat_logs=UNLIMITED if max_lines is None else max_lines)
+        return self
+
+    def modelName(self, name: str) -> Options:
+        """Name the model in profiles; by default "training" or "inference"."""
+        if not isinstance(name, str):
+            raise AssertionError(f"modelName takes a str, got {name!r}.")
+        self.createOrSet(model_name=name)
+        return self
+
+    def sourceLocationExcludes(self, excludes: List[str]) -> Options:
+        """Skip stack frames whose file holds one of these texts when operators are annotated with their source."""
+        self._set_private("_source_location_excludes", list(excludes))
+        return self
+
+    def appendToLocationExcludes(self, *excludes: str) -> Options:
+        """Skip stack frames whose file holds one of these texts too."""
+        self._set_private("_source_location_excludes", [*self._source_location_excludes, *excludes])
+        return self
+
+    def disableModuleNamescope(self) -> Options:
+        """Leave module names out of operator names."""
+        self._set_private("_module_namescope_enabled", False)
+        return self
+
+    def toDict(self) -> Dict[str, Any]:
+        """Return all that the back end is told, in one dictionary.
+
+        Raises:
+            AssertionError: No output mode was chosen, or two parts use one name.
+        """
+        if self.defaultOutputMode():
+            raise AssertionError("An output mode must be picked before the options are handed to the back end.")
+        merged: Dict[str, Any] = dict(self._execution_strategy.backendOptions())
+        popart = OptionsDict(**self._Popart.options)
+        parts: List[OptionsDict] = [popart, self, self.Training, self.Distributed, self.TensorLocations]
+        for part in parts:
+            part.update(merged)
+        if self._show_compilation_progress_bar:
+            merged["compilation_progress_bar_fn"] = CompilationProgressBar()
+        return merged
+
+    def clone(self) -> Options:
+        """Return an independent copy, which is not frozen."""
+        return copy.deepcopy(self)
+
+    def __repr__(self) -> str:
+        settings = {
+            **self._values,
+            **{name[1:]: self.__dict__[name] for name in _KEPT_IN_PYTHON},
+            **{part: getattr(self, part) for part in GROUPS},
+        }
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
+
+    def _freeze(self) -> None:
+        super()._freeze()
+        for part in GROUPS:
+            getattr(self, part)._freeze()
+
+    def _check_at_compile(self, training: bool) -> None:
+        check_at_compile(self, training)
+
+    def _uses_ipu_model(self) -> bool:
+        return ipu_model.selected(self)
+
+    def _is_offline(self) -> bool:
+        return bool(self.connection_type == ConnectionType.Never)
+
+    def _input_groups(self) -> List[int]:
+        """Return which input slot each replica reads."""
+        return group_of_each_replica(self.replication_factor, self.input_group_size, self.input_cgt)
+
+    def _resolve_anchors(self) -> None:
+        """Give anchors without an output mode the model's, which must be chosen by now."""
+        for short_name, anchor in self.anchored_tensors.items():
+            self.anchored_tensors[short_name] = anchor.following(
+                OutputMode(self.output_mode), self.output_return_period
+            )
+
+    def _set_private(self, name: str, value: Any) -> None:
+        self.checkIsFrozen(name[1:])
+        self.__dict__[name] = value
+
+    def _apply_environment(self) -> None:
+        cache = os.environ.get("POPTORCH_CACHE_DIR")
+        if cache:
+            logger.info("POPTORCH_CACHE_DIR is set: executables are cached in %s.", cache)
+            self.enableExecutableCaching(cache)
+        defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
+        if defaults:
+            try:
+                self.from_json(defaults)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"POPTORCH_DEFAULT_OPTIONS is no JSON ({error}): {defaults!r}.") from None
+
+
+def _bool(setter: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise AssertionError(f"{setter} takes a bool, got {value!r}.")
+    return value

@@ -1,0 +1,50 @@
+"""Finding the option that a text names, without evaluating anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.options.root import Options
+
+GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit", "_Popart")
+
+# Public methods that set no option, or would read another text.
+_NO_SETTERS = frozenset(
+    [
+        "checkIsFrozen",
+        "clone",
+        "createOrSet",
+        "defaultOutputMode",
+        "deleteIfExists",
+        "exists",
+        "from_json",
+        "loadFromFile",
+        "set",
+        "toDict",
+        "update",
+    ]
+)
+
+
+def find_setter(options: Options, path: Sequence[str]) -> Callable[..., Any]:
+    """Return the method of `options` that `path` names, such as `["Training", "gradientAccumulation"]`.
+
+    Raises:
+        AttributeError: There is no such option.
+    """
+    *groups, name = path
+    owner: Any = options
+    if len(groups) == 1 and groups[0] in GROUPS:
+        owner = getattr(options, groups[0])
+        # The one method that back-end settings are made with is called what guarded dictionaries call theirs.
+        allowed = groups[0] == "_Popart" or name not in _NO_SETTERS
+    else:
+        allowed = not groups and name not in _NO_SETTERS
+    method = getattr(type(owner), name, None) if allowed and not name.startswith("_") else None
+    if not callable(method):
+        raise AttributeError(
+            f"Invalid attribute {'.'.join(path)}: no option of poptorch.Options is set by a method of that name."
+        )
+    setter: Callable[..., Any] = getattr(owner, name)
+    return setter

@@ -1,0 +1,90 @@
+"""Options about where tensors are kept while a model runs."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from ignite_ipu.emulator.options.guarded import OptionsDict
+
+
+class TensorLocationSettings(OptionsDict):
+    """Where one kind of tensor is kept, and how it gets there; what was not said is the back end's choice."""
+
+    def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
+        """Keep tensors with fewer elements on the chip."""
+        return self._count("minElementsForOffChip", min_elements)
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
+        """Leave tensors with fewer elements whole in each replica."""
+        return self._count("minElementsForReplicatedTensorSharding", min_elements)
+
+    def useOnChipStorage(self, use: Optional[bool] = True) -> TensorLocationSettings:
+        """Keep the tensors on the chip; None leaves it to the back end again."""
+        if use is None:
+            self.checkIsFrozen("onChip")
+            self.deleteIfExists("onChip")
+            return self
+        return self._flag("onChip", use)
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> TensorLocationSettings:
+        """Give each replica a part of the tensor instead of all of it."""
+        return self._flag("useReplicatedTensorSharding", use)
+
+    def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:
+        """Load through the tiles set aside for transfers."""
+        return self._flag("useIOTilesToLoad", use)
+
+    def useIOTilesToStore(self, use: bool = True) -> TensorLocationSettings:
+        """Store through the tiles set aside for transfers."""
+        return self._flag("useIOTilesToStore", use)
+
+    def _count(self, name: str, value: int) -> TensorLocationSettings:
+        if not isinstance(value, int):
+            raise AssertionError(f"{name} takes an int, got {value!r}.")
+        self.createOrSet(**{name: value})
+        return self
+
+    def _flag(self, name: str, value: bool) -> TensorLocationSettings:
+        if not isinstance(value, bool):
+            raise AssertionError(f"{name} takes a bool, got {value!r}.")
+        self.createOrSet(**{name: int(value)})
+        return self
+
+
+class _TensorLocationOptions(OptionsDict):
+    """`Options.TensorLocations`; keeps snapshots, so that editing a settings object later changes nothing."""
+
+    def numIOTiles(self, num_tiles: int) -> _TensorLocationOptions:
+        """Set tiles of each IPU aside for transfers.
+
+        Raises:
+            AssertionError: `num_tiles` is odd or not between 32 and 192.
+        """
+        if not isinstance(num_tiles, int):
+            raise AssertionError(f"numIOTiles takes an int, got {num_tiles!r}.")
+        if num_tiles not in range(32, 193, 2):
+            raise AssertionError(f"numIOTiles must be an even number between 32 and 192, got {num_tiles!r}.")
+        self.createOrSet(numIOTiles=num_tiles)
+        return self
+
+    def setActivationLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Say where activations are kept."""
+        return self._location("location_activation", location)
+
+    def setWeightLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Say where weights are kept."""
+        return self._location("location_weight", location)
+
+    def setOptimizerLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Say where the optimizer's state is kept."""
+        return self._location("location_optimizer", location)
+
+    def setAccumulatorLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Say where accumulated gradients are kept."""
+        return self._location("location_accumulator", location)
+
+    def _location(self, name: str, location: TensorLocationSettings) -> _TensorLocationOptions:
+        if not isinstance(location, TensorLocationSettings):
+            raise AssertionError(f"A location is a TensorLocationSettings, got {location!r}.")
+        self.createOrSet(**{name: location.toDict()})
+        return self

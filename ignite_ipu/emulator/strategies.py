@@ -1,0 +1,336 @@
+"""Execution strategies: how the blocks of a model are spread over IPUs, and where each operator of a trace lands.
+
+A block belongs to a `Stage`, a stage to one IPU; phased executions group stages into `Phase`s that run one after the
+other. None of it changes a result: it decides what compiles, how many IPUs that takes and how deep the pipeline is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, Tuple, Union
+
+from ignite_ipu.emulator.enums import AutoStage, Liveness
+
+BlockId = str
+
+
+class Where(NamedTuple):
+    """What a strategy answers for one block: its stage, its phase and its IPU (-1: none was given)."""
+
+    stage: int
+    phase: int
+    ipu: int
+
+
+class Stage:
+    """Blocks that run on one IPU, one after the other.
+
+    Args:
+        block_ids: The `user_id` of each block.
+
+    Raises:
+        AssertionError: One of them is not a string.
+    """
+
+    def __init__(self, *block_ids: BlockId) -> None:
+        for block_id in block_ids:
+            if not isinstance(block_id, str):
+                raise AssertionError(f"Block IDs are supposed to be strings, got {block_id!r}.")
+        self._blocks = tuple(block_ids)
+        self._ipu: Optional[int] = None
+
+    @property
+    def blocks(self) -> Tuple[BlockId, ...]:
+        """The ids of the stage's blocks."""
+        return self._blocks
+
+    def ipu(self, ipu: int) -> Stage:
+        """Run the stage on IPU `ipu`, whatever its blocks ask for; returns the stage."""
+        if not isinstance(ipu, int):
+            raise AssertionError(f"The IPU of a stage is an int, got {ipu!r}.")
+        self._ipu = ipu
+        return self
+
+    def __repr__(self) -> str:
+        on = "" if self._ipu is None else f".ipu({self._ipu})"
+        return f"Stage({', '.join(map(repr, self._blocks))}){on}"
+
+
+class Phase:
+    """Stages that run at the same time, before the next phase.
+
+    Args:
+        arg: Stages; or block ids, which then form one stage.
+
+    Raises:
+        AssertionError: They are neither all stages nor all strings.
+    """
+
+    def __init__(self, *arg: Union[BlockId, Stage]) -> None:
+        if all(isinstance(each, Stage) for each in arg):
+            self.stages: List[Stage] = [each for each in arg if isinstance(each, Stage)]
+        elif all(isinstance(each, str) for each in arg):
+            self.stages = [Stage(*(each for each in arg if isinstance(each, str)))]
+        else:
+            raise AssertionError(
+                f"All arguments must either be block ids (strings) or stages, got {arg!r}. "
+                "Spread a list of phases: SerialPhasedExecution(*phases)."
+            )
+
+    def stage(self, idx: int) -> Stage:
+        """Return the stage at position `idx`."""
+        return self.stages[idx]
+
+    def ipus(self, *ipus: int) -> None:
+        """Give each stage its IPU, in order.
+
+        Raises:
+            AssertionError: There are not as many IPUs as stages.
+        """
+        if len(ipus) != len(self.stages):
+            raise AssertionError(f"Phase contains {len(self.stages)} stages but {len(ipus)} IPUs were given: {ipus}.")
+        for stage, ipu in zip(self.stages, ipus):
+            stage.ipu(ipu)
+
+    def __repr__(self) -> str:
+        return f"Phase({', '.join(map(repr, self.stages))})"
+
+
+class _StagesManager(Protocol):
+    """Answers where a block met in a trace goes."""
+
+    def restart(self) -> None: ...
+
+    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where: ...
+
+
+class _AutomaticStages:
+    """Makes a stage of each block as it is met."""
+
+    def __init__(self, mode: AutoStage) -> None:
+        self._mode = mode
+        self._numbers: Dict[BlockId, int] = {}
+
+    def __repr__(self) -> str:
+        return f"AutoStage.{self._mode.name}"
+
+    def restart(self) -> None:
+        self._numbers = {}
+
+    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
+        if self._mode is AutoStage.AutoIncrement:
+            # PopTorch counts from 1: stage 0 is what comes before the first block.
+            number = self._numbers.setdefault(block_id, len(self._numbers) + 1)
+            return Where(number, 0, number if ipu_id is None else ipu_id)
+        if ipu_id is None:
+            raise AssertionError(
+                f"The AutoStage strategy SameAsIpu was selected but no IPU was specified for block {block_id!r}: "
+                "pass ipu_id, choose AutoStage.AutoIncrement, or list the stages."
+            )
+        return Where(ipu_id, 0, ipu_id)
+
+
+class _ListedStages:
+    """Knows the stage of every block beforehand."""
+
+    def __init__(self, stages: List[Stage], found: Dict[BlockId, Tuple[int, int, Stage]]) -> None:
+        self._stages = stages
+        self._found = found
+
+    def __repr__(self) -> str:
+        return ", ".join(map(repr, self._stages))
+
+    def restart(self) -> None:
+        pass
+
+    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
+        if block_id not in self._found:
+            raise AssertionError(f"Unknown Block {block_id!r}: list of expected Blocks is {sorted(self._found)}.")
+        number, phase, stage = self._found[block_id]
+        if stage._ipu is not None:
+            return Where(number, phase, stage._ipu)
+        return Where(number, phase, number if ipu_id is None else ipu_id)
+
+
+class _IExecutionStrategy:
+    """What every strategy is: the stages it knows, and the rule for the blocks it meets.
+
+    PopTorch cannot pickle a strategy whose stages are listed; every strategy pickles here.
+    """
+
+    def __init__(self, stages_manager: _StagesManager, block_map: Dict[BlockId, Stage]) -> None:
+        self._stages_manager = stages_manager
+        self._block_map = block_map
+
+    def stage(self, block_id: BlockId) -> Stage:
+        """Return the stage that lists `block_id`.
+
+        Raises:
+            AssertionError: None does; with automatic stages none ever does.
+        """
+        if block_id not in self._block_map:
+            raise AssertionError(f"Unknown block {block_id!r}: the listed ones are {sorted(self._block_map)}.")
+        return self._block_map[block_id]
+
+    def onStartTracing(self) -> None:
+        """Forget the blocks of earlier traces."""
+        self._stages_manager.restart()
+
+    def onEndTracing(self) -> None:
+        """Forget the blocks of the trace that ends."""
+        self._stages_manager.restart()
+
+    def backendOptions(self) -> Dict[str, Union[int, bool]]:
+        """Return the entries this strategy adds to `Options.toDict()`."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: use one of PopTorch's four strategies.")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._stages_manager!r})"
+
+    def _place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
+        return self._stages_manager.place(block_id, ipu_id)
+
+
+def _listed_once(stages: Iterable[Stage]) -> Dict[BlockId, Stage]:
+    block_map: Dict[BlockId, Stage] = {}
+    for stage in stages:
+        for block_id in stage.blocks:
+            if block_map.setdefault(block_id, stage) is not stage:
+                raise AssertionError(f"Block {block_id!r} is associated with more than one stage.")
+    return block_map
+
+
+def _as_stage(arg: Any) -> Stage:
+    if isinstance(arg, Stage):
+        return arg
+    if isinstance(arg, str):
+        return Stage(arg)
+    # An int or an AutoStage among other arguments ends here: TypeError, as in PopTorch.
+    return Stage(*iter(arg))
+
+
+class PipelinedExecution(_IExecutionStrategy):
+    """Stages work on different micro-batches at the same time.
+
+    Args:
+        args: Nothing (`AutoStage.SameAsIpu`), one `AutoStage`, or the stages: each a `Stage`, a block id, or a list of
+            block ids.
+
+    Raises:
+        AssertionError: A block is in two stages.
+        TypeError: An argument is none of these.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        if not args or (len(args) == 1 and isinstance(args[0], AutoStage)):
+            super().__init__(_AutomaticStages(args[0] if args else AutoStage.SameAsIpu), {})
+            return
+        stages = [_as_stage(arg) for arg in args]
+        block_map = _listed_once(stages)
+        found = {block: (number, 0, stage) for number, stage in enumerate(stages) for block in stage.blocks}
+        super().__init__(_ListedStages(stages, found), block_map)
+
+    def backendOptions(self) -> Dict[str, Union[int, bool]]:
+        return {"execution_mode": 0}
+
+
+class ShardedExecution(PipelinedExecution):
+    """Stages run one after the other, so one IPU works at a time; takes what `PipelinedExecution` takes."""
+
+    def backendOptions(self) -> Dict[str, Union[int, bool]]:
+        return {"execution_mode": 1}
+
+
+class _IPhasedExecution(_IExecutionStrategy):
+    """What both phased strategies are.
+
+    Args:
+        phases: At least one, each a `Phase`, a list of stages, a list of block ids (one stage), a stage or a block id.
+
+    Raises:
+        AssertionError: There is none, a block is in two stages, or a list mixes kinds.
+    """
+
+    def __init__(self, *phases: Union[Phase, List[Stage], List[BlockId]]) -> None:
+        if not phases:
+            raise AssertionError("There is currently no AutoStage for phased executions: pass the phases.")
+        self._phases = [self._as_phase(phase) for phase in phases]
+        self._tensors_liveness = Liveness.AlwaysLive
+        self._separate_backward_phase = False
+        stages = [stage for phase in self._phases for stage in phase.stages]
+        block_map = _listed_once(stages)
+        # Stages of phases carry no number of their own, and so no IPU to fall back on.
+        found = {
+            block: (-1, number, stage)
+            for number, phase in enumerate(self._phases)
+            for stage in phase.stages
+            for block in stage.blocks
+        }
+        super().__init__(_ListedStages(stages, found), block_map)
+
+    def __repr__(self) -> str:
+        settings = [*map(repr, self._phases), f"liveness={self._tensors_liveness.name}"]
+        settings.append(f"separate_backward_phase={self._separate_backward_phase}")
+        return f"{type(self).__name__}({', '.join(settings)})"
+
+    @staticmethod
+    def _as_phase(arg: Any) -> Phase:
+        if isinstance(arg, Phase):
+            return arg
+        if isinstance(arg, (str, Stage)):
+            return Phase(arg)
+        return Phase(*iter(arg))
+
+    def phase(self, phase: int) -> Phase:
+        """Return phase number `phase`.
+
+        Raises:
+            AssertionError: `phase` is negative or no int.
+            IndexError: There are not so many.
+        """
+        if not isinstance(phase, int):
+            raise AssertionError(f"Phases are identified by positive integers (and 0), got {phase!r}.")
+        if phase < 0:
+            raise AssertionError(f"Phases are identified by positive integers (and 0), got {phase!r}.")
+        return self._phases[phase]
+
+    def useSeparateBackwardPhase(self, use: bool = True) -> _IPhasedExecution:
+        """Give the backward pass phases of its own; returns the strategy."""
+        if not isinstance(use, bool):
+            raise AssertionError(f"useSeparateBackwardPhase takes a bool, got {use!r}.")
+        self._separate_backward_phase = use
+        return self
+
+    def backendOptions(self) -> Dict[str, Union[int, bool]]:
+        return {
+            "execution_mode": 2,
+            "separate_backward_phase": self._separate_backward_phase,
+            "tensors_liveness": self._tensors_liveness.value,
+        }
+
+
+class ParallelPhasedExecution(_IPhasedExecution):
+    """Phases alternate between two groups of IPUs, so that one loads while the other computes."""
+
+    def backendOptions(self) -> Dict[str, Union[int, bool]]:
+        return {**super().backendOptions(), "serial_phases_execution": False}
+
+    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
+        """Keep tensors off the chip between the forward and the backward pass; returns the strategy."""
+        if not isinstance(off_chip, bool):
+            raise AssertionError(f"sendTensorsOffChipAfterFwd takes a bool, got {off_chip!r}.")
+        self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
+        return self
+
+
+class SerialPhasedExecution(_IPhasedExecution):
+    """Phases run one after the other on one group of IPUs."""
+
+    def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
+        """Say when tensors leave the chip; returns the strategy."""
+        if not isinstance(liveness, Liveness):
+            raise AssertionError(f"setTensorsLiveness takes a Liveness, got {liveness!r}.")
+        self._tensors_liveness = liveness
+        return self
+
+    def backendOptions(self) -> Dict[str, Union[int, bool]]:
+        return {**super().backendOptions(), "serial_phases_execution": True}
