@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -116,8 +115,10 @@ def _poptorch_location() -> str:
 
 
 def _backend() -> str:
-    module = importlib.import_module("ignite_ipu.backend").poptorch()
-    return f"{module.__name__} {module.__version__}"
+    # The choice is backend's to make, and may import a broken SDK: only when asked, and only here.
+    from ignite_ipu import backend
+
+    return f"{backend.name()}, PopTorch {backend.poptorch().__version__}"
 
 
 def _devices() -> str:

@@ -98,7 +98,7 @@ def test_an_interrupt_is_no_traceback(command, capsys):
     assert capsys.readouterr().err == "ignite-ipu: error: interrupted\n"
 
 
-def test_a_reader_that_stops_reading_is_no_error(tmp_path):
+def test_a_reader_that_stops_reading_is_no_error():
     """As in `ignite-ipu env | head -1`."""
     code = (
         "import sys\nfrom ignite_ipu import cli, environment\n"
@@ -108,7 +108,9 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
-        assert process.stderr.read() == b""
+        complaints = process.stderr.read()
+    assert b"Traceback" not in complaints
+    assert b"BrokenPipe" not in complaints
     assert process.returncode == cli.EXIT_BROKEN_PIPE
 
 
