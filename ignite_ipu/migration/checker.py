@@ -1,0 +1,119 @@
+"""Applies every rule to a file and places what they find."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Iterable, List, Optional, Sequence, Tuple
+
+from ignite_ipu.migration.discovery import discover
+from ignite_ipu.migration.findings import Finding, Rule, Severity
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rules import all_rules
+from ignite_ipu.migration.source import Source, SourceError, read_source, split_lines
+from ignite_ipu.migration.suppression import EVERY_RULE
+
+
+@dataclass
+class Report:
+    """What `check` found.
+
+    Attributes:
+        findings: By file, in the order of the text.
+        files: How many files were read.
+        suppressed: How many findings were silenced by comments.
+        skipped: Paths that were passed over, each with the reason.
+    """
+
+    findings: List[Finding] = field(default_factory=list)
+    files: int = 0
+    suppressed: int = 0
+    skipped: List[Tuple[str, str]] = field(default_factory=list)
+
+    def count(self, severity: Severity) -> int:
+        """Return how many findings have a severity."""
+        return sum(finding.severity is severity for finding in self.findings)
+
+
+def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) -> Report:
+    """Check files and directories.
+
+    Raises:
+        FileNotFoundError: A path does not exist.
+    """
+    chosen = list(all_rules().values() if rules is None else rules)
+    found = discover(paths)
+    report = Report(skipped=found.skipped)
+    for path, _ in found.files:
+        report.files += 1
+        try:
+            source = read_source(path)
+        except SourceError as error:
+            report.findings.append(_unreadable(path, str(error), error.line, None))
+        except OSError as error:
+            report.findings.append(_unreadable(path, f"cannot be read: {error.strerror}", 1, None))
+        else:
+            findings, suppressed = check_source(source, chosen)
+            report.findings.extend(findings)
+            report.suppressed += suppressed
+    return report
+
+
+def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int]:
+    """Check one file's text; returns the findings, and how many a comment silenced."""
+    try:
+        program = Program(source)
+    except SourceError as error:
+        cell, line = source.locate(error.line)
+        return [_unreadable(source.path, str(error), line, cell)], 0
+    lines = split_lines(source.text)
+    findings: List[Finding] = []
+    suppressed = 0
+    for rule in all_rules().values() if rules is None else rules:
+        for hit in rule.check(program):
+            if _is_suppressed(program, hit.node, rule.name):
+                suppressed += 1
+                continue
+            findings.append(_place(source, lines, rule, hit.node, hit.message, hit.remedy or rule.remedy))
+    return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
+
+
+def _is_suppressed(program: Program, node: ast.AST, rule: str) -> bool:
+    first = getattr(node, "lineno", 1)
+    # A comment counts at the first line of what it concerns, and at the last, where a long call has room for it.
+    for line in {first, getattr(node, "end_lineno", first) or first} if isinstance(node, ast.expr) else {first}:
+        if {rule, EVERY_RULE} & program.suppressions.get(line, set()):
+            return True
+    return False
+
+
+def _place(source: Source, lines: Sequence[str], rule: Rule, node: ast.AST, message: str, remedy: str) -> Finding:
+    first = getattr(node, "lineno", 1)
+    last = getattr(node, "end_lineno", None) or first
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.With)):
+        last = first
+    cell, line = source.locate(first)
+    end = getattr(node, "end_col_offset", None) if last == getattr(node, "end_lineno", None) else None
+    return Finding(
+        path=source.path,
+        line=line,
+        column=_column(lines, first, getattr(node, "col_offset", 0)),
+        end_line=line + last - first,
+        end_column=_column(lines, last, end) if end is not None else len(lines[last - 1]) + 1,
+        cell=cell,
+        rule=rule.name,
+        severity=rule.severity,
+        message=message,
+        remedy=remedy,
+    )
+
+
+def _column(lines: Sequence[str], line: int, offset: int) -> int:
+    """Turn ast's offset in UTF-8 bytes into a column in characters, from 1."""
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return len(text.encode("utf-8")[:offset].decode("utf-8", "ignore")) + 1
+
+
+def _unreadable(path: str, message: str, line: int, cell: Optional[int]) -> Finding:
+    rule = all_rules()["unreadable-source"]
+    return Finding(path, line, 1, line, 1, cell, rule.name, rule.severity, f"the file {message}", rule.remedy)

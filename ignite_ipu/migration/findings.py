@@ -1,0 +1,99 @@
+"""What `check` reports: a place in the user's code, the rule it breaks, why that matters and the way out."""
+
+from __future__ import annotations
+
+import ast
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable, Iterator, Optional
+
+if TYPE_CHECKING:
+    from ignite_ipu.migration.program import Program
+
+
+class Severity(str, enum.Enum):
+    """How bad a finding is; ordered from worst to mildest by `rank`."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+    @property
+    def rank(self) -> int:
+        """0 for an error, 1 for a warning, 2 for a note."""
+        return list(Severity).index(self)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A node that breaks a rule, before it is placed in a file.
+
+    Attributes:
+        node: Where.
+        message: What is wrong there, in one sentence.
+        remedy: The way out when it differs from the rule's own.
+    """
+
+    node: ast.AST
+    message: str
+    remedy: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that does not work, or works differently, on an IPU.
+
+    Attributes:
+        name: The name users write in suppressions; also the module's, the test's and the docs page's.
+        severity: `error` fails or trains wrongly, `warning` differs silently, `note` is worth knowing.
+        summary: What the rule looks for, one line.
+        rationale: Why it matters on an IPU.
+        remedy: What to do about it.
+        bad: A smallest program that breaks the rule.
+        good: The same program mended.
+        check: Yields the places that break the rule.
+    """
+
+    name: str
+    severity: Severity
+    summary: str
+    rationale: str
+    remedy: str
+    bad: str
+    good: str
+    check: Callable[[Program], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule broken at a place.
+
+    Attributes:
+        path: The file, as the user named it.
+        line: First line, from 1; within the cell for a notebook.
+        column: First column, from 1, in characters.
+        end_line: Last line.
+        end_column: Column after the last character, from 1.
+        cell: Number of the notebook's code cell, from 1; None in a plain file.
+        rule: Name of the rule.
+        severity: The rule's.
+        message: What is wrong.
+        remedy: The way out.
+    """
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    cell: Optional[int]
+    rule: str
+    severity: Severity
+    message: str
+    remedy: str
+
+    @property
+    def place(self) -> str:
+        """`path:line:column`, with the cell in between for a notebook."""
+        where = self.path if self.cell is None else f"{self.path}:cell {self.cell}"
+        return f"{where}:{self.line}:{self.column}"

@@ -1,0 +1,134 @@
+"""One parsed file with the questions rules ask of it, each answered once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cached_property
+from typing import Dict, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union
+
+from ignite_ipu.migration.forward import Fact, ForwardAnalysis
+from ignite_ipu.migration.models import Model, find_models
+from ignite_ipu.migration.names import Names
+from ignite_ipu.migration.source import Source, SourceError
+from ignite_ipu.migration.training import Training
+
+Node = TypeVar("Node", bound=ast.AST)
+Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+
+class Program:
+    """A parsed file.
+
+    Raises:
+        SourceError: The text is not Python of the running interpreter's version.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        try:
+            self.tree = ast.parse(source.text, source.path)
+        except SyntaxError as error:
+            raise SourceError(f"is not valid Python: {error.msg}", error.lineno or 1) from None
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise SourceError(f"cannot be parsed: {error}") from None
+        self.names = Names(self.tree)
+        self.parents: Dict[ast.AST, ast.AST] = {
+            child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)
+        }
+
+    @cached_property
+    def by_type(self) -> Dict[Type[ast.AST], List[ast.AST]]:
+        """All nodes, in the order of the text, by their class."""
+        table: Dict[Type[ast.AST], List[ast.AST]] = {}
+        for node in ast.walk(self.tree):
+            table.setdefault(type(node), []).append(node)
+        for nodes in table.values():
+            if nodes and hasattr(nodes[0], "lineno"):
+                nodes.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
+        return table
+
+    def nodes(self, kind: Type[Node]) -> Iterator[Node]:
+        """Yield the nodes of exactly one class, in the order of the text."""
+        for node in self.by_type.get(kind, []):
+            assert isinstance(node, kind)
+            yield node
+
+    def calls(self, *names: str) -> Iterator[Tuple[ast.Call, str]]:
+        """Yield the calls of these functions or classes; a name ending in `.*` stands for all below it."""
+        exact = {name for name in names if not name.endswith(".*")}
+        prefixes = tuple(name[:-1] for name in names if name.endswith(".*"))
+        for call in self.nodes(ast.Call):
+            name = self.names.called(call)
+            if name is not None and (name in exact or (prefixes and name.startswith(prefixes))):
+                yield call, name
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around `node`, innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def function_of(self, node: ast.AST) -> Optional[Function]:
+        """Return the innermost function around a node."""
+        for above in self.ancestors(node):
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return above
+        return None
+
+    def loops_around(self, node: ast.AST) -> Iterator[Union[ast.For, ast.AsyncFor, ast.While]]:
+        """Yield the loops around a node within its function, innermost first."""
+        for above in self.ancestors(node):
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+                return
+            if isinstance(above, (ast.For, ast.AsyncFor, ast.While)):
+                yield above
+
+    @cached_property
+    def functions(self) -> Dict[str, Function]:
+        """The module-level functions by name."""
+        return {node.name: node for node in self.tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+    @cached_property
+    def models(self) -> List[Model]:
+        """The classes whose `forward` an IPU would compile."""
+        return find_models(self.tree, self.names)
+
+    @cached_property
+    def training(self) -> Training:
+        """The optimizers, loaders, schedules and training steps of the file."""
+        return Training(self)
+
+    @cached_property
+    def facts(self) -> List[Fact]:
+        """What happens in the code that is traced: every model's forward, and the loss functions."""
+        analysis = ForwardAnalysis(self.names, self.models, self.functions)
+        for model in self.models:
+            analysis.run_model(model)
+        for name in sorted(self.training.loss_functions):
+            if name in self.functions:
+                analysis.run_function(self.functions[name])
+        return sorted(analysis.facts, key=lambda fact: (fact.node.lineno, fact.node.col_offset, fact.kind, fact.name))
+
+    def facts_of(self, *kinds: str) -> Iterator[Fact]:
+        """Yield the facts of the given kinds in the order of the text."""
+        return (fact for fact in self.facts if fact.kind in kinds)
+
+    def mentions(self, *names: str) -> bool:
+        """Whether the file imports any of these packages or names."""
+        imported: Set[str] = set(self.names.imports.values())
+        return any(value == name or value.startswith(name + ".") for value in imported for name in names)
+
+    @cached_property
+    def suppressions(self) -> Dict[int, Set[str]]:
+        """Line of the text -> names in its `# ignite-ipu: ignore[...]` comment; `*` stands for every rule."""
+        from ignite_ipu.migration.suppression import find_suppressions
+
+        return find_suppressions(self.source.text)
+
+
+def text_of(node: ast.AST, text: str) -> str:
+    """Return a node's source on one line, shortened for a message."""
+    segment = ast.get_source_segment(text, node) or type(node).__name__
+    line = re.sub(r"\s+", " ", segment).strip()
+    return line if len(line) <= 60 else line[:57] + "..."

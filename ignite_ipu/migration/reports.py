@@ -1,0 +1,140 @@
+"""Findings written for people, for programs (JSON) and for code hosts (SARIF 2.1.0)."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import groupby
+from typing import Any, Dict, List, Mapping
+from urllib.parse import quote
+
+import ignite_ipu
+from ignite_ipu.migration.checker import Report
+from ignite_ipu.migration.findings import Finding, Rule, Severity
+
+_COLOURS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def text_report(report: Report, colour: bool) -> str:
+    """Return the findings for a terminal: one line each, its remedy below, and a summary at the end."""
+
+    def paint(text: str, code: str) -> str:
+        return f"\033[{code}m{text}\033[0m" if colour else text
+
+    lines: List[str] = []
+    for path, group in groupby(report.findings, key=lambda finding: finding.path):
+        lines.append(paint(path, "1"))
+        for finding in group:
+            where = f"{finding.line}:{finding.column}"
+            if finding.cell is not None:
+                where = f"cell {finding.cell}, {where}"
+            severity = paint(finding.severity.value, _COLOURS[finding.severity])
+            lines.append(f"  {where}: {severity}: {finding.message} {paint(f'[{finding.rule}]', '2')}")
+            lines.append(f"      {paint('remedy:', '2')} {finding.remedy}")
+        lines.append("")
+    lines.extend(f"skipped: {path} {reason}" for path, reason in report.skipped)
+    lines.append(summary(report))
+    return "\n".join(lines)
+
+
+def summary(report: Report) -> str:
+    """Return one line that counts what was found."""
+    counts = [(report.count(severity), severity.value) for severity in Severity]
+    found = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
+    files = f"{report.files} file{'' if report.files == 1 else 's'}"
+    silenced = f" ({report.suppressed} suppressed)" if report.suppressed else ""
+    return f"{files} checked: {found or 'nothing found'}{silenced}"
+
+
+def json_report(report: Report) -> str:
+    """Return the findings as one JSON object, whose `version` changes when its structure does."""
+    document = {
+        "version": 1,
+        "tool": {"name": "ignite-ipu", "version": ignite_ipu.__version__},
+        "files": report.files,
+        "suppressed": report.suppressed,
+        "counts": {severity.value: report.count(severity) for severity in Severity},
+        "findings": [
+            {
+                "path": finding.path,
+                "cell": finding.cell,
+                "line": finding.line,
+                "column": finding.column,
+                "endLine": finding.end_line,
+                "endColumn": finding.end_column,
+                "rule": finding.rule,
+                "severity": finding.severity.value,
+                "message": finding.message,
+                "remedy": finding.remedy,
+            }
+            for finding in report.findings
+        ],
+        "skipped": [{"path": path, "reason": reason} for path, reason in report.skipped],
+    }
+    return json.dumps(document, indent=2)
+
+
+def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
+    """Return the findings as a SARIF 2.1.0 log with the rules that were applied."""
+    order = {name: index for index, name in enumerate(rules)}
+    document = {
+        "$schema": _SARIF_SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "ignite-ipu check",
+                        "version": ignite_ipu.__version__,
+                        "rules": [_sarif_rule(rule) for rule in rules.values()],
+                    }
+                },
+                "columnKind": "unicodeCodePoints",
+                "results": [_sarif_result(finding, order) for finding in report.findings],
+                "invocations": [
+                    {
+                        "executionSuccessful": True,
+                        "toolExecutionNotifications": [
+                            {"level": "note", "message": {"text": f"skipped {path}: {reason}"}}
+                            for path, reason in report.skipped
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _sarif_rule(rule: Rule) -> Dict[str, Any]:
+    return {
+        "id": rule.name,
+        "shortDescription": {"text": rule.summary},
+        "fullDescription": {"text": rule.rationale},
+        "help": {"text": rule.remedy},
+        "defaultConfiguration": {"level": rule.severity.value},
+    }
+
+
+def _sarif_result(finding: Finding, order: Mapping[str, int]) -> Dict[str, Any]:
+    location: Dict[str, Any] = {
+        "physicalLocation": {
+            "artifactLocation": {"uri": quote(finding.path.replace(os.sep, "/"), safe="/:")},
+            "region": {
+                "startLine": finding.line,
+                "startColumn": finding.column,
+                "endLine": finding.end_line,
+                "endColumn": finding.end_column,
+            },
+        }
+    }
+    if finding.cell is not None:
+        location["logicalLocations"] = [{"name": f"cell {finding.cell}", "kind": "member"}]
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": order.get(finding.rule, -1),
+        "level": finding.severity.value,
+        "message": {"text": f"{finding.message}. {finding.remedy}"},
+        "locations": [location],
+    }

@@ -1,0 +1,47 @@
+"""PopTorch code that accumulates gradients in inference."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import argument, constant, dotted, owner_of
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find inference wrappers over options that accumulate."""
+    accumulating = set()
+    for call in program.nodes(ast.Call):
+        owner = owner_of(call, "gradientAccumulation")
+        if owner is not None and constant(argument(call, "gradient_accumulation", 0)) != 1:
+            accumulating.add(owner.rsplit(".Training", 1)[0])
+    for call, wrapper in program.training.executors.values():
+        options = argument(call, "options", 1)
+        if wrapper == "poptorch.inferenceModel" and options is not None and dotted(options) in accumulating:
+            yield Hit(call, f"{dotted(options)} accumulates gradients, which inference refuses")
+
+
+RULE = Rule(
+    name="accumulation-in-inference",
+    severity=Severity.ERROR,
+    summary="Options with gradientAccumulation handed to poptorch.inferenceModel.",
+    rationale="There are no gradients to accumulate in inference; PopTorch raises when the wrapper is made.",
+    remedy="Make separate options for inference, and use deviceIterations there.",
+    bad="""\
+import poptorch
+
+options = poptorch.Options()
+options.Training.gradientAccumulation(4)
+model = poptorch.inferenceModel(net, options)
+""",
+    good="""\
+import poptorch
+
+options = poptorch.Options()
+options.deviceIterations(4)
+model = poptorch.inferenceModel(net, options)
+""",
+    check=check,
+)

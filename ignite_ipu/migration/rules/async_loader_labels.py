@@ -1,0 +1,63 @@
+"""PopTorch code that keeps tensors of an asynchronous loader."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import argument, dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find batch tensors that are appended as they are."""
+    asynchronous = {target for target, value in program.training.assigned if _is_asynchronous(program, value)}
+    for loop in program.nodes(ast.For):
+        if not any(dotted(part) in asynchronous for part in ast.walk(loop.iter)):
+            continue
+        batch = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+        for part in ast.walk(loop):
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "append":
+                kept = part.args[0] if part.args else None
+                if isinstance(kept, ast.Name) and kept.id in batch:
+                    yield Hit(part, f"{kept.id} is kept, and the loader will write another batch into it")
+
+
+def _is_asynchronous(program: Program, value: ast.expr) -> bool:
+    if program.names.called(value) == "poptorch.AsynchronousDataAccessor":
+        return True
+    if program.names.called(value) != "poptorch.DataLoader" or not isinstance(value, ast.Call):
+        return False
+    mode = argument(value, "mode")
+    name = program.names.resolve(mode) if mode is not None else None
+    return name is not None and name.startswith("poptorch.DataLoaderMode.Async")
+
+
+RULE = Rule(
+    name="async-loader-labels",
+    severity=Severity.ERROR,
+    summary="Batches of a poptorch.DataLoader in an asynchronous mode that are kept beyond their iteration.",
+    rationale=(
+        "An asynchronous loader writes later batches into the same memory: a label that is kept shows a later "
+        "batch's values."
+    ),
+    remedy="Keep a clone: `labels.append(y.clone())`.",
+    bad="""\
+import poptorch
+
+loader = poptorch.DataLoader(poptorch.Options(), data, mode=poptorch.DataLoaderMode.Async)
+labels = []
+for x, y in loader:
+    labels.append(y)
+""",
+    good="""\
+import poptorch
+
+loader = poptorch.DataLoader(poptorch.Options(), data, mode=poptorch.DataLoaderMode.Async)
+labels = []
+for x, y in loader:
+    labels.append(y.clone())
+""",
+    check=check,
+)

@@ -1,0 +1,65 @@
+"""PopTorch code that still calls backward() or steps the optimizer."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find what PopTorch does already in loops that call a training executor."""
+    executors = {
+        name for name, (_, wrapper) in program.training.executors.items() if wrapper == "poptorch.trainingModel"
+    }
+    for loop in program.nodes(ast.For):
+        if not any(isinstance(part, ast.Call) and dotted(part.func) in executors for part in ast.walk(loop)):
+            continue
+        for part in ast.walk(loop):
+            if not (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute)):
+                continue
+            if next(program.loops_around(part), None) is not loop:
+                continue
+            if part.func.attr == "backward":
+                yield Hit(part, "backward() on the output of an executor raises")
+            if part.func.attr in ("step", "zero_grad") and dotted(part.func.value) in program.training.optimizers:
+                yield Hit(part, f"{part.func.attr}() does nothing but bring the weights to the host in every iteration")
+
+
+RULE = Rule(
+    name="backward-on-output",
+    severity=Severity.ERROR,
+    summary="loss.backward() or optimizer.step() in a loop that calls a training executor.",
+    rationale=(
+        "The call of the executor has done forward, backward and update; backward() on its output raises, and the "
+        "optimizer's step() has nothing to do."
+    ),
+    remedy="Delete backward(), step() and zero_grad().",
+    bad="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+training_model = poptorch.trainingModel(model, options, optimizer)
+for x, y in loader:
+    out, loss = training_model(x, y)
+    loss.backward()
+""",
+    good="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+training_model = poptorch.trainingModel(model, options, optimizer)
+for x, y in loader:
+    out, loss = training_model(x, y)
+""",
+    check=check,
+)

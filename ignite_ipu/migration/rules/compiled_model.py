@@ -1,0 +1,44 @@
+"""Models that are compiled or scripted for another back end."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find calls and decorators that compile for another back end."""
+    names = {"torch.compile", "torch.jit.script", "torch.jit.trace"}
+    for call, name in program.calls(*names):
+        yield Hit(call, f"{name} makes a model that PopTorch cannot trace")
+    functions = [node.decorator_list for node in program.nodes(ast.FunctionDef)]
+    classes = [node.decorator_list for node in program.nodes(ast.ClassDef)]
+    for decorators in [*functions, *classes]:
+        for decorator in decorators:
+            if program.names.resolve(decorator) in names:
+                yield Hit(decorator, f"{program.names.resolve(decorator)} makes code that PopTorch cannot trace")
+
+
+RULE = Rule(
+    name="compiled-model",
+    severity=Severity.ERROR,
+    summary="torch.compile, torch.jit.script and torch.jit.trace.",
+    rationale=(
+        "PopTorch traces the plain module itself and cannot trace one that torch.compile or TorchScript has taken over."
+    ),
+    remedy="Hand the plain module to the trainer; compiling is what the IPU back end does anyway.",
+    bad="""\
+import torch
+
+model = torch.compile(torch.nn.Linear(2, 2))
+""",
+    good="""\
+import torch
+
+model = torch.nn.Linear(2, 2)
+""",
+    check=check,
+)

@@ -1,0 +1,58 @@
+"""PopTorch optimizers whose learning rate cannot change."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import argument, dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find optimizers that are scheduled and have no lr of their own."""
+    scheduled = {
+        dotted(value)
+        for call in program.training.schedulers.values()
+        for value in [argument(call, "optimizer", 0)]
+        if value is not None
+    }
+    variable = any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == "markAsVariable" for call in program.nodes(ast.Call)
+    )
+    for name, (call, kind) in sorted(program.training.optimizers.items()):
+        explicit = argument(call, "lr", 1) is not None or any(keyword.arg is None for keyword in call.keywords)
+        if kind.startswith("poptorch.optim.") and name in scheduled and not explicit and not variable:
+            yield Hit(call, f"the learning rate of {name} is a constant of the compiled program")
+
+
+RULE = Rule(
+    name="constant-learning-rate",
+    severity=Severity.ERROR,
+    summary="A poptorch.optim optimizer without an explicit lr in code with a schedule.",
+    rationale=(
+        "Arguments that are not passed explicitly are compiled in as constants, the learning rate included; "
+        "setOptimizer with another value is refused."
+    ),
+    remedy='Pass lr explicitly, or call optimizer.variable_attrs.markAsVariable("lr").',
+    bad="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.Adam(model.parameters())
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+""",
+    good="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+""",
+    check=check,
+)

@@ -1,0 +1,77 @@
+"""Moves to a GPU."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find moves to CUDA devices and the choices that lead to them."""
+    for call in program.nodes(ast.Call):
+        function = call.func
+        if isinstance(function, ast.Attribute) and function.attr == "cuda" and program.names.resolve(function) is None:
+            yield Hit(call, ".cuda() moves to a GPU")
+        if program.names.called(call) == "torch.cuda.is_available":
+            yield Hit(call, "a device is chosen by asking for a GPU")
+        if program.names.called(call) in ("ignite.distributed.device", "torch.cuda.current_device"):
+            yield Hit(call, f"{program.names.called(call)}() is a GPU where there is one")
+        if program.names.called(call) == "torch.cuda.set_device":
+            yield Hit(call, "torch.cuda.set_device chooses a GPU")
+    for node in program.nodes(ast.Constant):
+        is_device = isinstance(node.value, str) and (node.value == "cuda" or node.value.startswith("cuda:"))
+        if is_device and _names_a_device(program, node):
+            yield Hit(node, f"{node.value!r} is a GPU")
+    for text in program.nodes(ast.JoinedStr):
+        first = text.values[0] if text.values else None
+        if isinstance(first, ast.Constant) and str(first.value).startswith("cuda"):
+            yield Hit(text, "the device is a GPU")
+
+
+def _names_a_device(program: Program, node: ast.Constant) -> bool:
+    """Leave out the tests (`device.type == "cuda"`) and the branch of a choice that is reported already."""
+    for above in program.ancestors(node):
+        if isinstance(above, ast.Compare):
+            return False
+        if isinstance(above, ast.IfExp):
+            return not any(
+                program.names.called(part) in ("torch.cuda.is_available", "ignite_ipu.host_device")
+                for part in ast.walk(above.test)
+            )
+        if isinstance(above, ast.Call):
+            name = program.names.called(above) or ""
+            method = above.func.attr if isinstance(above.func, ast.Attribute) else ""
+            return name != "ignite_ipu.host_device" and not method.startswith("add_argument")
+        if isinstance(above, ast.stmt):
+            return isinstance(above, (ast.Assign, ast.AnnAssign, ast.Return))
+    return False
+
+
+RULE = Rule(
+    name="cuda-device",
+    severity=Severity.ERROR,
+    summary='`.cuda()`, `.to("cuda")` and `device="cuda"`, and devices chosen by torch.cuda.is_available().',
+    rationale=(
+        "Where there is an IPU, models and batches stay on the host's CPU and PopTorch moves them; a GPU that "
+        "happens to be in the machine must not get them instead."
+    ),
+    remedy=(
+        "Use ignite_ipu.host_device() for the device: the CPU beside an IPU, and the GPU in a native run. "
+        "`ignite-ipu migrate` does it."
+    ),
+    bad="""\
+import torch
+
+model = torch.nn.Linear(2, 2).to("cuda")
+""",
+    good="""\
+import torch
+from ignite_ipu import host_device
+
+model = torch.nn.Linear(2, 2).to(host_device())
+""",
+    check=check,
+)

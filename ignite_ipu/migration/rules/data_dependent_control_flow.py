@@ -1,0 +1,62 @@
+"""Branches and loops on the value of a tensor."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program, text_of
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find tests and loop counts that need a tensor's value."""
+    for fact in program.facts_of("truth", "count"):
+        what = "is decided by" if fact.kind == "truth" else "repeats by"
+        source = text_of(fact.node, program.source.text)
+        yield Hit(fact.node, f"{fact.where} {what} the value of a tensor, `{source}`, which a trace does not have")
+
+
+RULE = Rule(
+    name="data-dependent-control-flow",
+    severity=Severity.ERROR,
+    summary="Python control flow in traced code that depends on a tensor's value.",
+    rationale=(
+        "An IPU compiles one traced run of forward, in which tensors have no values: `if x.sum() > 0` cannot be "
+        "decided, and PopTorch stops at compile."
+    ),
+    remedy=(
+        "Compute both sides and choose with torch.where, or decide from shapes, arguments or self.training, which "
+        "are known."
+    ),
+    bad="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.layer(x)
+        if x.mean() > 0:
+            x = -x
+        return x
+""",
+    good="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return torch.where(x.mean() > 0, -x, x)
+""",
+    check=check,
+)

@@ -1,0 +1,87 @@
+"""Operators whose result has as many elements as the data say."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import constant
+from ignite_ipu.migration.program import Program, text_of
+
+_OPERATORS = {
+    "nonzero",
+    "argwhere",
+    "masked_select",
+    "unique",
+    "unique_consecutive",
+    "nonzero_tuple",
+    "histc",
+    "pad_sequence",
+    "pack_padded_sequence",
+    "pad_packed_sequence",
+    "repeat_interleave",
+}
+# A repeat count that is a plain number gives a known size.
+_KNOWN_WHEN_CONSTANT = {"repeat_interleave"}
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find selections by boolean tensors and operators of data-dependent size."""
+    for fact in program.facts_of("mask"):
+        source = text_of(fact.node, program.source.text)
+        yield Hit(
+            fact.node, f"{fact.where} selects by a boolean tensor, `{source}`: the result's size depends on values"
+        )
+    for fact in program.facts_of("call"):
+        operator = fact.name.rsplit(".", 1)[-1]
+        call = fact.node
+        assert isinstance(call, ast.Call)
+        if operator == "where" and fact.name == "torch.where" and len(call.args) + len(call.keywords) == 1:
+            yield Hit(call, f"{fact.where} calls torch.where with a condition only, which is nonzero")
+        if operator not in _OPERATORS:
+            continue
+        if operator in _KNOWN_WHEN_CONSTANT and any(isinstance(constant(value), int) for value in call.args):
+            continue
+        yield Hit(call, f"{fact.where} calls {operator}, whose output size depends on values")
+
+
+RULE = Rule(
+    name="dynamic-shape",
+    severity=Severity.ERROR,
+    summary="nonzero, masked_select, unique and boolean indexing in traced code.",
+    rationale=(
+        "Every shape is fixed when the model is compiled, so an operator whose output size depends on values "
+        "cannot be compiled."
+    ),
+    remedy=("Keep the full shape and mask instead: torch.where(mask, x, 0), x * mask, or a loss with ignore_index."),
+    bad="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return x[x > 0].sum()
+""",
+    good="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return torch.where(x > 0, x, torch.zeros_like(x)).sum()
+""",
+    check=check,
+)

@@ -1,0 +1,77 @@
+"""PopTorch options that are changed after their use."""
+
+from __future__ import annotations
+
+import ast
+from typing import Dict, Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import argument, dotted
+from ignite_ipu.migration.program import Program
+
+_USES = {
+    "poptorch.trainingModel": ("options", 1),
+    "poptorch.inferenceModel": ("options", 1),
+    "poptorch.DataLoader": ("options", 0),
+}
+_READERS = {"clone", "toDict", "exists", "defaultOutputMode"}
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find setters that follow a use in the same function."""
+    made = {target for target, value in program.training.assigned if program.names.called(value) == "poptorch.Options"}
+    used: Dict[str, ast.Call] = {}
+    for call, name in program.calls(*_USES):
+        keyword, position = _USES[name]
+        options = argument(call, keyword, position)
+        target = dotted(options) if options is not None else None
+        if target in made and target not in used:
+            used[target] = call
+    for call in program.nodes(ast.Call):
+        function = call.func
+        owner = dotted(function.value) if isinstance(function, ast.Attribute) else None
+        if owner is None or not isinstance(function, ast.Attribute) or function.attr in _READERS:
+            continue
+        options_name = next((name for name in used if f"{owner}.".startswith(f"{name}.")), None)
+        if options_name is None:
+            continue
+        use = used[options_name]
+        later = call.lineno > use.lineno and program.function_of(call) is program.function_of(use)
+        if later and not _made_again(program, options_name, use, call):
+            yield Hit(call, f"{options_name} was frozen in line {program.source.locate(use.lineno)[1]}")
+
+
+def _made_again(program: Program, name: str, used: ast.Call, call: ast.Call) -> bool:
+    return any(
+        target == name and used.lineno < value.lineno <= call.lineno for target, value in program.training.assigned
+    )
+
+
+RULE = Rule(
+    name="frozen-options",
+    severity=Severity.ERROR,
+    summary="A setter on poptorch.Options after they were handed to a wrapper or a DataLoader.",
+    rationale="Options freeze when they are used; a later change raises.",
+    remedy="Set everything first, or change options.clone().",
+    bad="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+training_model = poptorch.trainingModel(model, options, optimizer)
+options.deviceIterations(4)
+""",
+    good="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+options.deviceIterations(4)
+training_model = poptorch.trainingModel(model, options, optimizer)
+""",
+    check=check,
+)

@@ -1,0 +1,75 @@
+"""Host code that looks at gradients."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import owner_of
+from ignite_ipu.migration.program import Program
+
+_HOOKS = {
+    "register_hook",
+    "register_full_backward_hook",
+    "register_backward_hook",
+    "register_post_accumulate_grad_hook",
+    "register_full_backward_pre_hook",
+}
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find reads and writes of gradients in host code."""
+    traced = {id(part) for model in program.models for part in ast.walk(model.node)}
+    for node in program.nodes(ast.Attribute):
+        parent = program.parents.get(node)
+        used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)
+        if node.attr == "grad" and used and id(node) not in traced:
+            yield Hit(node, "a gradient is used on the host, where it is always None")
+    for call in program.nodes(ast.Call):
+        name = program.names.called(call)
+        if name in ("torch.autograd.grad", "torch.autograd.backward") and id(call) not in traced:
+            yield Hit(call, f"{name} differentiates on the host")
+        function = call.func
+        if isinstance(function, ast.Attribute) and function.attr in _HOOKS:
+            yield Hit(call, f"{function.attr} registers a hook that never runs on an IPU")
+        again = any(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords)
+        if again and owner_of(call, "backward") is not None:
+            yield Hit(call, "the graph of this backward is used again, which a compiled step cannot do")
+
+
+RULE = Rule(
+    name="gradient-access",
+    severity=Severity.ERROR,
+    summary="p.grad, gradient hooks, retain_graph and torch.autograd.grad outside forward.",
+    rationale="Gradients never leave the device: .grad stays None on the host, and hooks never run.",
+    remedy=(
+        "For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor). Penalties on "
+        "gradients cannot run on an IPU."
+    ),
+    bad="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    norm = model.weight.grad.norm()
+    optimizer.step()
+""",
+    good="""\
+import torch
+from ignite_ipu import create_ipu_trainer
+from torch import nn
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+""",
+    check=check,
+)

@@ -1,0 +1,53 @@
+"""Clipping of gradients on the host."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find clipping calls."""
+    for call, name in program.calls(
+        "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm"
+    ):
+        yield Hit(call, f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device")
+
+
+RULE = Rule(
+    name="gradient-clipping",
+    severity=Severity.ERROR,
+    summary="clip_grad_norm_ and clip_grad_value_.",
+    rationale="Gradients never leave the device, so there is nothing to clip between backward() and step().",
+    remedy=(
+        "Clip by norm with max_grad_norm (SGD, Adam, AdamW and LAMB): create_ipu_trainer(..., max_grad_norm=1.0). "
+        "Clipping by value has no counterpart."
+    ),
+    bad="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+    good="""\
+import torch
+from ignite_ipu import create_ipu_trainer
+from torch import nn
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), max_grad_norm=1.0)
+""",
+    check=check,
+)

@@ -1,0 +1,55 @@
+"""Gradients that forward computes or hooks into."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find gradient computations in traced code."""
+    for fact in program.facts_of("gradient"):
+        yield Hit(fact.node, f"{fact.where} calls {fact.name}, which does not exist inside a compiled program")
+
+
+RULE = Rule(
+    name="gradient-in-forward",
+    severity=Severity.ERROR,
+    summary="backward(), torch.autograd.grad and tensor hooks in traced code.",
+    rationale=(
+        "Forward and backward are one compiled program; forward cannot start a backward of its own, and hooks on "
+        "tensors never run."
+    ),
+    remedy="Leave gradients to the training step. Gradient penalties and the like are not possible on an IPU.",
+    bad="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x).sum()
+        (grad,) = torch.autograd.grad(y, x, create_graph=True)
+        return grad
+""",
+    good="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x).sum()
+""",
+    check=check,
+)

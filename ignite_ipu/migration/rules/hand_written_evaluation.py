@@ -1,0 +1,44 @@
+"""Evaluation that runs on the host."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find the model calls of evaluation loops and evaluation steps."""
+    for call in program.training.evaluations:
+        yield Hit(call, f"{dotted(call.func)} is evaluated on the host, not on an IPU")
+
+
+RULE = Rule(
+    name="hand-written-evaluation",
+    severity=Severity.NOTE,
+    summary="Calls of a trained model under torch.no_grad().",
+    rationale="The model's newest weights are brought to the host and evaluated there: right, but slow.",
+    remedy="Use create_ipu_evaluator, or ipu_evaluate_batch(model, x). `ignite-ipu migrate` does the latter.",
+    bad="""\
+import torch
+
+model = torch.nn.Linear(2, 2)
+model.eval()
+with torch.no_grad():
+    for x, y in loader:
+        output = model(x)
+""",
+    good="""\
+import torch
+from ignite_ipu import ipu_evaluate_batch
+
+model = torch.nn.Linear(2, 2)
+model.eval()
+with torch.no_grad():
+    for x, y in loader:
+        output = ipu_evaluate_batch(model, x)
+""",
+    check=check,
+)

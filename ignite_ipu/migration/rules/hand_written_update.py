@@ -1,0 +1,78 @@
+"""Weights that host code updates itself."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import dotted, owner_of
+from ignite_ipu.migration.program import Program
+
+_IN_PLACE = {"add_", "sub_", "mul_", "copy_", "addcmul_", "addcdiv_", "lerp_"}
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find updates in loops over a model's parameters, and of weights under no_grad."""
+    for loop in program.nodes(ast.For):
+        if not _over_parameters(loop.iter):
+            continue
+        names = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+        for part in ast.walk(loop):
+            if isinstance(part, ast.AugAssign) and _root(part.target) in names:
+                yield Hit(part, "a parameter is updated on the host, which the device does not see")
+            owner = owner_of(part, *_IN_PLACE)
+            if owner is not None and owner.split(".")[0] in names and _has_gradient(part):
+                yield Hit(part, "a parameter is updated on the host, which the device does not see")
+    for node in program.nodes(ast.AugAssign):
+        if _has_gradient(node.value) and not any(
+            isinstance(above, ast.For) and _over_parameters(above.iter) for above in program.ancestors(node)
+        ):
+            yield Hit(node, "a weight is updated by hand, which the device does not see")
+
+
+def _over_parameters(node: ast.expr) -> bool:
+    return any(
+        isinstance(part, ast.Attribute) and part.attr in ("parameters", "named_parameters") for part in ast.walk(node)
+    )
+
+
+def _root(node: ast.expr) -> str:
+    return (dotted(node) or "").split(".")[0]
+
+
+def _has_gradient(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(node))
+
+
+RULE = Rule(
+    name="hand-written-update",
+    severity=Severity.ERROR,
+    summary="Parameters changed in place on the host with their gradients.",
+    rationale=(
+        "The device holds its own copy of the weights: a change on the host is not seen by the next step, and "
+        "there are no gradients on the host to make it with."
+    ),
+    remedy=(
+        "Use one of the supported optimizers. After a change that is not training (re-initialising, say) load it "
+        "with model.load_state_dict."
+    ),
+    bad="""\
+import torch
+
+model = torch.nn.Linear(2, 2)
+with torch.no_grad():
+    for p in model.parameters():
+        p -= 0.1 * p.grad
+""",
+    good="""\
+import torch
+from ignite_ipu import create_ipu_trainer
+from torch import nn
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+""",
+    check=check,
+)

@@ -1,0 +1,79 @@
+"""Losses that are not means over the batch."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import argument, constant
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find losses with another reduction than the mean that are trained with."""
+    training = program.training
+    if not (training.steps or training.trainers or training.executors):
+        return
+    evaluated = {id(part) for part in _evaluation_code(program)}
+    for call in program.nodes(ast.Call):
+        name = program.names.called(call) or ""
+        is_loss = name.startswith("torch.nn.") and name.lower().replace("_", "").endswith(
+            ("loss", "entropy", "entropywithlogits", "div", "withlogits")
+        )
+        value = argument(call, "reduction")
+        if is_loss and id(call) not in evaluated and constant(value) in ("sum", "none"):
+            yield Hit(call, f"the loss is reduced by {constant(value)!r}; accumulation and replicas average it")
+
+
+def _evaluation_code(program: Program) -> Iterator[ast.AST]:
+    for node in program.nodes(ast.With):
+        if any(
+            program.names.called(item.context_expr) in ("torch.no_grad", "torch.inference_mode") for item in node.items
+        ):
+            yield from ast.walk(node)
+
+
+RULE = Rule(
+    name="loss-reduction",
+    severity=Severity.WARNING,
+    summary='Losses with reduction="sum" or "none" in a file that trains.',
+    rationale=(
+        "Gradients of the micro-batches are averaged over accumulation steps and replicas, so a summed loss "
+        'weighs differently from one large batch on a GPU; of a loss with reduction="none" the device minimises '
+        "the sum."
+    ),
+    remedy=(
+        'Use reduction="mean", or say '
+        "options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)."
+    ),
+    bad="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss(reduction="sum")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    good="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    check=check,
+)

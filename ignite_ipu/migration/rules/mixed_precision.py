@@ -1,0 +1,45 @@
+"""Mixed precision as GPUs do it."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import constant
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find autocast, gradient scalers and Ignite's switches for them."""
+    for call, name in program.calls("torch.amp.GradScaler", "torch.amp.autocast"):
+        yield Hit(call, f"{name.rsplit('.', 1)[1]} has no counterpart on an IPU")
+    for node in program.nodes(ast.FunctionDef):
+        for decorator in node.decorator_list:
+            if program.names.resolve(decorator) == "torch.amp.autocast":
+                yield Hit(decorator, "autocast has no counterpart on an IPU")
+    for call, name in program.calls(*TRAINER_FACTORIES, *EVALUATOR_FACTORIES):
+        for keyword in call.keywords:
+            if keyword.arg in ("amp_mode", "scaler") and constant(keyword.value) not in (None, False):
+                yield Hit(keyword.value, f"{keyword.arg} of {name.rsplit('.', 1)[1]} has no counterpart on an IPU")
+
+
+RULE = Rule(
+    name="mixed-precision",
+    severity=Severity.ERROR,
+    summary="autocast, GradScaler, and Ignite's amp_mode and scaler.",
+    rationale="PopTorch 3.3 has no autocast, and a GradScaler works on gradients that never reach the host.",
+    remedy="Train in half precision with model.half() and the optimizer's loss_scaling, or in float32.",
+    bad="""\
+import torch
+
+scaler = torch.cuda.amp.GradScaler()
+""",
+    good="""\
+import torch
+
+model = torch.nn.Linear(2, 2).half()
+""",
+    check=check,
+)

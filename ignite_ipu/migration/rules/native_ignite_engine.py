@@ -1,0 +1,45 @@
+"""Ignite's own trainers and evaluators, which run on the host."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find Ignite's factories and step functions."""
+    for call, name in program.calls(
+        "ignite.engine.create_supervised_trainer",
+        "ignite.engine.create_supervised_evaluator",
+        "ignite.engine.supervised_training_step",
+        "ignite.engine.supervised_training_step_amp",
+        "ignite.engine.supervised_training_step_apex",
+        "ignite.engine.supervised_training_step_tpu",
+        "ignite.engine.supervised_evaluation_step",
+        "ignite.engine.supervised_evaluation_step_amp",
+    ):
+        yield Hit(call, f"{name.rsplit('.', 1)[1]} runs on the host, not on an IPU")
+
+
+RULE = Rule(
+    name="native-ignite-engine",
+    severity=Severity.ERROR,
+    summary="create_supervised_trainer, create_supervised_evaluator and supervised_*_step.",
+    rationale=("Their step calls loss.backward() and optimizer.step(), which an IPU does inside one compiled program."),
+    remedy=(
+        "Use create_ipu_trainer and create_ipu_evaluator, which take the same arguments. `ignite-ipu migrate` does it."
+    ),
+    bad="""\
+from ignite.engine import create_supervised_trainer
+
+trainer = create_supervised_trainer(model, optimizer, loss)
+""",
+    good="""\
+from ignite_ipu import create_ipu_trainer
+
+trainer = create_ipu_trainer(model, optimizer, loss)
+""",
+    check=check,
+)

@@ -1,0 +1,60 @@
+"""PopTorch code that checkpoints a torch optimizer."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import argument, dotted, owner_of
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find state_dict() of torch optimizers that PopTorch trains with."""
+    training = program.training
+    given = {
+        dotted(value)
+        for call, wrapper in training.executors.values()
+        if wrapper == "poptorch.trainingModel"
+        for value in [argument(call, "optimizer", 2)]
+        if value is not None
+    }
+    native = {name for name in given if name and (training.optimizer_class(name) or "").startswith("torch.optim.")}
+    for call in program.nodes(ast.Call):
+        owner = owner_of(call, "state_dict", "load_state_dict")
+        if owner in native:
+            yield Hit(call, f"the state of {owner} is on the device and never comes back")
+
+
+RULE = Rule(
+    name="native-optimizer-state",
+    severity=Severity.ERROR,
+    summary="state_dict() of a torch.optim optimizer that trains through poptorch.trainingModel.",
+    rationale=(
+        "PopTorch never reads the state of a torch optimizer back from the device: the checkpoint holds no "
+        "momentum, and a resumed run starts from zero."
+    ),
+    remedy="Use poptorch.optim, whose state_dict() reads the device.",
+    bad="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training_model = poptorch.trainingModel(model, options, optimizer)
+torch.save(optimizer.state_dict(), 'state.pt')
+""",
+    good="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+training_model = poptorch.trainingModel(model, options, optimizer)
+torch.save(optimizer.state_dict(), 'state.pt')
+""",
+    check=check,
+)

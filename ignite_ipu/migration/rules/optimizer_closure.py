@@ -1,0 +1,66 @@
+"""Optimizers that call the model themselves."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator, Set
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import argument, dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find step() calls with an argument on optimizers."""
+    known = set(program.training.optimizers)
+    for call in program.nodes(ast.Call):
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "step":
+            continue
+        closure = argument(call, "closure", 0)
+        owner = dotted(function.value) or ""
+        if closure is None or owner in program.training.schedulers:
+            continue
+        named = isinstance(closure, ast.Name) and closure.id in _functions(program)
+        if owner in known or isinstance(closure, ast.Lambda) or named:
+            yield Hit(call, f"{owner}.step() is given a closure, which an IPU never calls")
+
+
+def _functions(program: Program) -> Set[str]:
+    return {node.name for node in program.nodes(ast.FunctionDef)}
+
+
+RULE = Rule(
+    name="optimizer-closure",
+    severity=Severity.ERROR,
+    summary="optimizer.step(closure).",
+    rationale="The update is part of the compiled program; PopTorch never calls a closure.",
+    remedy=(
+        "Compute loss and backward in the step and call step() without arguments; an algorithm that needs several "
+        "evaluations per step, such as LBFGS, cannot run on an IPU."
+    ),
+    bad="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step(lambda: loss)
+""",
+    good="""\
+import torch
+from ignite_ipu import create_ipu_trainer
+from torch import nn
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+""",
+    check=check,
+)

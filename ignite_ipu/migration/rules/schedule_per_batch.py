@@ -1,0 +1,67 @@
+"""Learning-rate schedules that step once per batch."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find schedule steps in the loop of a training step."""
+    schedules = program.training.schedulers
+    for step in program.training.steps:
+        loop = next(program.loops_around(step.backward), None)
+        for part in ast.walk(loop) if loop is not None else ():
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "step":
+                owner = dotted(part.func.value)
+                if owner in schedules and next(program.loops_around(part), None) is loop:
+                    yield Hit(part, f"{owner} changes the learning rate with every batch")
+
+
+RULE = Rule(
+    name="schedule-per-batch",
+    severity=Severity.NOTE,
+    summary="scheduler.step() inside the loop over batches.",
+    rationale=(
+        "Each change of a value has to be sent to the device, and with deviceIterations above 1 only every so "
+        "many updates can see one."
+    ),
+    remedy="Step once per epoch, or keep deviceIterations at 1.",
+    bad="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+""",
+    good="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+scheduler.step()
+""",
+    check=check,
+)

@@ -1,0 +1,72 @@
+"""PopTorch code whose schedule never reaches the device."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find schedule steps that no setOptimizer follows in the same function."""
+    if not any(wrapper == "poptorch.trainingModel" for _, wrapper in program.training.executors.values()):
+        return
+    for call in program.nodes(ast.Call):
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "step":
+            continue
+        if dotted(function.value) in program.training.schedulers and not _sent(program, call):
+            yield Hit(call, f"{dotted(function.value)}.step() is not followed by setOptimizer")
+
+
+def _sent(program: Program, step: ast.Call) -> bool:
+    scope = program.function_of(step)
+    for part in ast.walk(scope if scope is not None else program.tree):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "setOptimizer":
+            inside_loop = next(program.loops_around(step), None) is not None
+            if part.lineno >= step.lineno or inside_loop:
+                return True
+    return False
+
+
+RULE = Rule(
+    name="schedule-without-set-optimizer",
+    severity=Severity.ERROR,
+    summary="A learning-rate schedule that steps in code with poptorch.trainingModel and without setOptimizer.",
+    rationale=(
+        "The device keeps the values it was given at the first call; scheduler.step() changes the host's "
+        "optimizer only."
+    ),
+    remedy="Call training_model.setOptimizer(optimizer) after scheduler.step().",
+    bad="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+training_model = poptorch.trainingModel(model, options, optimizer)
+for x, y in loader:
+    out, loss = training_model(x, y)
+scheduler.step()
+""",
+    good="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+training_model = poptorch.trainingModel(model, options, optimizer)
+for x, y in loader:
+    out, loss = training_model(x, y)
+scheduler.step()
+training_model.setOptimizer(optimizer)
+""",
+    check=check,
+)

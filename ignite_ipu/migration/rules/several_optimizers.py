@@ -1,0 +1,90 @@
+"""Several optimizers that step in one training step."""
+
+from __future__ import annotations
+
+import ast
+from typing import Dict, Iterator, List, Tuple
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find blocks in which a second optimizer steps."""
+    groups: Dict[int, List[Tuple[str, ast.Call]]] = {}
+    for call in program.nodes(ast.Call):
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "step":
+            continue
+        owner = dotted(function.value)
+        if owner is None or not _is_optimizer(program, owner):
+            continue
+        loops = list(program.loops_around(call))
+        block = loops[0] if loops else program.function_of(call)
+        groups.setdefault(id(block), []).append((owner, call))
+    for steps in groups.values():
+        first = steps[0][0]
+        for owner, call in steps:
+            if owner != first:
+                yield Hit(call, f"{owner} steps in the same training step as {first}")
+                break
+
+
+def _is_optimizer(program: Program, owner: str) -> bool:
+    if owner in program.training.schedulers:
+        return False
+    known = owner in program.training.optimizers
+    last = owner.rsplit(".", 1)[-1].lower()
+    return (
+        known
+        or last.startswith("opt")
+        or last.endswith(("optimizer", "optim", "_opt"))
+        or (owner in {step.plan.optimizer for step in program.training.steps if step.plan is not None})
+    )
+
+
+RULE = Rule(
+    name="several-optimizers",
+    severity=Severity.ERROR,
+    summary="Two or more optimizers stepping in one loop or process function, as in GANs.",
+    rationale=(
+        "A compiled training program holds one model with one optimizer; steps that alternate cannot be expressed "
+        "in it."
+    ),
+    remedy=(
+        "Give one optimizer several parameter groups where the losses can be added up; otherwise train this model "
+        "natively."
+    ),
+    bad="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+head_optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+    head_optimizer.step()
+""",
+    good="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    check=check,
+)

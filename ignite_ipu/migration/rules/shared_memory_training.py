@@ -1,0 +1,41 @@
+"""Processes that train one model in shared memory (hogwild)."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find models that are put in shared memory."""
+    for call in program.nodes(ast.Call):
+        function = call.func
+        if isinstance(function, ast.Attribute) and function.attr == "share_memory" and not call.args:
+            yield Hit(call, "a model in shared memory cannot be trained by several processes on IPUs")
+
+
+RULE = Rule(
+    name="shared-memory-training",
+    severity=Severity.ERROR,
+    summary="model.share_memory() and training processes over it.",
+    rationale=(
+        "Each process would hold a copy of the weights on its own IPU; there are no shared weights to update "
+        "without locks."
+    ),
+    remedy="Train in one process and say options.replicationFactor(n), whose replicas stay in step.",
+    bad="""\
+import torch
+
+model = torch.nn.Linear(2, 2)
+model.share_memory()
+""",
+    good="""\
+import torch
+
+model = torch.nn.Linear(2, 2)
+""",
+    check=check,
+)

@@ -1,0 +1,64 @@
+"""PopTorch code that evaluates old weights."""
+
+from __future__ import annotations
+
+import ast
+from typing import Dict, Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import argument, dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find inference wrappers that precede the training wrapper of the same model."""
+    training: Dict[str, ast.Call] = {}
+    inference: Dict[str, ast.Call] = {}
+    for call, wrapper in program.training.executors.values():
+        model = argument(call, "model", 0)
+        name = dotted(model) if model is not None else None
+        if name is not None:
+            (training if wrapper == "poptorch.trainingModel" else inference)[name] = call
+    copied = any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == "copyWeightsToDevice"
+        for call in program.nodes(ast.Call)
+    )
+    for name, call in sorted(inference.items()):
+        later = training.get(name)
+        if later is None or copied or program.function_of(call) is not program.function_of(later):
+            continue
+        if call.lineno < later.lineno:
+            yield Hit(call, f"the inference executor of {name} is made before its training executor")
+
+
+RULE = Rule(
+    name="stale-inference-weights",
+    severity=Severity.WARNING,
+    summary="An inference executor made before the training executor of the same model.",
+    rationale=(
+        "Only an inference executor that was made after the training one takes over its new weights; an earlier "
+        "one keeps those of its first call."
+    ),
+    remedy="Make the training executor first, or call inference_model.copyWeightsToDevice() before evaluating.",
+    bad="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+inference_model = poptorch.inferenceModel(model)
+training_model = poptorch.trainingModel(model, options, optimizer)
+""",
+    good="""\
+import poptorch
+import torch
+
+model = torch.nn.Linear(4, 2)
+options = poptorch.Options()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+training_model = poptorch.trainingModel(model, options, optimizer)
+inference_model = poptorch.inferenceModel(model)
+""",
+    check=check,
+)

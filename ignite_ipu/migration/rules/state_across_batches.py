@@ -1,0 +1,85 @@
+"""State that one batch hands to the next in Python."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator, Set
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find training steps and model calls that take what an earlier one gave."""
+    reported = set()
+    for step in program.training.steps:
+        if "is carried from one batch to the next" in step.reason:
+            reported.add(id(step.blame))
+            yield Hit(step.blame, step.reason)
+    for loop in program.nodes(ast.For):
+        for part in loop.body:
+            if not isinstance(part, ast.Assign) or not isinstance(part.value, ast.Call):
+                continue
+            call = part.value
+            if dotted(call.func) not in program.training.models or id(call) in reported:
+                continue
+            stored = {name.id for name in ast.walk(part.targets[0]) if isinstance(name, ast.Name)}
+            carried = stored & {
+                name.id for value in call.args for name in ast.walk(value) if isinstance(name, ast.Name)
+            }
+            if carried and not _rebound_before(loop, part, carried):
+                yield Hit(call, f"{sorted(carried)[0]!r} is carried from one batch to the next")
+
+
+def _rebound_before(loop: ast.For, part: ast.stmt, names: Set[str]) -> bool:
+    bound = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    for statement in loop.body:
+        if statement is part:
+            break
+        bound |= {
+            name.id for name in ast.walk(statement) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        }
+    return names <= bound
+
+
+RULE = Rule(
+    name="state-across-batches",
+    severity=Severity.ERROR,
+    summary="A value that a model returns and gets back with the next batch, such as an LSTM's hidden state.",
+    rationale=(
+        "Every call of a compiled program stands alone, and may stand for many steps; a tensor carried over by "
+        "Python would skip the steps in between."
+    ),
+    remedy="Keep the state in a buffer that forward updates in place, or start each sequence afresh.",
+    bad="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    out, hidden = model(x, hidden)
+    loss = criterion(out, y)
+    loss.backward()
+    optimizer.step()
+""",
+    good="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    check=check,
+)

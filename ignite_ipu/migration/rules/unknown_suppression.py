@@ -1,0 +1,36 @@
+"""Suppressions of rules that do not exist."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rules import all_rules
+from ignite_ipu.migration.suppression import EVERY_RULE
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find names in suppressions that are no rules."""
+    known = all_rules()
+    for line, names in sorted(program.suppressions.items()):
+        for name in sorted(names - {EVERY_RULE} - set(known)):
+            place = ast.Pass(lineno=line, col_offset=0, end_lineno=line, end_col_offset=0)
+            yield Hit(place, f"there is no rule {name!r} to suppress")
+
+
+RULE = Rule(
+    name="unknown-suppression",
+    severity=Severity.WARNING,
+    summary="`# ignite-ipu: ignore[...]` with a name that is no rule's.",
+    rationale="A misspelt suppression suppresses nothing, and one for a rule that is gone should go too.",
+    remedy="Correct the name; `ignite-ipu check --list-rules` shows them all.",
+    bad="""\
+x = 1  # ignite-ipu: ignore[cuda-devices]
+""",
+    good="""\
+x = 1  # ignite-ipu: ignore[cuda-device]
+""",
+    check=check,
+)

@@ -1,0 +1,29 @@
+"""Files that cannot be read as Python."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find nothing: a file that gets here has been read. The checker reports the others under this rule."""
+    return iter(())
+
+
+RULE = Rule(
+    name="unreadable-source",
+    severity=Severity.ERROR,
+    summary="Syntax errors, undecodable bytes, binary files, broken notebooks.",
+    rationale="Nothing can be said about such a file.",
+    remedy="Mend the file, or leave it out of the paths given.",
+    bad="""\
+model = (
+""",
+    good="""\
+model = ()
+""",
+    check=check,
+)

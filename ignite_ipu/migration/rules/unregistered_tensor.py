@@ -1,0 +1,55 @@
+"""Tensors kept as plain attributes of a model."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find reads of unregistered tensors."""
+    for fact in program.facts_of("plain"):
+        yield Hit(fact.node, f"{fact.where} uses self.{fact.name}, a tensor that is neither a parameter nor a buffer")
+
+
+RULE = Rule(
+    name="unregistered-tensor",
+    severity=Severity.ERROR,
+    summary="A tensor made in __init__, not registered, and used in traced code.",
+    rationale=(
+        "Only parameters and registered buffers are moved to the device; a plain attribute stays on the CPU and "
+        "PopTorch refuses to mix the two."
+    ),
+    remedy='Register it: self.register_buffer("scale", torch.ones(4)).',
+    bad="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = torch.ones(4)
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+""",
+    good="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+""",
+    check=check,
+)

@@ -1,0 +1,53 @@
+"""Optimizers that PopTorch does not have."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+_SUPPORTED = {"SGD", "Adam", "AdamW", "RMSprop", "LAMB"}
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find constructions of other optimizers, and classes of the user's own."""
+    for call, name in program.training.optimizer_calls:
+        last = name.rsplit(".", 1)[1]
+        if last not in _SUPPORTED and last != "Optimizer":
+            yield Hit(call, f"{name} does not exist on an IPU")
+    for node in program.nodes(ast.ClassDef):
+        if any(
+            (program.names.resolve(base) or "").startswith("torch.optim.") and _updates(node) for base in node.bases
+        ) and not any(
+            (program.names.resolve(base) or "").startswith("torch.optim.lr_scheduler") for base in node.bases
+        ):
+            yield Hit(node, f"{node.name} updates weights in Python, which never runs on an IPU")
+
+
+def _updates(node: ast.ClassDef) -> bool:
+    return any(isinstance(item, ast.FunctionDef) and item.name == "step" for item in node.body)
+
+
+RULE = Rule(
+    name="unsupported-optimizer",
+    severity=Severity.ERROR,
+    summary="Any optimizer but SGD, Adam, AdamW, RMSprop and poptorch.optim's LAMB.",
+    rationale="The update runs on the device, in PopTorch's own implementation; only these five exist there.",
+    remedy=(
+        "Choose the nearest of them: AdamW for Adagrad, NAdam, RAdam and Adamax; RMSprop for Adadelta and Rprop; "
+        "there is none for LBFGS."
+    ),
+    bad="""\
+import torch
+
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
+""",
+    good="""\
+import torch
+
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+""",
+    check=check,
+)

@@ -1,0 +1,52 @@
+"""Arguments of optimizers that change the update and that PopTorch lacks."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import constant
+from ignite_ipu.migration.program import Program
+
+_REASONS = {
+    "amsgrad": "is refused by PopTorch",
+    "maximize": "is silently ignored by PopTorch, which minimises",
+    "differentiable": "is silently ignored by PopTorch",
+    "decoupled_weight_decay": "is silently ignored by PopTorch",
+}
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find the arguments on every construction of an optimizer."""
+    for call, name in program.training.optimizer_calls:
+        for keyword in call.keywords:
+            if keyword.arg in _REASONS and constant(keyword.value) not in (False, None):
+                yield Hit(keyword.value, f"{keyword.arg} of {name} {_REASONS[keyword.arg]}")
+            if keyword.arg == "lr" and (program.names.called(keyword.value) or "").startswith("torch."):
+                yield Hit(keyword.value, f"the learning rate of {name} is a tensor; PopTorch takes numbers only")
+            if keyword.arg == "betas" and isinstance(keyword.value, ast.List):
+                yield Hit(keyword.value, f"betas of {name} is a list; PopTorch takes a pair only", "Write a tuple.")
+
+
+RULE = Rule(
+    name="unsupported-optimizer-argument",
+    severity=Severity.ERROR,
+    summary="amsgrad, maximize, differentiable, decoupled_weight_decay and tensor learning rates.",
+    rationale=(
+        "PopTorch refuses amsgrad and tensor rates, and silently ignores maximize: it would minimise what you "
+        "want to maximise."
+    ),
+    remedy="For maximize negate the loss; leave amsgrad and differentiable out; give lr as a number.",
+    bad="""\
+import torch
+
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01, maximize=True)
+""",
+    good="""\
+import torch
+
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+""",
+    check=check,
+)

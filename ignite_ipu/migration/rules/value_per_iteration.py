@@ -1,0 +1,73 @@
+"""Values read from every training step."""
+
+from __future__ import annotations
+
+import ast
+from typing import Dict, Iterator, Tuple
+
+from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import owner_of
+from ignite_ipu.migration.program import Program
+
+
+def check(program: Program) -> Iterator[Hit]:
+    """Find reads of a loss in the loop that computes it."""
+    losses: Dict[int, Tuple[ast.AST, str]] = {}
+    for step in program.training.steps:
+        for loop in program.loops_around(step.backward):
+            if step.plan is not None:
+                losses.setdefault(id(loop), (loop, step.plan.loss))
+            break
+    for block, loss in losses.values():
+        for part in ast.walk(block):
+            if owner_of(part, "item") == loss and not _now_and_then(program, part):
+                yield Hit(part, f"{loss}.item() is read in every iteration")
+
+
+def _now_and_then(program: Program, node: ast.AST) -> bool:
+    return any(
+        isinstance(above, ast.If) and any(isinstance(part, ast.Mod) for part in ast.walk(above.test))
+        for above in program.ancestors(node)
+    )
+
+
+RULE = Rule(
+    name="value-per-iteration",
+    severity=Severity.NOTE,
+    summary="loss.item() and the like in a training loop.",
+    rationale=(
+        "One call can run many steps on the device (options.deviceIterations); reading a value each time keeps "
+        "the host in between, and shows the mean of the whole call."
+    ),
+    remedy="Read it every N iterations, or collect it with a metric.",
+    bad="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+    total = total + loss.item()
+""",
+    good="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    check=check,
+)

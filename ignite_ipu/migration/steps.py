@@ -1,0 +1,491 @@
+"""Training steps written out by hand: `loss.backward(); optimizer.step()` and what belongs to them.
+
+A step is understood when its forward, loss, backward and update are plain statements of one suite that nothing comes
+between, so that one call can take their place. Anything else is refused, with the statement and the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+
+from ignite_ipu.migration.names import argument, constant, dotted, owner_of
+
+if TYPE_CHECKING:
+    from ignite_ipu.migration.program import Program
+
+Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an understood step consists of.
+
+    Attributes:
+        replaced: The statements that one call replaces, in order; the call takes the place of the first.
+        model: Source of the model.
+        optimizer: Source of the optimizer.
+        loss: Name that the loss is bound to.
+        output: Target that the model's output is bound to; None when it is used in the loss only.
+        inputs: The model's positional arguments.
+        keywords: The model's keyword arguments.
+        loss_function: Called with (output, target); None when `loss_expression` has to become a function first.
+        target: Second argument of the loss function.
+        loss_expression: The loss as it stands.
+        per_batch: Names in `loss_expression` that change from batch to batch, without those of the output.
+        max_grad_norm: Norm that gradients are clipped to.
+    """
+
+    replaced: Tuple[ast.stmt, ...]
+    model: str
+    optimizer: str
+    loss: str
+    output: Optional[ast.expr]
+    inputs: Tuple[ast.expr, ...]
+    keywords: Tuple[ast.keyword, ...]
+    loss_function: Optional[ast.expr]
+    target: Optional[ast.expr]
+    loss_expression: ast.expr
+    per_batch: Tuple[str, ...]
+    max_grad_norm: Optional[ast.expr]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of `backward()` in host code.
+
+    Attributes:
+        backward: The call.
+        function: The function around it.
+        plan: What it is part of, when understood.
+        blame: Otherwise the statement that stands in the way,
+        reason: and why.
+    """
+
+    backward: ast.Call
+    function: Optional[Function]
+    plan: Optional[Plan]
+    blame: ast.AST
+    reason: str
+
+
+class _Refused(Exception):
+    def __init__(self, blame: ast.AST, reason: str) -> None:
+        super().__init__(reason)
+        self.blame = blame
+        self.reason = reason
+
+
+def find_steps(program: Program) -> List[Step]:
+    """Return the training steps of a file, understood or not, in the order of the text."""
+    traced = {id(node) for model in program.models for node in ast.walk(model.node)}
+    steps = []
+    for call in program.nodes(ast.Call):
+        if not _is_backward(call, program) or (id(call) in traced and not _in_training_method(call, program)):
+            continue
+        function = program.function_of(call)
+        try:
+            plan = _Reader(program, call).plan()
+            steps.append(Step(call, function, plan, call, ""))
+        except _Refused as refused:
+            steps.append(Step(call, function, None, refused.blame, refused.reason))
+    return steps
+
+
+def _is_backward(call: ast.Call, program: Program) -> bool:
+    function = call.func
+    if not isinstance(function, ast.Attribute) or function.attr != "backward":
+        return False
+    # accelerator.backward(loss), torch.autograd.backward(...): other things of that name.
+    return (
+        not call.args or not isinstance(function.value, ast.Name) or program.names.resolve(function.value) is not None
+    )
+
+
+def _in_training_method(call: ast.Call, program: Program) -> bool:
+    function = program.function_of(call)
+    return function is not None and function.name != "forward" and not function.name.startswith("_forward")
+
+
+def _stored(node: ast.AST) -> Set[str]:
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    return names | {
+        name
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+        for name in [dotted(part)]
+        if name
+    }
+
+
+def _loaded(node: Optional[ast.AST]) -> Set[str]:
+    if node is None:
+        return set()
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+
+
+def _call_statement(statement: ast.stmt, method: str) -> Optional[Tuple[str, ast.Call]]:
+    """Return (owner, call) of a statement `owner.method(...)`."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == method:
+        owner = dotted(call.func.value)
+        if owner is not None:
+            return owner, call
+    return None
+
+
+class _Reader:
+    """Reads the suite around one `backward()`."""
+
+    def __init__(self, program: Program, backward: ast.Call) -> None:
+        self.program = program
+        self.backward = backward
+        self.statement = self._statement(backward)
+        self.suite = self._suite(self.statement)
+        self.index = next(i for i, statement in enumerate(self.suite) if statement is self.statement)
+
+    def _statement(self, node: ast.AST) -> ast.stmt:
+        if isinstance(node, ast.stmt):
+            return node
+        return next(above for above in self.program.ancestors(node) if isinstance(above, ast.stmt))
+
+    def _suite(self, statement: ast.stmt) -> List[ast.stmt]:
+        parent = self.program.parents[statement]
+        for name in ("body", "orelse", "finalbody"):
+            suite = getattr(parent, name, None)
+            if isinstance(suite, list) and any(item is statement for item in suite):
+                return suite
+        return [statement]
+
+    def plan(self) -> Plan:
+        """Read the whole step.
+
+        Raises:
+            _Refused: It is not of the common shape.
+        """
+        loss = self._loss_name()
+        self._check_surroundings()
+        loss_at, loss_value = self._assignment(loss, self.index, "the loss")
+        forward_at, call, output = self._forward(loss_at, loss_value)
+        update_at, optimizer = self._update()
+        model = dotted(call.func) or ""
+        zero_at = self._zero_grad(optimizer, model, forward_at, update_at)
+        clip_at, norm = self._clipping(model, optimizer, update_at)
+        chosen = {forward_at, loss_at, self.index, update_at, zero_at, *([] if clip_at is None else [clip_at])}
+        self._check_between(forward_at, update_at, chosen, {model, optimizer}, call, loss_value)
+        self._check_inputs(call, output, model)
+        self._check_optimizer(optimizer, model)
+        function, target = self._split_loss(loss_value, call, output)
+        outputs = _stored(output) if output is not None else set()
+        per_batch = tuple(sorted((_loaded(loss_value) & self._per_batch_names()) - outputs))
+        self._check_carried(call, loss_value, outputs)
+        self._check_provenance(call, loss_value, outputs)
+        if function is None and (output is None or not per_batch):
+            raise _Refused(self.suite[loss_at], "the loss is not a function of the model's output and a target")
+        return Plan(
+            replaced=tuple(self.suite[position] for position in sorted(chosen)),
+            model=model,
+            optimizer=optimizer,
+            loss=loss,
+            output=output,
+            inputs=tuple(call.args),
+            keywords=tuple(call.keywords),
+            loss_function=function,
+            target=target,
+            loss_expression=loss_value,
+            per_batch=per_batch,
+            max_grad_norm=norm,
+        )
+
+    def _loss_name(self) -> str:
+        function = self.backward.func
+        assert isinstance(function, ast.Attribute)
+        if not isinstance(function.value, ast.Name):
+            scaled = isinstance(function.value, ast.Call) and isinstance(function.value.func, ast.Attribute)
+            if scaled and function.value.func.attr == "scale":  # type: ignore[attr-defined]
+                raise _Refused(self.backward, "the loss is scaled by a GradScaler")
+            if isinstance(function.value, ast.BinOp):
+                raise _Refused(self.backward, "the loss is divided or combined before backward()")
+            raise _Refused(self.backward, "the loss is not a plain variable")
+        if self.backward.args or self.backward.keywords:
+            raise _Refused(self.backward, "backward() has arguments")
+        if not isinstance(self.statement, ast.Expr) or self.statement.value is not self.backward:
+            raise _Refused(self.backward, "backward() is part of a larger statement")
+        return function.value.id
+
+    def _check_surroundings(self) -> None:
+        for above in self.program.ancestors(self.statement):
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                return
+            if isinstance(above, (ast.With, ast.AsyncWith)):
+                for item in above.items:
+                    name = self.program.names.called(item.context_expr) or ""
+                    if name.startswith("torch.amp.") or name.endswith("autocast"):
+                        raise _Refused(above, "the step runs under autocast")
+                    method = getattr(getattr(item.context_expr, "func", None), "attr", "")
+                    if method in ("no_sync", "accumulate", "join"):
+                        raise _Refused(above, f"the step runs under {method}()")
+
+    def _assignment(self, name: str, before: int, what: str) -> Tuple[int, ast.expr]:
+        for position in range(before - 1, -1, -1):
+            statement = self.suite[position]
+            if name not in _stored(statement):
+                continue
+            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                target = statement.targets[0]
+                if isinstance(target, ast.Name) and target.id == name:
+                    return position, statement.value
+            if isinstance(statement, ast.AugAssign):
+                raise _Refused(statement, f"{what} is built up in several statements")
+            raise _Refused(statement, f"{what} is not assigned by a plain statement")
+        raise _Refused(self.backward, f"{what} is not computed in the same block as backward()")
+
+    def _own_call(self, node: ast.AST) -> Optional[ast.Call]:
+        """Return `node` when it is a call of one of the program's own objects, such as a model."""
+        if isinstance(node, ast.Call) and dotted(node.func) is not None:
+            return node if self.program.names.resolve(node.func) is None else None
+        return None
+
+    def _forward(self, loss_at: int, loss_value: ast.expr) -> Tuple[int, ast.Call, Optional[ast.expr]]:
+        if isinstance(loss_value, ast.Call) and loss_value.args:
+            nested = self._own_call(loss_value.args[0])
+            if nested is not None and self._is_model(nested):
+                return loss_at, nested, None
+        wanted = _loaded(loss_value)
+        for position in range(loss_at - 1, -1, -1):
+            statement = self.suite[position]
+            stored = _stored(statement) & wanted
+            if not stored or not isinstance(statement, ast.Assign):
+                continue
+            call = self._own_call(statement.value)
+            if call is not None and len(statement.targets) == 1 and self._is_model(call):
+                return position, call, statement.targets[0]
+        raise _Refused(self.suite[loss_at], "the loss is not computed from one call of the model in the same block")
+
+    def _is_model(self, call: ast.Call) -> bool:
+        return dotted(call.func) in self.program.training.models
+
+    def _update(self) -> Tuple[int, str]:
+        for position in range(self.index + 1, len(self.suite)):
+            found = _call_statement(self.suite[position], "step")
+            if found is None or found[0] in self.program.training.schedulers:
+                continue
+            owner, call = found
+            if call.args or call.keywords:
+                raise _Refused(call, "step() has a closure")
+            return position, owner
+        for statement in self.suite[self.index + 1 :]:
+            for part in ast.walk(statement):
+                if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "step":
+                    if isinstance(statement, ast.If):
+                        raise _Refused(
+                            statement, "the optimizer steps on some batches only: gradients are accumulated by hand"
+                        )
+                    raise _Refused(statement, "optimizer.step() is not a statement of its own")
+        raise _Refused(self.backward, "no optimizer.step() follows in the same block")
+
+    def _zero_grad(self, optimizer: str, model: str, forward_at: int, update_at: int) -> int:
+        for position, statement in enumerate(self.suite):
+            found = _call_statement(statement, "zero_grad")
+            if found is None or found[0] not in (optimizer, model):
+                continue
+            if self.index < position < update_at:
+                raise _Refused(statement, "the gradients are cleared before the update")
+            return position
+        raise _Refused(self.backward, f"the gradients are not cleared by {optimizer}.zero_grad() in the same block")
+
+    def _clipping(self, model: str, optimizer: str, update_at: int) -> Tuple[Optional[int], Optional[ast.expr]]:
+        for position in range(self.index + 1, update_at):
+            statement = self.suite[position]
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if self.program.names.called(call) != "torch.nn.utils.clip_grad_norm_" if call is not None else True:
+                continue
+            assert isinstance(call, ast.Call)
+            parameters, norm = argument(call, "parameters", 0), argument(call, "max_norm", 1)
+            whole = isinstance(parameters, ast.Call) and dotted(parameters.func) == f"{model}.parameters"
+            if not whole or norm is None or len(call.args) + len(call.keywords) != 2:
+                raise _Refused(statement, "the clipping is not clip_grad_norm_(model.parameters(), max_norm)")
+            if self.program.training.optimizer_class(optimizer) == "torch.optim.RMSprop":
+                raise _Refused(statement, "PopTorch's RMSprop cannot clip gradients")
+            if constant(norm) is ... and not (_loaded(norm) and not _loaded(norm) & self._per_batch_names()):
+                raise _Refused(statement, "the norm that gradients are clipped to changes from batch to batch")
+            return position, norm
+        return None, None
+
+    def _check_between(
+        self, first: int, last: int, chosen: Set[int], owners: Set[str], call: ast.Call, loss: ast.expr
+    ) -> None:
+        read = _loaded(call) | _loaded(loss)
+        for position in range(first, last + 1):
+            if position in chosen:
+                continue
+            statement = self.suite[position]
+            clash = _stored(statement) & read
+            if clash:
+                raise _Refused(statement, f"{sorted(clash)[0]!r} changes between the forward and the update")
+            if not _only_reads(statement, owners):
+                raise _Refused(statement, "a statement between the forward and the update may depend on their order")
+
+    def _check_inputs(self, call: ast.Call, output: Optional[ast.expr], model: str) -> None:
+        if any(isinstance(value, ast.Starred) for value in call.args) or any(k.arg is None for k in call.keywords):
+            raise _Refused(call, "the model is called with * or ** arguments")
+        if output is not None and not isinstance(output, (ast.Name, ast.Tuple)):
+            raise _Refused(output, "the model's output is not assigned to plain variables")
+        if any(k.arg in ("target", "max_grad_norm") for k in call.keywords):
+            raise _Refused(call, "the model has a keyword argument that the step uses itself")
+        if model in self.program.training.executors:
+            raise _Refused(call, "the model is a PopTorch executor already")
+
+    def _check_optimizer(self, optimizer: str, model: str) -> None:
+        known = self.program.training.optimizers.get(optimizer)
+        if known is None:
+            return
+        owners = set()
+        for part in ast.walk(known[0]):
+            owner = owner_of(part, "parameters", "named_parameters")
+            if owner is not None:
+                owners.add(owner)
+        others = sorted(owner for owner in owners if owner != model and not owner.startswith(f"{model}."))
+        # A training function's own parameter names the model differently from the place that makes the optimizer.
+        local = self.program.function_of(self.statement)
+        arguments = {arg.arg for arg in local.args.args} if local is not None else set()
+        if others and model.split(".")[0] not in arguments:
+            raise _Refused(self.backward, f"{optimizer} also updates the parameters of {others[0] or 'another module'}")
+
+    def _split_loss(
+        self, value: ast.expr, call: ast.Call, output: Optional[ast.expr]
+    ) -> Tuple[Optional[ast.expr], Optional[ast.expr]]:
+        """Return the loss function and the target when the loss is `function(output, target)`."""
+        if not isinstance(value, ast.Call) or value.keywords or len(value.args) != 2 or dotted(value.func) is None:
+            return None, None
+        first, second = value.args
+        outputs = _stored(output) if output is not None else set()
+        plain = first is call or (
+            isinstance(first, ast.Name) and isinstance(output, ast.Name) and first.id == output.id
+        )
+        if not plain or isinstance(second, ast.Starred) or _loaded(second) & outputs:
+            return None, None
+        if _loaded(value.func) & self._per_batch_names():
+            raise _Refused(value, "the loss function changes from batch to batch")
+        return value.func, second
+
+    def _per_batch_names(self) -> Set[str]:
+        """Names bound anew for each batch: by the innermost loop, or by the whole function when there is none."""
+        loop = next(self.program.loops_around(self.statement), None)
+        if loop is not None:
+            names: Set[str] = set()
+            for statement in loop.body:
+                names |= _stored(statement)
+            return names | (_stored(loop.target) if not isinstance(loop, ast.While) else set())
+        function = self.program.function_of(self.statement)
+        if function is None:
+            return set()
+        arguments = {arg.arg for arg in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]}
+        local = {name for statement in function.body for name in _stored(statement)}
+        # A process function's arguments are the batch; a training function without a loop gets it the same way.
+        return (arguments | local) - {"self"}
+
+    def _check_carried(self, call: ast.Call, loss: ast.expr, outputs: Set[str]) -> None:
+        read = {name for value in (*call.args, *(k.value for k in call.keywords)) for name in _loaded(value)}
+        if read & outputs:
+            raise _Refused(call, f"{sorted(read & outputs)[0]!r} is carried from one batch to the next")
+        loop = next(self.program.loops_around(self.statement), None)
+        if loop is None:
+            return
+        known = set() if isinstance(loop, ast.While) else _stored(loop.target)
+        for statement in _before(loop.body, self.statement):
+            known |= _stored(statement)
+        everything = {name for statement in loop.body for name in _stored(statement)}
+        late = ((read | _loaded(loss)) & everything) - known - outputs
+        late -= _stored(self._statement(call)) if call is not loss else set()
+        if late:
+            raise _Refused(call, f"{sorted(late)[0]!r} is carried from one batch to the next")
+
+    def _check_provenance(self, call: ast.Call, loss: ast.expr, outputs: Set[str]) -> None:
+        """Refuse inputs and targets that come out of a model: their gradient would be lost."""
+        models = self.program.training.models
+        values: List[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords), loss]
+        scope = self._scope_assignments()
+        seen: Set[str] = set()
+        while values:
+            value = values.pop()
+            for part in ast.walk(value):
+                if isinstance(part, ast.Call) and part is not call and self._runs_a_model(part, models):
+                    raise _Refused(part, "the loss depends on a further call of a model")
+            for name in _loaded(value) - seen - outputs:
+                seen.add(name)
+                values.extend(scope.get(name, []))
+
+    def _runs_a_model(self, call: ast.Call, models: Set[str]) -> bool:
+        name = dotted(call.func)
+        if name in models:
+            return True
+        if any(dotted(value) in models for value in call.args):
+            # `torch.save(model)` is no forward, but then it is no target either.
+            return self.program.names.resolve(call.func) is None
+        body = self.program.functions.get(name or "")
+        return body is not None and any(dotted(part) in models for part in ast.walk(body))
+
+    def _scope_assignments(self) -> Dict[str, List[ast.expr]]:
+        """Values that names are given in the innermost loop, or in the function when there is none."""
+        loop = next(self.program.loops_around(self.statement), None)
+        around: Optional[ast.AST] = loop if loop is not None else self.program.function_of(self.statement)
+        found: Dict[str, List[ast.expr]] = {}
+        for node in ast.walk(around) if around is not None else ():
+            if isinstance(node, (ast.Assign, ast.AugAssign)):
+                for name in _stored(node):
+                    found.setdefault(name, []).append(node.value)
+        return found
+
+
+def _before(body: Sequence[ast.stmt], last: ast.stmt) -> Iterator[ast.stmt]:
+    """Yield the statements of a loop body that come before `last`, at any depth."""
+    for statement in body:
+        if statement is last:
+            return
+        inside = any(part is last for part in ast.walk(statement))
+        if not inside:
+            yield statement
+            continue
+        children: Dict[str, List[ast.stmt]] = {
+            name: getattr(statement, name, []) for name in ("body", "orelse", "finalbody")
+        }
+        for suite in children.values():
+            if any(part is last for item in suite for part in ast.walk(item)):
+                yield from _before(suite, last)
+        return
+
+
+_READING_METHODS = {
+    "item",
+    "detach",
+    "cpu",
+    "append",
+    "update",
+    "max",
+    "argmax",
+    "sum",
+    "size",
+    "eq",
+    "mean",
+    "float",
+    "add",
+}
+
+
+def _only_reads(statement: ast.stmt, owners: Set[str]) -> bool:
+    """Whether a statement only looks at the outputs, so that it may as well run after the update."""
+    if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)):
+        return False
+    for part in ast.walk(statement):
+        if dotted(part) in owners:
+            return False
+        if isinstance(part, ast.Call):
+            name = part.func.attr if isinstance(part.func, ast.Attribute) else None
+            plain = isinstance(part.func, ast.Name) and part.func.id in ("len", "float", "int", "print", "round", "str")
+            if not plain and name not in _READING_METHODS:
+                return False
+        if isinstance(part, (ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
+            return False
+    return True

@@ -1,0 +1,192 @@
+"""What a file trains with: its optimizers, schedules, loaders, models, loss functions and executors, by name."""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Set, Tuple
+
+from ignite_ipu.migration.evaluations import find_evaluations
+from ignite_ipu.migration.names import argument, dotted
+from ignite_ipu.migration.steps import Step, find_steps
+
+if TYPE_CHECKING:
+    from ignite_ipu.migration.program import Program
+
+TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.create_ipu_trainer")
+EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
+_SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
+
+
+class Training:
+    """The training side of a file; every table maps the source of a target (`optimizer`, `self.opt`) to its value."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.assigned: List[Tuple[str, ast.expr]] = list(_assignments(program.tree))
+
+    def _named(self, *names: str) -> Dict[str, ast.Call]:
+        calls = {id(call) for call, _ in self.program.calls(*names)}
+        return {name: value for name, value in self.assigned if isinstance(value, ast.Call) and id(value) in calls}
+
+    @cached_property
+    def optimizer_calls(self) -> List[Tuple[ast.Call, str]]:
+        """Every construction of an optimizer of torch or PopTorch, with the class's dotted name."""
+        calls = self.program.calls("torch.optim.*", "poptorch.optim.*")
+        return [(call, name) for call, name in calls if name.count(".") == 2 and name.rsplit(".", 1)[1][:1].isupper()]
+
+    @cached_property
+    def optimizers(self) -> Dict[str, Tuple[ast.Call, str]]:
+        """Optimizer variables: the construction and the class."""
+        made = {id(call): name for call, name in self.optimizer_calls}
+        found: Dict[str, Tuple[ast.Call, str]] = {}
+        for target, value in self.assigned:
+            inner = self._unwrapped(value)
+            if isinstance(inner, ast.Call) and id(inner) in made:
+                found[target] = (inner, made[id(inner)])
+        return found
+
+    def _unwrapped(self, value: ast.expr) -> ast.expr:
+        """Look through `idist.auto_optim(optimizer)`."""
+        while self.program.names.called(value) == "ignite.distributed.auto_optim":
+            assert isinstance(value, ast.Call)
+            inner = argument(value, "optimizer", 0)
+            if inner is None:
+                break
+            value = inner
+        return value
+
+    @cached_property
+    def models(self) -> Set[str]:
+        """Variables that hold a model: made from one of the file's models, or used as only models are."""
+        own = {model.name for model in self.program.models}
+        found: Set[str] = set()
+        for target, value in self.assigned:
+            name = self.program.names.called(value) or ""
+            local = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in own
+            if local or name == "torch.nn.Sequential" or name.startswith("torchvision.models."):
+                found.add(target)
+        for call in self.program.nodes(ast.Call):
+            function = call.func
+            if (
+                isinstance(function, ast.Attribute)
+                and function.attr in ("parameters", "train", "eval")
+                and not call.args
+            ):
+                owner = dotted(function.value)
+                if owner is not None and owner not in self.losses and owner != "self":
+                    found.add(owner)
+        return found
+
+    @cached_property
+    def losses(self) -> Dict[str, ast.Call]:
+        """Loss module variables."""
+        calls = {id(call) for call, name in self.program.calls("torch.nn.*") if name.endswith("Loss")}
+        return {target: value for target, value in self.assigned if isinstance(value, ast.Call) and id(value) in calls}
+
+    @cached_property
+    def schedulers(self) -> Dict[str, ast.Call]:
+        """Learning-rate schedule variables."""
+        return self._named(*_SCHEDULE_FACTORIES)
+
+    @cached_property
+    def loaders(self) -> Dict[str, ast.Call]:
+        """Variables that hold torch's DataLoader."""
+        return self._named("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
+
+    @cached_property
+    def executors(self) -> Dict[str, Tuple[ast.Call, str]]:
+        """PopTorch executor variables: the construction, and which wrapper."""
+        found: Dict[str, Tuple[ast.Call, str]] = {}
+        for wrapper in ("poptorch.trainingModel", "poptorch.inferenceModel"):
+            found.update({name: (call, wrapper) for name, call in self._named(wrapper).items()})
+        return found
+
+    @cached_property
+    def trainers(self) -> List[ast.Call]:
+        """Calls of Ignite's supervised trainer factory, and of ours."""
+        return [call for call, _ in self.program.calls(*TRAINER_FACTORIES)]
+
+    @cached_property
+    def loss_functions(self) -> Set[str]:
+        """Names of functions used as the loss of a trainer or of an understood training step."""
+        names = {dotted(value) for value in (argument(call, "loss_fn", 2) for call in self.trainers) if value}
+        for call, _ in self.program.calls("ignite_ipu.ipu_train_batch"):
+            value = argument(call, "loss_fn", 2)
+            names.add(dotted(value) if value is not None else None)
+        for step in self.steps:
+            if step.plan is not None and step.plan.loss_function is not None:
+                names.add(dotted(step.plan.loss_function))
+        return {name for name in names if name is not None}
+
+    @cached_property
+    def steps(self) -> List[Step]:
+        """The training steps written out by hand, in the order of the text."""
+        return find_steps(self.program)
+
+    @cached_property
+    def evaluations(self) -> List[ast.Call]:
+        """The model calls of evaluation loops and evaluation steps."""
+        return find_evaluations(self.program)
+
+    @cached_property
+    def training_loaders(self) -> Dict[str, Tuple[ast.Call, ast.AST]]:
+        """Loaders that feed training: their construction, and where they are used for it."""
+        found: Dict[str, Tuple[ast.Call, ast.AST]] = {}
+        for step in self.steps:
+            for loop in self.program.loops_around(step.backward):
+                if isinstance(loop, ast.For):
+                    self._note_loaders(loop.iter, loop, found)
+        for _, call in self._trained_loaders():
+            self._note_loaders(call, call, found)
+        return found
+
+    def _trained_loaders(self) -> Iterator[Tuple[str, ast.expr]]:
+        """Yield what is given to the `run` of a trainer."""
+        names = {target for target, value in self.assigned if any(value is call for call in self.trainers)}
+        names |= {target for target, value in self.assigned if self._is_training_engine(value)}
+        for call in self.program.nodes(ast.Call):
+            function = call.func
+            if isinstance(function, ast.Attribute) and function.attr == "run" and dotted(function.value) in names:
+                data = argument(call, "data", 0)
+                if data is not None:
+                    yield dotted(function.value) or "", data
+
+    def _is_training_engine(self, value: ast.expr) -> bool:
+        if self.program.names.called(value) != "ignite.engine.Engine" or not isinstance(value, ast.Call):
+            return False
+        process = argument(value, "process_function", 0)
+        trained = {getattr(step.function, "name", None) for step in self.steps}
+        return process is not None and dotted(process) in trained
+
+    def _note_loaders(self, node: ast.AST, where: ast.AST, found: Dict[str, Tuple[ast.Call, ast.AST]]) -> None:
+        for part in ast.walk(node):
+            name = dotted(part)
+            if name is not None and name in self.loaders:
+                found[name] = (self.loaders[name], where)
+
+    def optimizer_class(self, name: str) -> Optional[str]:
+        """Return the dotted class of an optimizer variable, where the file shows it."""
+        known = self.optimizers.get(name)
+        return known[1] if known else None
+
+
+def _assignments(tree: ast.Module) -> Iterator[Tuple[str, ast.expr]]:
+    """Yield (source of the target, value) for every assignment, tuples element by element."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _pairs(target, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield from _pairs(node.target, node.value)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[Tuple[str, ast.expr]]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+            for one, part in zip(target.elts, value.elts):
+                yield from _pairs(one, part)
+        return
+    name = dotted(target)
+    if name is not None:
+        yield name, value
