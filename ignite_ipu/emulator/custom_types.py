@@ -63,7 +63,7 @@ def registered_parsers() -> Dict[type, ICustomArgParser]:
 
 
 def find_parser(value: Any) -> Optional[ICustomArgParser]:
-    """Return the parser for `value`: its exact type's, else the first registered one whose type it is an instance of."""
+    """Return the parser for `value`: its exact type's, else the first registered one that it is an instance of."""
     if not _PARSERS:
         return None
     parser = _PARSERS.get(type(value))

@@ -1,0 +1,255 @@
+"""A data set iterated in a process of its own, ahead of its reader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import weakref
+from typing import Any, Callable, Iterable, List, NoReturn, Optional, Tuple
+
+import torch
+
+from ignite_ipu.emulator.data.channel import Kind, Message
+from ignite_ipu.emulator.data.item import Structure
+from ignite_ipu.emulator.data.process import WorkerFailed, WorkerProcess, pickled_parsers
+from ignite_ipu.emulator.data.ring import Ring
+from ignite_ipu.emulator.data.seeding import CallerSeed, RandomState
+from ignite_ipu.emulator.data.strictness import poisons_stale_batches
+from ignite_ipu.emulator.data.worker import WorkerSettings
+from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
+from ignite_ipu.emulator.errors import python_error
+
+_NO_EPOCH = -1
+
+
+class AsynchronousDataAccessor:
+    """Loads the items of a data set in another process and shares them through a ring of slots.
+
+    An item's tensors *are* a slot: they hold its values until the next item is asked for. Clone what must live longer.
+    An item that has become stale reads as NaN (integers: the extreme of their type) until yet another one is asked for,
+    so that code relying on it fails visibly. `IGNITE_IPU_POISON_STALE_BATCHES=0` or
+    `ignite_ipu.emulator.data.set_poisoning(False)`, before the accessor is made, turns that off; then the slot just
+    takes the values of a later item, as in PopTorch.
+
+    The worker begins with a copy of this process's random state, and is told when a torch `DataLoader`'s generator
+    (torch's own unless the loader was given one) is seeded before a new epoch. Other changes to the data set or its
+    sampler stay unseen: the worker has copies.
+
+    Args:
+        dataset: Anything iterable, or a `DataLoader`. Its items are tensors, flat lists, tuples (they come back as
+            lists) or dictionaries of tensors, or values of a type with a registered parser. All of them have the shapes
+            and types of the first one.
+        buffer_size: Slots of the ring, 1 or more.
+        miss_sleep_time_in_ms: How long the worker sleeps when it finds the ring full. After that it waits until a slot
+            is given back, and costs nothing. 0 makes it look again and again.
+        load_indefinitely: Begin the next epoch before it is asked for.
+        early_preload: Fill the ring at once instead of at the first `iter`. The first item is loaded in any case.
+        sharing_strategy: How the worker is made: `Fork` inherits the data set; the others pickle it.
+        rebatched_size: Cut and join items to this many rows. Only a `DataLoader` with `drop_last=False` keeps a tail.
+
+    Raises:
+        Error: The worker failed before it had a first item, or `dataset` already loads asynchronously.
+        AssertionError: `rebatched_size` is below 2, or needed for the tail of `dataset` and not given.
+        ValueError: `buffer_size` is below 1, or `miss_sleep_time_in_ms` is negative.
+    """
+
+    rebatched_size: Optional[int]
+
+    # What __del__ finds if the constructor fails.
+    _worker: Optional[WorkerProcess] = None
+    _slot: Optional[int] = None
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: Optional[int] = None,
+    ) -> None:
+        if buffer_size < 1:
+            raise ValueError(f"buffer_size is {buffer_size}; the ring needs at least 1 slot, and 2 to load ahead.")
+        if not miss_sleep_time_in_ms >= 0:
+            raise ValueError(f"miss_sleep_time_in_ms is {miss_sleep_time_in_ms}; it must be 0 or more.")
+        if rebatched_size is not None and rebatched_size <= 1:
+            raise AssertionError(f"rebatched_size must be None or greater than 1, but it is {rebatched_size}.")
+        strategy = SharingStrategy(sharing_strategy)
+        self.rebatched_size = rebatched_size
+        keep_tail = self._check_loader(dataset)
+        self._owner = os.getpid()
+        self._poisons = poisons_stale_batches()
+        self._unusable = ""
+        # Whether an epoch was asked for, whether an item of it was taken, and whether it is over.
+        self._is_iterating = self._is_begun = self._is_over = False
+        # Messages of epochs up to the first number are not wanted; the second is the epoch being read.
+        self._epochs_above = self._epoch = _NO_EPOCH
+        self._received = self._freed = 0
+        self._seed = CallerSeed(dataset)
+        settings = WorkerSettings(
+            buffer_size=buffer_size,
+            # One more than is in use at any time, so that the latest stale item stays poisoned and is not yet reused.
+            slots=buffer_size + self._poisons,
+            miss_sleep=miss_sleep_time_in_ms / 1000,
+            load_indefinitely=bool(load_indefinitely),
+            early_preload=bool(early_preload),
+            rebatched_size=rebatched_size,
+            keep_tail=keep_tail,
+            random_state=None if strategy == SharingStrategy.Fork else RandomState.capture(),
+            parsers=pickled_parsers(strategy),
+        )
+        self._worker = worker = WorkerProcess(dataset, settings, strategy)
+        try:
+            self._structure, self._ring, self._rows = self._receive_layout(worker, settings.slots)
+            self._first: Optional[Message] = worker.receive()
+        except WorkerFailed as failure:
+            raise python_error(f"AsynchronousDataAccessor: the worker thread failed to start: {failure}") from None
+        except BaseException:
+            worker.stop()
+            raise
+
+    def __iter__(self) -> AsynchronousDataAccessor:
+        """Begin an epoch, also in the middle of one; nothing happens if one has begun but no item of it was taken."""
+        worker = self._usable_worker()
+        state = self._seed.new_state()
+        is_new = not self._is_iterating or self._is_begun or self._is_over
+        if is_new or state:
+            above = self._epoch if is_new else self._epochs_above
+            # What the worker may have begun in advance has the order of another seed.
+            self._epochs_above = above + 1 if state else above
+            worker.send(Message(Kind.ITERATE, self._epochs_above, body=state))
+        self._is_iterating, self._is_begun, self._is_over = True, False, False
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next item; the previous one's tensors are no longer its own.
+
+        Raises:
+            StopIteration: The epoch is over, until `iter` begins the next.
+            AssertionError: The worker failed, or was terminated.
+        """
+        worker = self._usable_worker()
+        if not self._is_iterating:
+            iter(self)
+        if self._slot is not None:
+            if self._poisons:
+                self._ring.poison(self._slot)
+            self._slot = None
+            self._give_back(worker)
+        if self._is_over:
+            raise StopIteration
+        while True:
+            message = self._receive(worker)
+            is_wanted = message.number > self._epochs_above
+            if is_wanted:
+                self._epoch = message.number
+            if message.kind == Kind.ITEM:
+                slot = self._received % len(self._ring)
+                self._received += 1
+                if is_wanted:
+                    self._is_begun, self._slot = True, slot
+                    return self._item(slot, message)
+                self._give_back(worker)
+            elif is_wanted:
+                self._is_over = True
+                raise StopIteration
+
+    def __len__(self) -> int:
+        """Return the items of an epoch: the data set's, or as many whole ones as rebatching makes of them."""
+        dataset = self._dataset()
+        length = len(dataset)  # type: ignore[arg-type]
+        if self.rebatched_size is None or self._is_owned:
+            return length
+        batch_size = getattr(dataset, "batch_size", None)
+        rows = batch_size if isinstance(batch_size, int) else self._rows
+        return length * rows // self.rebatched_size
+
+    def terminate(self) -> None:
+        """End the worker: it is asked for 10 seconds, then interrupted, and killed after 10 more. Once is enough.
+
+        The last item stays valid; asking for another is an error.
+        """
+        if self._worker is not None and os.getpid() == self._owner:
+            self._unusable = self._unusable or (
+                "This AsynchronousDataAccessor has been terminated. Create a new one to go on."
+            )
+            self._worker.stop()
+
+    def __del__(self) -> None:
+        # At interpreter exit parts of this may be gone, but then the worker is, too.
+        with contextlib.suppress(Exception):
+            self.terminate()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "An AsynchronousDataAccessor owns a process, so it cannot be copied or pickled; create another."
+        )
+
+    def _check_loader(self, dataset: Iterable[Any]) -> bool:
+        """Remember the data set; return whether its items may end with a shorter one."""
+        from ignite_ipu.emulator.data.loader import DataLoader
+
+        if not isinstance(dataset, DataLoader):
+            self._is_owned = False
+            self._dataset: Callable[[], Iterable[Any]] = lambda: dataset
+            return False
+        if dataset._accessor is not None:
+            raise python_error(
+                "The DataLoader already uses an AsynchronousDataAccessor (its mode is "
+                f"{dataset._mode!r}). Iterate the loader itself, or create it with mode=DataLoaderMode.Sync."
+            )
+        size = dataset.combinedBatchSize
+        keeps_tail = not dataset.rebatched_drop_last
+        if keeps_tail and self.rebatched_size is None and not dataset._groups_batches and (size or 0) > 1:
+            raise AssertionError(
+                f"A DataLoader with drop_last=False and a combined batch size of {size} only works if 'rebatched_size' "
+                "is specified. Pass rebatched_size=loader.combinedBatchSize, or create the loader with drop_last=True."
+            )
+        self._is_owned = dataset._mode != DataLoaderMode.Sync
+        # A loader and its own accessor must not keep each other alive.
+        self._dataset = weakref.ref(dataset) if self._is_owned else lambda: dataset  # type: ignore[assignment]
+        return keeps_tail
+
+    def _usable_worker(self) -> WorkerProcess:
+        if self._unusable:
+            raise AssertionError(self._unusable)
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f"This AsynchronousDataAccessor belongs to process {self._owner}, not to this fork of it "
+                f"({os.getpid()}). Create one here."
+            )
+        assert self._worker is not None
+        return self._worker
+
+    def _receive(self, worker: WorkerProcess) -> Message:
+        if self._first is not None:
+            message, self._first = self._first, None
+            return message
+        try:
+            return worker.receive()
+        except WorkerFailed as failure:
+            self._unusable = f"An error occurred in the data fetcher: {failure}"
+            raise AssertionError(self._unusable) from None
+
+    def _give_back(self, worker: WorkerProcess) -> None:
+        self._freed += 1
+        worker.send(Message(Kind.FREED, self._freed))
+
+    def _item(self, slot: int, message: Message) -> Any:
+        # New tensor objects each time: what a caller sets on one (requires_grad, say) must not come back later.
+        tensors: List[torch.Tensor] = [tensor.detach() for tensor in self._ring.slot(slot)]
+        if message.rows >= 0:
+            tensors = [tensor[: message.rows] for tensor in tensors]
+        return self._structure.rebuild(tensors, message.body)
+
+    @staticmethod
+    def _receive_layout(worker: WorkerProcess, slots: int) -> Tuple[Structure, Ring, int]:
+        message = worker.receive()
+        (descriptor,) = message.files
+        try:
+            structure, specs, rows = pickle.loads(message.body)
+            return structure, Ring(specs, slots, descriptor), rows
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,361 @@
+"""The process that loads items and copies them into the ring, ahead of whoever reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import itertools
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.emulator.custom_types import registerCustomArgParser
+from ignite_ipu.emulator.data.channel import Channel, Kind, Message, anonymous_file
+from ignite_ipu.emulator.data.item import Structure
+from ignite_ipu.emulator.data.ring import Ring, TensorSpec
+from ignite_ipu.emulator.data.seeding import RandomState, adopt_state
+
+_LONGEST_REPORT = 64 * 1024
+_NOT_ASKED = -2
+
+# Iterators inherited by a fork belong to the parent's worker processes: destroying one here would stop those.
+_inherited: List[Any] = []
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker process needs to know besides the data set.
+
+    Attributes:
+        buffer_size: Items that may be loaded and not yet given back.
+        slots: Slots of the ring.
+        miss_sleep: Seconds to sleep when the ring is full before looking again; 0 looks without a pause.
+        load_indefinitely: Begin the next epoch before it is asked for.
+        early_preload: Fill the ring before the first epoch is asked for.
+        rebatched_size: Rows of an item when items are cut and joined, else None.
+        keep_tail: Deliver the last rows of an epoch even if they are fewer.
+        random_state: What to begin with; None keeps what a fork inherits.
+        parsers: Pickled pairs of a type and its parser.
+    """
+
+    buffer_size: int
+    slots: int
+    miss_sleep: float
+    load_indefinitely: bool
+    early_preload: bool
+    rebatched_size: Optional[int]
+    keep_tail: bool
+    random_state: Optional[RandomState]
+    parsers: Tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A data set that comes by fork, or by the pickling that starts a process (tensors then share memory)."""
+
+    dataset: Iterable[Any]
+
+    def load(self) -> Iterable[Any]:
+        """Return it."""
+        return self.dataset
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """A data set as bytes."""
+
+    data: bytes
+
+    def load(self) -> Iterable[Any]:
+        """Unpickle it."""
+        dataset: Iterable[Any] = pickle.loads(self.data)
+        return dataset
+
+
+@dataclass(frozen=True)
+class PickleFile:
+    """A data set in a temporary file, which goes once it is read."""
+
+    path: str
+
+    def load(self) -> Iterable[Any]:
+        """Unpickle it and delete the file."""
+        with open(self.path, "rb") as file:
+            dataset: Iterable[Any] = pickle.load(file)
+        os.unlink(self.path)
+        return dataset
+
+
+class _Stop(BaseException):
+    """The accessor wants no more."""
+
+
+class _Abandoned(BaseException):
+    """The accessor wants no more of this epoch."""
+
+
+def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: WorkerSettings) -> None:
+    """Serve one accessor until it says stop or goes away; this is the main function of the process.
+
+    Args:
+        channel: This process's end.
+        others_end: The accessor's end if a fork has copied it into this process.
+        source: A `Direct`, `Pickled` or `PickleFile`.
+        settings: How to load.
+    """
+    if others_end is not None:
+        others_end.close()
+    _die_with_parent()
+    # A group of its own: Ctrl-C in a terminal is for the program, and all of the group can be killed in one go.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # OpenMP's threads do not survive a fork; a parallel loop would wait for them for ever.
+    torch.set_num_threads(1)
+    worker = _Worker(channel, settings)
+    try:
+        worker.serve(source)
+    except (_Stop, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
+        return
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            channel.send(Message(Kind.FAILED, body=_report(worker.doing, error)))
+        sys.exit(1)
+
+
+class _Worker:
+    """Loads epochs one after the other, never further ahead than it may."""
+
+    def __init__(self, channel: Channel, settings: WorkerSettings) -> None:
+        self.doing = "starting"
+        self._channel = channel
+        self._settings = settings
+        # The accessor is reading an epoch numbered above this; smaller ones are of no use to it.
+        self._asked_above = _NOT_ASKED
+        self._state = b""
+        self._published = 0
+        self._freed = 0
+        # Rows already in the slot being filled, when rebatching.
+        self._filled = 0
+        self._tail_skeleton = b""
+        self._structure: Optional[Structure] = None
+        self._specs: List[TensorSpec] = []
+        self._ring: Optional[Ring] = None
+
+    def serve(self, source: Any) -> None:
+        stack = anonymous_file(0)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True, chain=False)
+        self._channel.send(Message(Kind.STARTED, files=(stack,)))
+        for pair in self._settings.parsers:
+            registerCustomArgParser(*pickle.loads(pair))
+        self.doing = "unpickling the data set"
+        dataset = source.load()
+        _forget_iterator(dataset)
+        if self._settings.random_state is not None:
+            self._settings.random_state.restore()
+        number = 0
+        while True:
+            self._wait_until_allowed(number)
+            number = max(number, self._asked_above + 1)
+            if self._state:
+                adopt_state(dataset, self._state)
+                self._state = b""
+            with contextlib.suppress(_Abandoned):
+                self._load_epoch(number, dataset)
+            number += 1
+
+    def _wait_until_allowed(self, number: int) -> None:
+        self._handle_messages()
+        while number > max(0, self._asked_above + 1 + self._settings.load_indefinitely):
+            self._channel.wait()
+            self._handle_messages()
+
+    def _load_epoch(self, number: int, dataset: Iterable[Any]) -> None:
+        self.doing = f"starting epoch {number}"
+        self._filled = 0
+        short_item = None
+        for index, item in enumerate(self._items(number, dataset)):
+            if short_item is not None:
+                raise AssertionError(
+                    f"Item {short_item} has fewer rows than the first one, which only the last of an epoch may have."
+                )
+            if self._structure is None:
+                self._structure = Structure.of(item)
+            tensors = self._structure.tensors(item)
+            if self._settings.rebatched_size is not None:
+                self._publish_cut(number, item, tensors, self._settings.rebatched_size)
+            elif self._publish_whole(number, item, tensors):
+                short_item = index
+        if self._filled and self._settings.keep_tail:
+            self._publish(number, self._filled, self._tail_skeleton)
+        if self._published == 0:
+            raise AssertionError("The Dataset is empty: it yielded no complete item.")
+        self._channel.send(Message(Kind.END, number))
+
+    def _items(self, number: int, dataset: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items of one epoch, and say in `doing` which one is being waited for."""
+        iterator = iter(dataset)
+        for index in itertools.count():
+            self._handle_messages(number)
+            self.doing = f"loading item {index} of epoch {number}"
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            self.doing = f"sharing item {index} of epoch {number}"
+            yield item
+
+    def _publish_whole(self, number: int, item: Any, tensors: List[torch.Tensor]) -> bool:
+        """Copy an item into the next slot; return whether it is shorter than the first."""
+        structure, ring = self._prepared([TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors], 0)
+        rows = self._rows_if_short(structure, tensors)
+        slot = self._free_slot(number, ring)
+        with torch.no_grad():
+            for target, tensor in zip(slot, tensors):
+                (target if rows < 0 else target[:rows]).copy_(tensor)
+        self._publish(number, rows, structure.skeleton(item))
+        return rows >= 0
+
+    def _publish_cut(self, number: int, item: Any, tensors: List[torch.Tensor], size: int) -> None:
+        """Append the rows of an item to the slot being filled, and to as many further ones as they fill."""
+        rows = self._common_rows(tensors)
+        structure, ring = self._prepared([TensorSpec((size, *t.shape[1:]), t.dtype) for t in tensors], rows)
+        for name, spec, tensor in zip(structure.names, self._specs, tensors):
+            if tensor.dtype != spec.dtype or tuple(tensor.shape[1:]) != spec.shape[1:]:
+                raise _mismatch(name, tensor, spec, " from the second dimension on")
+        skeleton = structure.skeleton(item)
+        start = 0
+        while start < rows:
+            slot = self._free_slot(number, ring)
+            count = min(size - self._filled, rows - start)
+            with torch.no_grad():
+                for target, tensor in zip(slot, tensors):
+                    target[self._filled : self._filled + count].copy_(tensor[start : start + count])
+            self._filled += count
+            self._tail_skeleton = skeleton
+            start += count
+            if self._filled == size:
+                self._filled = 0
+                self._publish(number, -1, skeleton)
+
+    def _common_rows(self, tensors: Sequence[torch.Tensor]) -> int:
+        assert self._structure is not None
+        shapes = {name: tuple(tensor.shape) for name, tensor in zip(self._structure.names, tensors)}
+        rows = {shape[0] if shape else None for shape in shapes.values()}
+        if None in rows or len(rows) > 1:
+            raise AssertionError(
+                f"Items with shapes {shapes} cannot be cut and joined to batches of {self._settings.rebatched_size}: "
+                "all tensors need the same first dimension. Load without rebatching, or batch every tensor."
+            )
+        return int(tensors[0].shape[0])
+
+    def _rows_if_short(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> int:
+        """Return the number of rows of an item shorter than the first, -1 if it is as long."""
+        if all(tuple(t.shape) == spec.shape and t.dtype == spec.dtype for t, spec in zip(tensors, self._specs)):
+            return -1
+        for name, spec, tensor in zip(structure.names, self._specs, tensors):
+            shape = tuple(tensor.shape)
+            fits = self._settings.keep_tail and shape[1:] == spec.shape[1:] and 0 < len(shape) == len(spec.shape)
+            if tensor.dtype != spec.dtype or not (fits and shape[0] <= spec.shape[0]):
+                raise _mismatch(name, tensor, spec, "")
+        return self._common_rows(tensors)
+
+    def _prepared(self, specs: List[TensorSpec], rows: int) -> Tuple[Structure, Ring]:
+        """Return the ring, made and announced when the first item is there, which has `rows` rows."""
+        assert self._structure is not None
+        if self._ring is None:
+            descriptor = Ring.allocate(specs, self._settings.slots)
+            try:
+                self._ring = Ring(specs, self._settings.slots, descriptor)
+                body = pickle.dumps((self._structure, specs, rows))
+                self._channel.send(Message(Kind.LAYOUT, body=body, files=(descriptor,)))
+            finally:
+                os.close(descriptor)
+            self._specs = specs
+        return self._structure, self._ring
+
+    def _free_slot(self, number: int, ring: Ring) -> List[torch.Tensor]:
+        """Return the next slot as soon as the accessor has given it back."""
+        room = self._settings.buffer_size
+        while self._published - self._freed >= room:
+            if self._settings.miss_sleep:
+                time.sleep(self._settings.miss_sleep)
+                self._handle_messages(number)
+                if self._published - self._freed >= room:
+                    self._channel.wait()
+            self._handle_messages(number)
+        return ring.slot(self._published % len(ring))
+
+    def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
+        self._channel.send(Message(Kind.ITEM, number, rows, skeleton))
+        self._published += 1
+        # The first item fixes the layout; the rest is loaded when somebody wants it.
+        while self._asked_above == _NOT_ASKED and not self._settings.early_preload:
+            self._channel.wait()
+            self._handle_messages(number)
+
+    def _handle_messages(self, number: Optional[int] = None) -> None:
+        """Read what has arrived.
+
+        Raises:
+            _Stop: The accessor has finished.
+            _Abandoned: Epoch `number` is no longer wanted.
+        """
+        while True:
+            try:
+                message = self._channel.receive()
+            except EOFError:
+                raise _Stop from None
+            if message is None:
+                break
+            if message.kind == Kind.STOP:
+                raise _Stop
+            if message.kind == Kind.FREED:
+                self._freed = message.number
+            elif message.kind == Kind.ITERATE:
+                self._asked_above = message.number
+                self._state = message.body or self._state
+        if number is not None and number <= self._asked_above:
+            raise _Abandoned
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it has died, even in the middle of a hanging load."""
+    parent = parent_process()
+    assert parent is not None
+    sentinel = parent.sentinel
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+    # The sentinel is a pipe only the parent can write to. Its closing raises SIGIO, whose default action is to end.
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(sentinel, select.POLLIN)
+    if poll.poll(0):
+        sys.exit(1)
+
+
+def _forget_iterator(dataset: Iterable[Any]) -> None:
+    if isinstance(dataset, torch.utils.data.DataLoader) and dataset._iterator is not None:
+        _inherited.append(dataset._iterator)
+        dataset._iterator = None
+
+
+def _mismatch(name: str, tensor: torch.Tensor, spec: TensorSpec, extent: str) -> AssertionError:
+    return AssertionError(
+        f"{name} has shape {tuple(tensor.shape)} and type {tensor.dtype}, but the first item fixed {spec.shape} and "
+        f"{spec.dtype}{extent}. All items must match it: pad them, set drop_last=True, or use rebatching."
+    )
+
+
+def _report(doing: str, error: BaseException) -> bytes:
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = f"{type(error).__qualname__} while {doing}: {error}\n\nTraceback of the worker:\n{trace}"
+    return text[:_LONGEST_REPORT].encode("utf-8", "replace")
