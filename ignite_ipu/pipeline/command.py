@@ -1,0 +1,175 @@
+"""`ignite-ipu plan`: plan a model over IPUs, print the comparison, write pictures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import replace
+from typing import Any, Tuple
+
+from torch import nn
+
+from .comparison import compare
+from .drawing import draw_scaling
+from .errors import PlanError
+from .layers import Granularity
+from .machine import BOW, MK2, Machine
+from .measure import measure
+from .pod import scale
+from .trace import write_trace
+
+_MACHINES = {"mk2": MK2, "bow": BOW}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.description = "Measure a model on the host, plan it over IPUs, and print the plans, best first. Every time "
+    "and size is an estimate."
+    parser.add_argument(
+        "target",
+        metavar="MODULE:FACTORY",
+        help="a function without arguments, in a module or a .py file, that returns (model, inputs) or (model, inputs, "
+        "optimizer); "
+        "inputs are one micro-batch: a tensor, a tuple of arguments, or a dict of keyword arguments",
+    )
+    parser.add_argument("--ipus", type=int, default=4, help="IPUs to use (default: %(default)s)")
+    parser.add_argument("--ipus-per-replica", type=int, help="fix the IPUs of one copy of the model")
+    parser.add_argument(
+        "--machine", choices=sorted(_MACHINES), default="mk2", help="what the IPUs are (default: %(default)s)"
+    )
+    parser.add_argument("--memory", type=_size, help="memory of one IPU, such as 900MB (default: the machine's)")
+    parser.add_argument("--usable", type=float, help="share of the memory left for tensors (default: the machine's)")
+    parser.add_argument(
+        "--optimizer", help="sgd, sgd-momentum, adam, adamw, lamb or rmsprop (default: the factory's, or adamw)"
+    )
+    parser.add_argument("--inference", action="store_true", help="plan inference instead of training")
+    parser.add_argument("--global-batch", type=int, help="fix the samples per weight update")
+    parser.add_argument(
+        "--granularity", type=_granularity, default="blocks", help="blocks, leaves or a depth (default: blocks)"
+    )
+    parser.add_argument("--real", action="store_true", help="measure a real run, for a forward that needs values")
+    parser.add_argument("--rows", type=int, default=10, help="plans to list (default: %(default)s)")
+    parser.add_argument(
+        "--pod", type=int, metavar="IPUS", help="also scale the best plan by replicas up to this many IPUs"
+    )
+    parser.add_argument("--picture", metavar="FILE", help="write schedule and memory as a picture")
+    parser.add_argument("--pod-picture", metavar="FILE", help="write the scaling of --pod as a picture")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the schedule as trace events for chrome://tracing or Perfetto"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; return 0 if a plan fits, 1 if none does, 2 if the question makes no sense."""
+    if args.pod_picture and not args.pod:
+        print("--pod-picture needs --pod IPUS.", file=sys.stderr)
+        return 2
+    try:
+        model, inputs, optimizer = _build(args.target)
+        profile = measure(model, inputs, granularity=args.granularity, training=not args.inference, fake=not args.real)
+        machine = _machine(args)
+        comparison = compare(
+            profile,
+            args.ipus,
+            optimizer=args.optimizer or optimizer or "adamw",
+            machine=machine,
+            ipus_per_replica=args.ipus_per_replica,
+            global_batch=args.global_batch,
+        )
+    except PlanError as error:
+        print(error, file=sys.stderr)
+        return 2
+    from .plan import text_table
+
+    print(text_table(comparison.table(args.rows)))
+    print()
+    try:
+        best = comparison.best
+    except PlanError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(best)
+    if args.picture:
+        best.draw().savefig(args.picture)
+    if args.trace:
+        write_trace(best.schedule(), args.trace)
+    if args.pod:
+        scaling = scale(
+            profile,
+            best.ipus_per_replica,
+            ipus=args.pod,
+            strategy=best.strategy,
+            optimizer=best.optimizer,
+            machine=machine,
+            global_batch=args.global_batch,
+        )
+        print(f"\n{scaling}")
+        if args.pod_picture:
+            draw_scaling(scaling).savefig(args.pod_picture)
+    return 0
+
+
+def _machine(args: argparse.Namespace) -> Machine:
+    machine = _MACHINES[args.machine]
+    if args.memory is not None:
+        machine = replace(machine, memory=args.memory)
+    if args.usable is not None:
+        machine = replace(machine, usable_fraction=args.usable)
+    return machine
+
+
+def _build(target: str) -> Tuple[nn.Module, Any, Any]:
+    """Call the factory.
+
+    Raises:
+        PlanError: It cannot be found, or returns something else.
+    """
+    path, _, name = target.rpartition(":")
+    if not path or not name:
+        raise PlanError(f"{target!r} is not of the form MODULE:FACTORY, such as my_model:make or my_model.py:make.")
+    factory = getattr(_load(path), name, None)
+    if not callable(factory):
+        raise PlanError(f"{path} has no function {name!r}.")
+    built = factory()
+    if isinstance(built, tuple) and len(built) in (2, 3) and isinstance(built[0], nn.Module):
+        return built[0], built[1], built[2] if len(built) == 3 else None
+    raise PlanError(
+        f"{target} returned {type(built).__name__}; it must return (model, inputs) or (model, inputs, optimizer), with "
+        "the inputs of "
+        "one micro-batch."
+    )
+
+
+def _load(path: str) -> Any:
+    if path.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+        if spec is None or spec.loader is None or not os.path.exists(path):
+            raise PlanError(f"There is no file {path!r}.")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    # The command's own directory, not the caller's, is where Python looks first.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not path.startswith(error.name):
+            raise
+        raise PlanError(f"There is no module {path!r}; a file needs its .py ending.") from error
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9.]+)\s*([a-zA-Z]*)", text.strip())
+    if match is None or match.group(2).upper() not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 900MB or 897MiB")
+    return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+
+
+def _granularity(text: str) -> Granularity:
+    return int(text) if text.isdigit() else text

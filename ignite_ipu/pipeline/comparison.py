@@ -1,0 +1,136 @@
+"""Plans for one model side by side, best first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+from torch.optim import Optimizer
+
+from .errors import PlanError
+from .machine import MK2, Machine
+from .memory import Strategy
+from .optimizer_state import OptimizerState, optimizer_state
+from .plan import Plan, html_table, text_table
+from .planner import plan
+from .profile import Profile
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plans for the same model and IPUs, those that fit first, each group by estimated throughput.
+
+    Args:
+        plans: The plans.
+    """
+
+    plans: Tuple[Plan, ...]
+
+    @property
+    def best(self) -> Plan:
+        """The fastest plan that fits.
+
+        Raises:
+            PlanError: None fits; the message is the least bad plan's, with its stage, numbers and remedies.
+        """
+        if not self.plans[0].fits:
+            nearest = min(self.plans, key=lambda plan: plan.fullest)
+            raise PlanError(
+                "No plan fits. The nearest is " + nearest.strategy_name + ":\n" + "\n".join(nearest.problems)
+            )
+        return self.plans[0]
+
+    def table(self, rows: Optional[int] = None) -> List[Dict[str, str]]:
+        """Return one row per plan, as text by column; `rows` limits them."""
+        return [
+            {
+                "strategy": plan.strategy_name,
+                "IPUs x replicas": f"{plan.ipus_per_replica} x {plan.replicas}",
+                "accumulation": str(plan.accumulation),
+                "device iterations": str(plan.device_iterations),
+                "global batch": str(plan.global_batch),
+                "bubble": f"{plan.iteration.bubble:.0%}",
+                "memory": f"{plan.fullest:.0%}",
+                "samples/s": f"{plan.throughput:,.0f}",
+                "verdict": "fits" if plan.fits else "does not fit",
+            }
+            for plan in self.plans[:rows]
+        ]
+
+    def __str__(self) -> str:
+        return f"{text_table(self.table())}\n\nAll times, sizes and rates are estimates."
+
+    def _repr_html_(self) -> str:
+        return f"{html_table(self.table())}<p>All times, sizes and rates are estimates.</p>"
+
+
+def compare(
+    profile: Profile,
+    ipus: int,
+    *,
+    optimizer: Union[Optimizer, OptimizerState, str] = "adamw",
+    machine: Machine = MK2,
+    only: Optional[Sequence[Strategy]] = None,
+    ipus_per_replica: Optional[int] = None,
+    global_batch: Optional[int] = None,
+) -> Comparison:
+    """Plan every strategy for every split of the IPUs into replicas.
+
+    Args:
+        profile: The measured model.
+        ipus: IPUs to use; the largest power of two among them is used, as PopTorch attaches to no other number.
+        optimizer: The optimizer that trains, or its name; inference profiles ignore it.
+        machine: What the IPUs are like.
+        only: Strategies to try; all that differ for this profile by default.
+        ipus_per_replica: Fix this number.
+        global_batch: Fix the samples per weight update; the accumulation follows from it. Free by default.
+
+    Raises:
+        PlanError: No combination exists at all, such as more IPUs per replica than layers.
+    """
+    if ipus < 1:
+        raise PlanError(f"Planning for {ipus} IPUs; it takes at least 1.")
+    total = 1 << (ipus.bit_length() - 1)
+    state = optimizer_state(optimizer)
+    plans: List[Plan] = []
+    refusals: List[str] = []
+    counts = [ipus_per_replica] if ipus_per_replica else _powers(min(total, machine.ipus_per_process))
+    for count in counts:
+        replicas = max(1, total // count)
+        for strategy in only or tuple(strategies(profile, state, count, replicas)):
+            try:
+                plans.append(
+                    plan(
+                        profile,
+                        count,
+                        replicas=replicas,
+                        available=ipus,
+                        strategy=strategy,
+                        optimizer=state,
+                        machine=machine,
+                        global_batch=global_batch,
+                    )
+                )
+            except PlanError as error:
+                refusals.append(str(error))
+    if not plans:
+        raise PlanError(f"{profile.model} cannot be planned for {ipus} IPUs: " + " ".join(sorted(set(refusals))))
+    return Comparison(tuple(sorted(plans, key=lambda p: (not p.fits, -p.throughput))))
+
+
+def strategies(profile: Profile, optimizer: OptimizerState, ipus_per_replica: int, replicas: int) -> Iterator[Strategy]:
+    """Yield every strategy that differs from the others for this model and split."""
+    layouts = [(True, False), (True, True), (False, False)]
+    if ipus_per_replica == 1:
+        layouts = [(False, False)]
+    elif not profile.training:
+        layouts = [(True, False), (False, False)]
+    state = profile.training and optimizer.slots > 0
+    for pipelined, recompute in layouts:
+        for offload in (False, True) if state else (False,):
+            for shard in (False, True) if state and replicas > 1 else (False,):
+                yield Strategy(pipelined, recompute, offload, shard)
+
+
+def _powers(limit: int) -> List[int]:
+    return [1 << n for n in range(limit.bit_length())]

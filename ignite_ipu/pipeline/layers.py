@@ -1,0 +1,100 @@
+"""Which modules of a model count as its layers."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Union
+
+from torch import nn
+
+from .errors import PlanError
+
+Granularity = Union[str, int, Sequence[str]]
+"""`"blocks"`, `"leaves"`, a depth of 1 or more, or the qualified names themselves."""
+
+
+def select_layers(model: nn.Module, granularity: Granularity = "blocks") -> List[str]:
+    """Return the qualified names of the modules that are the model's layers, in the order of registration.
+
+    Args:
+        model: Any module.
+        granularity: `"blocks"` opens containers, whatever holds a `ModuleList`, and single wrappers, and keeps their
+            items whole, which gives transformer layers and residual blocks. `"leaves"` takes the modules without
+            children. A number takes the modules at that depth, and leaves above it. A sequence of names is taken as it
+            is.
+
+    Raises:
+        PlanError: A name that the model does not have, a repeated name, or an unknown granularity.
+    """
+    if isinstance(granularity, str):
+        if granularity == "blocks":
+            return _blocks(model)
+        if granularity == "leaves":
+            return [name for name, module in model.named_modules() if not _children(module)]
+        raise PlanError(f"granularity is {granularity!r}; it must be 'blocks', 'leaves', a depth or a list of names.")
+    if isinstance(granularity, int):
+        if granularity < 1:
+            raise PlanError(f"granularity is {granularity}; a depth starts at 1, the model's own children.")
+        return _at_depth(model, granularity)
+    return _checked_names(model, granularity)
+
+
+def _children(module: nn.Module) -> Dict[str, nn.Module]:
+    return dict(module.named_children())
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _is_container(module: nn.Module) -> bool:
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return True
+    return any(isinstance(m, nn.ModuleList) and len(m) > 1 for m in module.modules())
+
+
+def _blocks(model: nn.Module) -> List[str]:
+    names = _expanded(model, "")
+    while True:
+        # A network wrapped alone, or beside a loss without weights, is opened too: one layer is no chain.
+        heavy = [name for name in names if _has_parameters(model, name)]
+        if len(heavy) != 1 or not _children(model.get_submodule(heavy[0])):
+            return names
+        place = names.index(heavy[0])
+        names[place : place + 1] = _expanded(model.get_submodule(heavy[0]), heavy[0])
+
+
+def _has_parameters(model: nn.Module, name: str) -> bool:
+    return any(True for _ in model.get_submodule(name).parameters())
+
+
+def _expanded(module: nn.Module, prefix: str) -> List[str]:
+    children = _children(module)
+    if not children:
+        return [prefix]
+    names: List[str] = []
+    for name, child in children.items():
+        inner = _join(prefix, name)
+        names += _expanded(child, inner) if _is_container(child) and _children(child) else [inner]
+    return names
+
+
+def _at_depth(module: nn.Module, depth: int, prefix: str = "") -> List[str]:
+    children = _children(module)
+    if not children or depth == 0:
+        return [prefix]
+    return [leaf for name, child in children.items() for leaf in _at_depth(child, depth - 1, _join(prefix, name))]
+
+
+def _checked_names(model: nn.Module, names: Sequence[str]) -> List[str]:
+    known = dict(model.named_modules())
+    seen: List[str] = []
+    for name in names:
+        if name not in known:
+            raise PlanError(
+                f"{type(model).__name__} has no module named {name!r}. Names near the top: "
+                f"{', '.join(_at_depth(model, 2)[:20])}."
+            )
+        if name in seen:
+            raise PlanError(f"Layer {name!r} is listed twice; a layer runs on one IPU, so name it once.")
+        seen.append(name)
+    return seen

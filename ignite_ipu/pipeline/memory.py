@@ -1,0 +1,152 @@
+"""What the IPU of a stage must hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import List, NamedTuple, Tuple
+
+import numpy as np
+
+from .optimizer_state import OptimizerState
+from .partition import Matrix, span_peaks, span_sums
+from .profile import Profile, TensorSize
+from .schedule import in_flight
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Choices that apply to the whole model.
+
+    Args:
+        pipelined: Pipelined execution; False for sharded.
+        recompute: Keep only what enters a stage, and repeat its forward pass before its backward pass.
+        offload_optimizer: Keep optimizer state off chip, and stream it through during the update.
+        shard_optimizer: Split optimizer state between the replicas (replicated tensor sharding).
+    """
+
+    pipelined: bool = True
+    recompute: bool = False
+    offload_optimizer: bool = False
+    shard_optimizer: bool = False
+
+    @property
+    def name(self) -> str:
+        words = ["pipelined" if self.pipelined else "sharded"]
+        words += ["recompute"] * self.recompute
+        words += ["optimizer off-chip"] * self.offload_optimizer
+        words += ["optimizer sharded"] * self.shard_optimizer
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on one stage's IPU, by purpose."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    working: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.working
+
+    def __add__(self, other: StageMemory) -> StageMemory:
+        return StageMemory(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+class _Spans(NamedTuple):
+    """Sums and peaks over every span of layers; see `Matrix`."""
+
+    weights: Matrix
+    gradients: Matrix
+    elements: Matrix
+    saved: Matrix
+    working: Matrix
+    inbound: Matrix
+
+
+@lru_cache(maxsize=8)
+def _spans(profile: Profile) -> _Spans:
+    layers = profile.layers
+    count = len(layers)
+    kept = np.zeros((count, count))
+    for saver, layer in enumerate(layers):
+        for tensor in layer.saved:
+            kept[tensor.producer, saver] += tensor.bytes
+    # saved[i, j]: made in layer i or later and saved before layer j; what entered the stage is in `inbound`.
+    saved = np.zeros((count + 1, count + 1))
+    saved[:count, 1:] = np.cumsum(np.cumsum(kept[::-1], axis=0)[::-1], axis=1)
+    inbound = np.zeros((count + 1, count + 1))
+    inbound[1:count, :] = np.asarray(profile.cut_bytes, dtype=np.float64)[:, None] if count > 1 else 0.0
+    return _Spans(
+        weights=span_sums([layer.parameter_bytes + layer.buffer_bytes for layer in layers]),
+        gradients=span_sums([layer.trainable_bytes for layer in layers]),
+        elements=span_sums([layer.trainable_elements for layer in layers]),
+        saved=saved,
+        working=span_peaks([layer.activation_bytes for layer in layers]),
+        inbound=inbound,
+    )
+
+
+class MemoryModel:
+    """Estimates the memory of any span of layers at any place in a pipeline.
+
+    The model, all of it an estimate: parameters and buffers once; one accumulator per trainable parameter; the
+    optimizer's slots in float32 per trainable element, none if off chip, split between replicas if sharded; the tensors
+    saved for backward and what enters the stage, once per micro-batch in flight, or with recomputation what enters the
+    stage once per micro-batch in flight and the saved tensors of one micro-batch; and as working space the activations
+    of the largest layer, twice when gradients of them are computed. Code, exchange buffers and padding are
+    `Machine.usable_fraction`'s.
+    """
+
+    def __init__(self, profile: Profile, optimizer: OptimizerState, strategy: Strategy, replicas: int = 1) -> None:
+        self.profile = profile
+        self.optimizer = optimizer
+        self.strategy = strategy
+        self.replicas = replicas
+
+    def _kept(self, stage: int, stages: int) -> int:
+        return in_flight(stage, stages) if self.strategy.pipelined and stages > 1 else 1
+
+    def _parts(self, stage: int, stages: int) -> Tuple[Matrix, Matrix, Matrix, Matrix, Matrix]:
+        spans = _spans(self.profile)
+        if not self.profile.training:
+            none = np.zeros_like(spans.weights)
+            return spans.weights, none, none, spans.inbound, spans.working
+        state = self.optimizer.bytes(1) * spans.elements
+        if self.strategy.offload_optimizer:
+            state = 0.0 * state
+        elif self.strategy.shard_optimizer:
+            state = state / self.replicas
+        gradients = spans.gradients if self.optimizer.accumulator else 0.0 * spans.gradients
+        kept = self._kept(stage, stages)
+        if self.strategy.recompute:
+            entering = spans.inbound.copy()
+            entering[0, :] = self.profile.input_bytes
+            activations = kept * entering + spans.saved
+        else:
+            activations = kept * (spans.inbound + spans.saved)
+        return spans.weights, gradients, state, activations, 2 * spans.working
+
+    def totals(self, stage: int, stages: int) -> Matrix:
+        """Return the bytes that stage `stage` of `stages` holds, for every span of layers."""
+        weights, gradients, state, activations, working = self._parts(stage, stages)
+        return weights + gradients + state + activations + working
+
+    def stage(self, begin: int, end: int, stage: int, stages: int) -> StageMemory:
+        """Return the same for one span, by purpose."""
+        return StageMemory(*(float(part[begin, end]) for part in self._parts(stage, stages)))
+
+    def biggest(self, begin: int, end: int, stage: int, stages: int, count: int = 3) -> List[TensorSize]:
+        """Return the largest tensors of one span, saved ones counted once per micro-batch that keeps them."""
+        layers = self.profile.layers[begin:end]
+        tensors = [p for layer in layers for p in layer.parameters]
+        kept = 1 if self.strategy.recompute else self._kept(stage, stages)
+        times = f" x {kept} micro-batches" if kept > 1 else ""
+        tensors += [
+            TensorSize(f"{layer.name}: {t.name}{times}", kept * t.bytes) for layer in layers for t in layer.saved
+        ]
+        return sorted(tensors, key=lambda t: -t.bytes)[:count]

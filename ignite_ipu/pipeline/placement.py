@@ -1,0 +1,444 @@
+"""Layers put on IPUs without an edit of the model: forward hooks open PopTorch blocks where stages begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Type, Union
+
+from torch import nn
+
+from ignite_ipu import backend
+
+from .checks import (
+    accumulation_problem,
+    device_iterations_problem,
+    replication_problem,
+    shared_weight_problems,
+)
+from .errors import PlanError
+from .layers import Granularity, select_layers
+from .machine import MK2, Machine
+from .profile import Profile
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
+
+Entry = Union[str, int, Tuple[Union[str, int], int]]
+Spec = Union[Sequence[Entry], "Plan", "Placement"]
+"""What `Placement.of` understands: see there."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A layer at which a stage begins, and the stage's IPU; `call` tells the calls of a module apart, from 0."""
+
+    layer: str
+    ipu: int
+    call: int = 0
+
+    @property
+    def block(self) -> str:
+        """Id of the PopTorch block opened here."""
+        return self.layer if self.call == 0 else f"{self.layer}#{self.call + 1}"
+
+
+class Placement:
+    """Where each stage of a model begins, and how the stages are executed.
+
+    Operators before the first start run with the first stage. Training and inference each take their own placement.
+
+    Args:
+        starts: One per stage, in the order of execution.
+        execution: One of `EXECUTIONS`.
+        loss_ipu: IPU of the loss, if it is not to stay with the last stage.
+
+    Raises:
+        PlanError: No starts, a layer listed twice, IPUs that leave gaps, or an unknown execution.
+    """
+
+    def __init__(self, starts: Sequence[Start], execution: str = "pipelined", loss_ipu: Optional[int] = None) -> None:
+        if execution not in EXECUTIONS:
+            raise PlanError(f"Execution is {execution!r}; it must be one of: {', '.join(EXECUTIONS)}.")
+        if not starts:
+            raise PlanError("A placement needs at least one layer to start at, and the list is empty.")
+        blocks = [start.block for start in starts]
+        for block in blocks:
+            if blocks.count(block) > 1:
+                raise PlanError(
+                    f"Layer {block!r} is used twice in the placement; a layer runs on one IPU, so name it once."
+                )
+        used = {start.ipu for start in starts} | ({loss_ipu} if loss_ipu is not None else set())
+        if used != set(range(len(used))):
+            raise PlanError(f"The placement uses IPUs {sorted(used)}; number them from 0 without gaps.")
+        self.starts = tuple(starts)
+        self.execution = execution
+        self.loss_ipu = loss_ipu
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        spec: Spec,
+        *,
+        execution: str = "pipelined",
+        granularity: Granularity = "blocks",
+        loss_ipu: Optional[int] = None,
+    ) -> Placement:
+        """Understand a short description.
+
+        Args:
+            model: The model it speaks of.
+            spec: A plan or a placement, taken as it is; or a list, in one of these forms. Layer names, or indices into
+                `select_layers(model, granularity)` of which the first is 0: a stage begins at each, on the next IPU; a
+                pair `(layer, ipu)` says the IPU. Or layers per IPU, where one or more -1 share what the others leave,
+                as `[4, -1, -1, 4]`: earlier wildcards get the odd ones. The two lists of numbers cannot be confused,
+                since no IPU gets 0 layers.
+            execution: One of `EXECUTIONS`.
+            granularity: Which modules count as layers for indices and layers per IPU.
+            loss_ipu: IPU of the loss, if it is not to stay with the last stage.
+
+        A layer that shares a weight with an earlier one on another IPU begins a stage of its own on that IPU, so that
+        the weight stays in one place.
+
+        Raises:
+            PlanError: An unknown layer, one used twice, layers out of their order, or numbers that do not fit the
+                model.
+        """
+        from .plan import Plan
+
+        if isinstance(spec, Plan):
+            return spec.placement()
+        if isinstance(spec, Placement):
+            return spec
+        entries = list(spec)
+        if entries and all(isinstance(e, int) for e in entries) and entries[0] != 0:
+            names = select_layers(model, granularity)
+            counts = layers_per_ipu([e for e in entries if isinstance(e, int)], len(names))
+            starts = [Start(names[sum(counts[:ipu])], ipu) for ipu in range(len(counts))]
+        else:
+            starts = _starts(model, entries, granularity)
+            names = _execution_order(model, starts, granularity)
+        return cls(_with_shared(model, starts, names), execution, loss_ipu)
+
+    @classmethod
+    def from_plan(cls, plan: Plan) -> Placement:
+        """Return the placement that a plan describes."""
+        first = [plan.profile.layers[stage.begin] for stage in plan.stages]
+        starts = [Start(layer.module, stage.ipu, layer.call) for layer, stage in zip(first, plan.stages)]
+        return cls(starts, "pipelined" if plan.strategy.pipelined else "sharded")
+
+    @property
+    def blocks(self) -> Tuple[str, ...]:
+        """Block ids in the order of execution, the loss's last if it has one of its own."""
+        ids = tuple(start.block for start in self.starts)
+        return ids if self.loss_ipu is None else (*ids, "loss")
+
+    @property
+    def ipus(self) -> Tuple[int, ...]:
+        """The IPU of each block; phases run serially on IPU 0, or in turn on the IPUs 0 and 1."""
+        if self.execution == "serial phased":
+            return (0,) * len(self.blocks)
+        if self.execution == "parallel phased":
+            return tuple(phase % 2 for phase in range(len(self.blocks)))
+        ids = tuple(start.ipu for start in self.starts)
+        return ids if self.loss_ipu is None else (*ids, self.loss_ipu)
+
+    @property
+    def ipus_per_replica(self) -> int:
+        return 1 + max(self.ipus)
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages as PopTorch counts them: neighbours on one IPU are one stage, and the first IPU is 0."""
+        return 1 + sum(before != after for before, after in zip((0, *self.ipus), self.ipus))
+
+    def strategy(self) -> Any:
+        """Return a new `poptorch` execution strategy, for `Options.setExecutionStrategy`."""
+        poptorch = backend.poptorch()
+        stages = [poptorch.Stage(block).ipu(ipu) for block, ipu in zip(self.blocks, self.ipus)]
+        if self.execution == "pipelined":
+            return poptorch.PipelinedExecution(*stages)
+        if self.execution == "sharded":
+            return poptorch.ShardedExecution(*stages)
+        phases = [poptorch.Phase(stage) for stage in stages]
+        if self.execution == "serial phased":
+            return poptorch.SerialPhasedExecution(*phases)
+        return poptorch.ParallelPhasedExecution(*phases)
+
+    def begin_loss(self) -> None:
+        """Open the loss's block; call it between the model's forward and the loss. Does nothing without `loss_ipu`."""
+        if self.loss_ipu is not None:
+            backend.poptorch().Block.start("loss", self.ipus[-1])
+
+    def apply(self, model: nn.Module) -> AppliedPlacement:
+        """Hook into the model; the result removes the hooks again, by `remove()` or at the end of a `with` block.
+
+        Parameters, buffers, `state_dict` keys and forwards stay as they are. A run of the model raises `PlanError` when
+        a start is reached out of order or not at all, or when layers on different IPUs use one weight.
+
+        Raises:
+            PlanError: A layer that the model does not have.
+        """
+        return AppliedPlacement(self, model)
+
+    def problems(
+        self,
+        *,
+        training: bool = True,
+        accumulation: int = 1,
+        device_iterations: int = 1,
+        replicas: int = 1,
+        available: Optional[int] = None,
+        machine: Machine = MK2,
+        profile: Optional[Profile] = None,
+    ) -> List[str]:
+        """Return everything that would keep a run with these settings from compiling.
+
+        Args:
+            training: Whether the settings are for training.
+            accumulation: Gradient accumulation.
+            device_iterations: Device iterations.
+            replicas: Data-parallel copies.
+            available: IPUs there are; as many as one process may request by default.
+            machine: What the IPUs are like.
+            profile: The measured model; with it, names, their order and shared weights are checked too.
+        """
+        found: List[Optional[str]] = []
+        if self.execution == "pipelined" and self.ipus_per_replica > 1:
+            found.append(
+                accumulation_problem(self.stages, accumulation)
+                if training
+                else device_iterations_problem(self.stages, device_iterations)
+            )
+        count = machine.ipus_per_process if available is None else available
+        found.append(replication_problem(self.ipus_per_replica, replicas, count, machine))
+        if profile is not None:
+            found += self._profile_problems(profile)
+        return [problem for problem in found if problem]
+
+    def _profile_problems(self, profile: Profile) -> List[str]:
+        names = profile.names
+        unknown = [start.block for start in self.starts if start.block not in names]
+        if unknown:
+            return [
+                f"No layer of {profile.model} that runs is named {name!r}; they are: {', '.join(names)}."
+                for name in unknown
+            ]
+        places = [names.index(start.block) for start in self.starts]
+        for before, after, start, previous in zip(places, places[1:], self.starts[1:], self.starts):
+            if after < before:
+                return [_order_text(start.block, previous.block)]
+        ends = [*places[1:], len(names)]
+        ipus = [start.ipu for begin, end, start in zip([0, *places[1:]], ends, self.starts) for _ in range(begin, end)]
+        return shared_weight_problems(profile, ipus)
+
+    def __repr__(self) -> str:
+        starts = ", ".join(f"{block} -> IPU {ipu}" for block, ipu in zip(self.blocks, self.ipus))
+        return f"Placement({self.execution}: {starts})"
+
+
+def layers_per_ipu(counts: Sequence[int], layers: int) -> List[int]:
+    """Replace each -1 by its share of the layers that the other IPUs leave; earlier ones get one more where it is odd.
+
+    Raises:
+        PlanError: An entry that is neither -1 nor positive, or counts that do not add up to `layers`.
+    """
+    for count in counts:
+        if count < 1 and count != -1:
+            raise PlanError(
+                f"Layers per IPU are {list(counts)}, but {count} is neither a number of layers nor the wildcard -1."
+            )
+    wild = sum(count == -1 for count in counts)
+    left = layers - sum(count for count in counts if count != -1)
+    if left < wild or (wild == 0 and left != 0):
+        total = f"{layers - left} layers" + (f" and {wild} wildcards of at least 1" if wild else "")
+        raise PlanError(
+            f"Layers per IPU are {list(counts)}, which is {total}, but the model has {layers} layers. Make them add "
+            "up, or use -1 "
+            "for what is left."
+        )
+    shares = [left // wild + (n < left % wild) for n in range(wild)]
+    return [shares.pop(0) if count == -1 else count for count in counts]
+
+
+def _starts(model: nn.Module, entries: Sequence[Entry], granularity: Granularity) -> List[Start]:
+    names = select_layers(model, granularity)
+    known = {name for name, _ in model.named_modules() if name}
+    starts = []
+    for number, entry in enumerate(entries):
+        layer, ipu = entry if isinstance(entry, tuple) else (entry, number)
+        if isinstance(layer, int):
+            if not 0 <= layer < len(names):
+                raise PlanError(
+                    f"Layer index {layer} does not exist: {type(model).__name__} has {len(names)} layers, from 0."
+                )
+            layer = names[layer]
+        module, _, call = layer.partition("#")
+        if module not in known:
+            raise PlanError(f"{type(model).__name__} has no layer named {layer!r}. Its layers are: {', '.join(names)}.")
+        if call and not (call.isdigit() and int(call) > 1):
+            raise PlanError(f"Layer {layer!r} names no call; the second call of a module ends in #2, the third in #3.")
+        starts.append(Start(module, ipu, int(call) - 1 if call else 0))
+    return starts
+
+
+def _execution_order(model: nn.Module, starts: Sequence[Start], granularity: Granularity) -> List[str]:
+    """Return layer names with the starts among them, in the order of registration."""
+    wanted = {*select_layers(model, granularity), *(start.layer for start in starts)}
+    return [name for name, _ in model.named_modules() if name in wanted]
+
+
+def _with_shared(model: nn.Module, starts: Sequence[Start], names: Sequence[str]) -> List[Start]:
+    """Add stages for layers that share a parameter with an earlier layer on another IPU."""
+    result = list(starts)
+    begins = {start.layer: start for start in starts if start.call == 0}
+    ipu = starts[0].ipu if starts else 0
+    owners: Dict[int, int] = {}
+    for name in names:
+        if name in begins:
+            ipu = begins[name].ipu
+        shared = [owners[id(p)] for p in model.get_submodule(name).parameters() if id(p) in owners]
+        if shared and shared[0] != ipu:
+            ipu = shared[0]
+            if name in begins:
+                result[result.index(begins[name])] = Start(name, ipu)
+            else:
+                ahead = [n for n in names[: names.index(name)] if n in begins]
+                place = 1 + max((result.index(begins[n]) for n in ahead), default=-1)
+                result.insert(place, Start(name, ipu))
+        for parameter in model.get_submodule(name).parameters():
+            owners.setdefault(id(parameter), ipu)
+    return result
+
+
+def _order_text(late: str, early: str) -> str:
+    return (
+        f"Layer {late!r} runs before layer {early!r}, but the placement lists it after. List layers in the order in "
+        "which they run."
+    )
+
+
+class _Progress:
+    """How far a run of the model has come through the placement's starts."""
+
+    def __init__(self, starts: Sequence[Start], ipus: Sequence[int]) -> None:
+        self.starts, self.ipus = tuple(starts), tuple(ipus)
+        self.running = False
+        self.reached = 0
+        self.calls: Dict[str, int] = {}
+        self.homes: Dict[str, Tuple[int, str]] = {}
+
+    def restart(self, module: nn.Module, args: Any) -> None:
+        self.running, self.reached = True, 0
+        self.calls, self.homes = {}, {}
+
+    def finish(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.running = False
+        missing = [start.block for start in self.starts[self.reached :]]
+        if missing:
+            raise PlanError(
+                f"The forward of {type(module).__name__} never reached these layers of the placement: "
+                f"{', '.join(missing)}. Remove "
+                "them, or name layers that run."
+            )
+
+    def enter(self, layer: str) -> Optional[Tuple[str, int]]:
+        """Count a call of a layer; return block and IPU if a stage begins there."""
+        if not self.running:
+            return None
+        call = self.calls.get(layer, 0)
+        self.calls[layer] = call + 1
+        for number, start in enumerate(self.starts):
+            if (start.layer, start.call) == (layer, call):
+                if number != self.reached:
+                    raise PlanError(_order_text(start.block, self.starts[self.reached].block))
+                self.reached += 1
+                return start.block, self.ipus[number]
+        return None
+
+    def use(self, weight: str, module: str) -> None:
+        """Note that a module which holds a shared weight runs on the current IPU."""
+        if not self.running:
+            return
+        ipu = self.ipus[max(0, self.reached - 1)]
+        home, first = self.homes.setdefault(weight, (ipu, module))
+        if home != ipu:
+            raise PlanError(
+                f"Weight {weight} is shared by {first} on IPU {home} and {module} on IPU {ipu}. Layers that share a "
+                "weight must be on "
+                f"one IPU: begin a stage at {module!r} on IPU {home}, as ({module!r}, {home})."
+            )
+
+
+class _BeginStage:
+    """Forward pre-hook that opens the block of a stage; an object and no closure, so that models copy and pickle."""
+
+    def __init__(self, progress: _Progress, layer: str) -> None:
+        self.progress, self.layer = progress, layer
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        begun = self.progress.enter(self.layer)
+        if begun is not None:
+            backend.poptorch().Block.start(*begun)
+
+
+class _UseWeight:
+    """Forward pre-hook of a module that owns a shared weight."""
+
+    def __init__(self, progress: _Progress, weight: str, module: str) -> None:
+        self.progress, self.weight, self.module = progress, weight, module
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.progress.use(self.weight, self.module)
+
+
+class AppliedPlacement:
+    """The hooks of one placement on one model; also a context manager."""
+
+    def __init__(self, placement: Placement, model: nn.Module) -> None:
+        modules = dict(model.named_modules())
+        for start in placement.starts:
+            if start.layer not in modules:
+                raise PlanError(
+                    f"{type(model).__name__} has no layer named {start.layer!r}. Its layers are: "
+                    f"{', '.join(select_layers(model))}."
+                )
+        self.placement = placement
+        progress = _Progress(placement.starts, placement.ipus)
+        self._handles = [
+            model.register_forward_pre_hook(progress.restart),
+            model.register_forward_hook(progress.finish),
+        ]
+        for name in dict.fromkeys(start.layer for start in placement.starts):
+            self._handles.append(modules[name].register_forward_pre_hook(_BeginStage(progress, name)))
+        for weight, owners in _shared_parameters(modules):
+            for owner in owners:
+                self._handles.append(modules[owner].register_forward_pre_hook(_UseWeight(progress, weight, owner)))
+
+    def remove(self) -> None:
+        """Take the hooks off the model; doing so again changes nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def __enter__(self) -> AppliedPlacement:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.remove()
+
+
+def _shared_parameters(modules: Dict[str, nn.Module]) -> List[Tuple[str, List[str]]]:
+    """Return each parameter that several modules own directly, by its first name, with those modules' names."""
+    owners: Dict[int, List[str]] = {}
+    names: Dict[int, str] = {}
+    for prefix, module in modules.items():
+        for name, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(prefix)
+            names.setdefault(id(parameter), f"{prefix}.{name}" if prefix else name)
+    return [(names[key], found) for key, found in owners.items() if len(found) > 1]

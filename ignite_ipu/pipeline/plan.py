@@ -1,0 +1,225 @@
+"""A plan: which layers run on which IPU, with which settings, and what that is estimated to give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+from .errors import PlanError
+from .machine import Machine
+from .memory import StageMemory, Strategy
+from .optimizer_state import OptimizerState
+from .profile import Profile
+from .schedule import Schedule, StageTime, simulate
+from .units import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from .placement import Placement
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage: its span of layers, its IPU within a replica, and its estimated time and memory."""
+
+    ipu: int
+    begin: int
+    end: int
+    layers: Tuple[str, ...]
+    time: StageTime
+    memory: StageMemory
+
+    @property
+    def span(self) -> str:
+        """First and last layer, in words."""
+        return self.layers[0] if len(self.layers) == 1 else f"{self.layers[0]} .. {self.layers[-1]}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A complete description of a run; every time, size and rate in it is an estimate.
+
+    Args:
+        profile: The measured model.
+        machine: What it is planned for.
+        optimizer: What the optimizer keeps.
+        strategy: Execution strategy and memory options.
+        stages: The stages in execution order.
+        replicas: Data-parallel copies.
+        accumulation: Micro-batches per weight update and replica; 1 at inference.
+        device_iterations: Repetitions per call.
+        update_seconds: Weight update with all-reduce and off-chip traffic.
+        iteration: Simulated schedule of one device iteration when training, of the whole call at inference.
+        problems: What keeps the plan from running; empty if nothing does.
+        reasons: Why the settings are what they are.
+    """
+
+    profile: Profile
+    machine: Machine
+    optimizer: OptimizerState
+    strategy: Strategy
+    stages: Tuple[StagePlan, ...]
+    replicas: int
+    accumulation: int
+    device_iterations: int
+    update_seconds: float
+    iteration: Schedule = field(repr=False)
+    problems: Tuple[str, ...] = ()
+    reasons: Tuple[str, ...] = ()
+
+    @property
+    def strategy_name(self) -> str:
+        """The strategy in words; on one IPU there is nothing to shard."""
+        words = self.strategy.name.split(", ")
+        return ", ".join(["one IPU", *words[1:]] if self.ipus_per_replica == 1 else words)
+
+    @property
+    def ipus_per_replica(self) -> int:
+        return 1 + max(stage.ipu for stage in self.stages)
+
+    @property
+    def ipus(self) -> int:
+        return self.ipus_per_replica * self.replicas
+
+    @property
+    def memory_per_ipu(self) -> Tuple[StageMemory, ...]:
+        """Estimated memory of each IPU of a replica, all its stages together."""
+        held = [StageMemory()] * self.ipus_per_replica
+        for stage in self.stages:
+            held[stage.ipu] = held[stage.ipu] + stage.memory
+        return tuple(held)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per weight update, or per pipeline pass of all replicas at inference."""
+        return self.profile.samples * self.accumulation * self.replicas
+
+    @property
+    def samples_per_call(self) -> int:
+        return self.global_batch * self.device_iterations
+
+    @property
+    def call_seconds(self) -> float:
+        """Estimated duration of one call of the executor."""
+        repeats = self.device_iterations if self.profile.training else 1
+        return self.machine.call_overhead + repeats * self.iteration.makespan
+
+    @property
+    def throughput(self) -> float:
+        """Estimated samples per second."""
+        return self.samples_per_call / self.call_seconds
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    def check(self) -> None:
+        """Raise if the plan cannot run.
+
+        Raises:
+            PlanError: With every problem found.
+        """
+        if self.problems:
+            raise PlanError("\n".join(self.problems))
+
+    def schedule(self, micro_batches: Optional[int] = None) -> Schedule:
+        """Simulate one device iteration again and keep every slot, for drawing.
+
+        Args:
+            micro_batches: How many to simulate; the plan's own number by default.
+        """
+        training = self.profile.training
+        own = self.accumulation if training else self.device_iterations
+        return simulate(
+            [stage.time for stage in self.stages],
+            own if micro_batches is None else micro_batches,
+            training=training,
+            pipelined=self.strategy.pipelined,
+            ipus=[stage.ipu for stage in self.stages],
+            update=self.update_seconds,
+            slots=True,
+        )
+
+    def placement(self) -> Placement:
+        """Return what puts the model on its IPUs without an edit of it."""
+        from .placement import Placement
+
+        self.check()
+        return Placement.from_plan(self)
+
+    def summary(self) -> str:
+        """Return the settings and estimates in a few lines."""
+        kind = "training" if self.profile.training else "inference"
+        batch = f"{self.profile.samples} samples * {self.accumulation} accumulation * {self.replicas} replicas"
+        lines = [
+            f"{self.profile.model}, {kind} on {self.ipus} x {self.machine.name}: {self.strategy_name}",
+            f"  {self.ipus_per_replica} IPUs per replica * {self.replicas} replicas = {self.ipus} IPUs",
+            f"  {batch} = {self.global_batch} per update"
+            if self.profile.training
+            else f"  {batch} = {self.global_batch} per pass",
+            f"  device iterations {self.device_iterations}: {self.samples_per_call} samples per call",
+            f"  estimated {self.throughput:,.0f} samples/s, {seconds_text(self.call_seconds)} per call, bubble "
+            f"{self.iteration.bubble:.0%}, memory {self.fullest:.0%} of {bytes_text(self.machine.usable_memory)} at "
+            "most",
+        ]
+        return "\n".join(
+            [*lines, *(f"  because {r}" for r in self.reasons), *(f"  problem: {p}" for p in self.problems)]
+        )
+
+    @property
+    def fullest(self) -> float:
+        """Share of the usable memory that the fullest IPU needs."""
+        return max(m.total for m in self.memory_per_ipu) / self.machine.usable_memory
+
+    def table(self) -> List[Dict[str, str]]:
+        """Return one row per stage, as text by column."""
+        return [
+            {
+                "stage": str(number),
+                "ipu": str(stage.ipu),
+                "layers": stage.span,
+                "n": str(len(stage.layers)),
+                "forward": seconds_text(stage.time.forward),
+                "backward": seconds_text(stage.time.backward + stage.time.recompute),
+                "weights": bytes_text(stage.memory.weights),
+                "gradients": bytes_text(stage.memory.gradients),
+                "optimizer": bytes_text(stage.memory.optimizer),
+                "activations": bytes_text(stage.memory.activations),
+                "total": bytes_text(stage.memory.total),
+                "busy": f"{self.iteration.utilisation[stage.ipu]:.0%}",
+            }
+            for number, stage in enumerate(self.stages)
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.summary()}\n\n{text_table(self.table())}\n\nAll times, sizes and rates are estimates."
+
+    def _repr_html_(self) -> str:
+        note = "<p>All times, sizes and rates are estimates.</p>"
+        return f"<pre>{escape(self.summary())}</pre>{html_table(self.table())}{note}"
+
+    def draw(self, **options: Any) -> Any:
+        """Return a matplotlib figure with the schedule and the memory of each IPU; options as for `draw_plan`."""
+        from .drawing import draw_plan
+
+        return draw_plan(self, **options)
+
+
+def text_table(rows: Sequence[Dict[str, str]]) -> str:
+    """Lay out rows in aligned columns; the first row's keys are the head."""
+    if not rows:
+        return "(nothing)"
+    head = list(rows[0])
+    widths = [max(len(name), *(len(row[name]) for row in rows)) for name in head]
+    lines = ["  ".join(name.ljust(width) for name, width in zip(head, widths)).rstrip()]
+    lines += ["  ".join(row[name].ljust(width) for name, width in zip(head, widths)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def html_table(rows: Sequence[Dict[str, str]]) -> str:
+    """Lay out rows as an HTML table, for notebooks."""
+    if not rows:
+        return "<p>(nothing)</p>"
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.values()) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

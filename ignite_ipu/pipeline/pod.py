@@ -1,0 +1,147 @@
+"""One plan over more and more replicas, up to the 256 IPUs of the largest Pods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple, Union
+
+from torch.optim import Optimizer
+
+from .errors import PlanError
+from .machine import MK2, Machine
+from .memory import Strategy
+from .optimizer_state import OptimizerState, optimizer_state
+from .plan import Plan, html_table, text_table
+from .planner import plan
+from .profile import Profile
+from .units import bytes_text, seconds_text
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The same strategy with 1, 2, 4, ... replicas; all rates are estimates.
+
+    Args:
+        plans: One per number of replicas, rising.
+        worthwhile: Smallest gain from twice the replicas that counts as paying.
+        reason: Why the last plan is the last.
+    """
+
+    plans: Tuple[Plan, ...]
+    worthwhile: float
+    reason: str
+
+    @property
+    def gains(self) -> Tuple[float, ...]:
+        """Throughput of each plan over that of the plan before; 2 is perfect. The first is 1."""
+        rates = [p.throughput for p in self.plans]
+        return (1.0, *(after / before for before, after in zip(rates, rates[1:])))
+
+    @property
+    def pays_up_to(self) -> int:
+        """Replicas beyond which doubling no longer pays."""
+        for before, gain in zip(self.plans, self.gains[1:]):
+            if gain < self.worthwhile:
+                return before.replicas
+        return self.plans[-1].replicas
+
+    def table(self) -> List[Dict[str, str]]:
+        """Return one row per plan, as text by column."""
+        return [
+            {
+                "replicas": str(p.replicas),
+                "IPUs": str(p.ipus),
+                "accumulation": str(p.accumulation),
+                "global batch": str(p.global_batch),
+                "update": seconds_text(p.update_seconds),
+                "step": seconds_text(p.iteration.makespan),
+                "memory": bytes_text(max(m.total for m in p.memory_per_ipu)),
+                "samples/s": f"{p.throughput:,.0f}",
+                "gain": f"{gain:.2f}",
+                "verdict": "fits" if p.fits else "does not fit",
+            }
+            for p, gain in zip(self.plans, self.gains)
+        ]
+
+    def __str__(self) -> str:
+        return f"{text_table(self.table())}\n\n{self._verdict()}\nAll times, sizes and rates are estimates."
+
+    def _verdict(self) -> str:
+        limit = f"(gains {self.worthwhile:.2f} times or more)"
+        return f"Doubling the replicas pays {limit} up to {self.pays_up_to}. {self.reason}"
+
+    def _repr_html_(self) -> str:
+        return f"{html_table(self.table())}<p>{self._verdict()} All times, sizes and rates are estimates.</p>"
+
+    def draw(self) -> object:
+        """Return a matplotlib figure of throughput against IPUs."""
+        from .drawing import draw_scaling
+
+        return draw_scaling(self)
+
+
+def scale(
+    profile: Profile,
+    ipus_per_replica: int,
+    *,
+    ipus: int = 256,
+    strategy: Optional[Strategy] = None,
+    optimizer: Union[Optimizer, OptimizerState, str] = "adamw",
+    machine: Machine = MK2,
+    global_batch: Optional[int] = None,
+    accumulation: Optional[int] = None,
+    worthwhile: float = 1.5,
+) -> Scaling:
+    """Plan 1, 2, 4, ... replicas, and price their all-reduce, sharded state and shared host links.
+
+    Args:
+        profile: The measured model.
+        ipus_per_replica: IPUs for one copy of the model, a power of two.
+        ipus: IPUs of the Pod.
+        strategy: The strategy; `shard_optimizer` takes effect from two replicas on.
+        optimizer: The optimizer that trains, or its name.
+        machine: What the IPUs are like.
+        global_batch: Samples per weight update, the same for every number of replicas: accumulation shrinks as they
+            grow.
+        accumulation: Micro-batches per update of each replica, so that the global batch grows with them. Without either
+            the one-replica plan's proposal is kept.
+        worthwhile: Smallest gain from twice the replicas that counts as paying.
+
+    Raises:
+        PlanError: Not even one replica can be planned.
+    """
+    if ipus_per_replica < 1 or ipus_per_replica & (ipus_per_replica - 1):
+        raise PlanError(f"{ipus_per_replica} IPUs per replica cannot be replicated; use a power of two.")
+    if ipus < ipus_per_replica:
+        raise PlanError(f"One replica takes {ipus_per_replica} IPUs, but the Pod has {ipus}.")
+    state = optimizer_state(optimizer)
+    plans: List[Plan] = []
+    reason = f"The Pod has {ipus} IPUs."
+    replicas = 1
+    while replicas * ipus_per_replica <= ipus:
+        try:
+            plans.append(
+                plan(
+                    profile,
+                    ipus_per_replica,
+                    replicas=replicas,
+                    available=ipus,
+                    strategy=strategy,
+                    optimizer=state,
+                    machine=machine,
+                    global_batch=global_batch,
+                    accumulation=accumulation,
+                )
+            )
+        except PlanError as error:
+            if not plans:
+                raise
+            reason = str(error)
+            break
+        if profile.training and global_batch is None:
+            accumulation = plans[-1].accumulation
+        if global_batch is not None and not plans[-1].fits:
+            reason = plans[-1].problems[0]
+            break
+        replicas *= 2
+    return Scaling(tuple(plans), worthwhile, reason)

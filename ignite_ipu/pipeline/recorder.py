@@ -1,0 +1,225 @@
+"""Every operator of one forward pass, booked on the layer that was running."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from .arithmetic import matmul_flops
+from .errors import PlanError
+from .profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _size(tensor: Tensor) -> int:
+    # The device keeps int64 and float64 as their 32-bit kin.
+    return tensor.numel() * min(4, tensor.element_size())
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor))
+
+
+class _Span:
+    """What is counted between the start of one layer and the start of the next."""
+
+    def __init__(self) -> None:
+        self.module, self.call = "", 0
+        self.forward_flops = 0.0
+        self.backward_flops = 0.0
+        self.traffic = 0.0
+        self.activation_bytes = 0
+        self.half = False
+        self.saved: List[SavedTensor] = []
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that follows one forward pass; tensors are told apart by storage, so a view is what it views."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.model = model
+        # Operators before the first layer run where PopTorch puts operators before the first block: with the first
+        # stage.
+        self.spans: List[_Span] = [_Span()]
+        self.started = False
+        self.calls: Dict[str, int] = {}
+        self.weights: Dict[int, str] = {}
+        self.uses: Dict[str, List[int]] = {}
+        self.labels: Dict[int, str] = {}
+        self.sizes: Dict[int, int] = {}
+        self.producers: Dict[int, int] = {}
+        self.consumers: Dict[int, int] = {}
+        self.differentiable: Set[int] = set()
+        self.saved: Set[int] = set()
+        self.samples = 1
+        self.input_bytes = 0
+        # A storage freed during the run could come back at the same address and be taken for the old one.
+        self.alive: List[Tensor] = []
+        self.know_weights(lambda tensor: tensor)
+
+    def know_weights(self, view: Callable[[Tensor], Tensor]) -> None:
+        """Remember the storages behind parameters and buffers, as `view` shows them to operators."""
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            shown = view(tensor)
+            self.alive.append(shown)
+            self.weights.setdefault(_storage(shown), name)
+
+    def know_inputs(self, tree: Any) -> None:
+        """Remember the tensors that come from the host; the first one's rows are the samples."""
+        for i, tensor in enumerate(_tensors(tree)):
+            if i == 0 and tensor.dim() > 0:
+                self.samples = tensor.shape[0]
+            self.alive.append(tensor)
+            self.labels[_storage(tensor)] = f"input {i}"
+            self.sizes[_storage(tensor)] = _size(tensor)
+            self.input_bytes += _size(tensor)
+
+    def starter(self, name: str) -> Callable[[nn.Module, Any], None]:
+        """Return a forward pre-hook that begins the layer `name`."""
+
+        def start(module: nn.Module, args: Any) -> None:
+            if self.started:
+                self.spans.append(_Span())
+            self.started = True
+            call = self.calls.get(name, 0)
+            self.calls[name] = call + 1
+            self.spans[-1].module, self.spans[-1].call = name, call
+
+        return start
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """Book a tensor that autograd keeps for the backward pass; weights stay in memory anyway."""
+        key = _storage(tensor)
+        if key not in self.weights and key not in self.saved:
+            self.saved.add(key)
+            self.alive.append(tensor)
+            here = len(self.spans) - 1
+            size = self.sizes.setdefault(key, _size(tensor))
+            label = self.labels.get(key, "constant")
+            self.spans[-1].saved.append(SavedTensor(label, size, self.producers.get(key, here)))
+        return tensor
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        operator = func._schema.name.split("::")[-1]
+        span = self.spans[-1]
+        read = list(_tensors((args, kwargs)))
+        for tensor in read:
+            self._consume(tensor)
+        known = {_storage(tensor) for tensor in read}
+        written = list(_tensors(result))
+        views = all(_storage(tensor) in known for tensor in written) and not operator.endswith("_")
+        forward, backward, operands = matmul_flops(operator, args, result)
+        if forward:
+            span.forward_flops += forward
+            span.backward_flops += backward
+            span.half = span.half or operands[0].dtype in _HALF
+        elif not views:
+            span.traffic += sum(map(_size, read)) + sum(map(_size, written))
+        for tensor in written:
+            if _storage(tensor) not in known:
+                self._produce(tensor, operator, any(t.requires_grad for t in read))
+        return result
+
+    def _consume(self, tensor: Tensor) -> None:
+        here = len(self.spans) - 1
+        key = _storage(tensor)
+        if key in self.weights:
+            uses = self.uses.setdefault(self.weights[key], [])
+            if here not in uses:
+                uses.append(here)
+            return
+        if key not in self.sizes:
+            self.alive.append(tensor)
+            self.sizes[key] = _size(tensor)
+        self.producers.setdefault(key, here)
+        self.consumers[key] = here
+        if tensor.requires_grad:
+            self.differentiable.add(key)
+
+    def _produce(self, tensor: Tensor, operator: str, differentiable: bool) -> None:
+        key = _storage(tensor)
+        # A converted weight is the weight again, not an activation.
+        if key in self.sizes or key in self.weights:
+            return
+        here = len(self.spans) - 1
+        self.alive.append(tensor)
+        self.producers[key] = here
+        self.sizes[key] = _size(tensor)
+        self.labels[key] = f"{operator} {tuple(tensor.shape)}"
+        self.spans[here].activation_bytes += _size(tensor)
+        if differentiable and tensor.is_floating_point():
+            self.differentiable.add(key)
+
+    def profile(self, output: Any, training: bool) -> Profile:
+        """Return what was recorded.
+
+        Raises:
+            PlanError: None of the chosen modules ran.
+        """
+        if not self.started:
+            raise PlanError(
+                f"The forward of {type(self.model).__name__} called none of the chosen layers. Choose another "
+                "granularity, or "
+                "name modules whose forward runs."
+            )
+        parameters = dict(self.model.named_parameters())
+        buffers = dict(self.model.named_buffers())
+        held: List[List[str]] = [[] for _ in self.spans]
+        for name, uses in self.uses.items():
+            held[uses[0]].append(name)
+        layers = []
+        for span, names in zip(self.spans, held):
+            own = [n for n in names if n in parameters]
+            trained = [parameters[n] for n in own if parameters[n].requires_grad]
+            layers.append(
+                Layer(
+                    name=span.module if span.call == 0 else f"{span.module}#{span.call + 1}",
+                    module=span.module,
+                    call=span.call,
+                    parameters=tuple(TensorSize(n, _size(parameters[n])) for n in own),
+                    trainable_bytes=sum(map(_size, trained)),
+                    trainable_elements=sum(p.numel() for p in trained),
+                    buffer_bytes=sum(_size(buffers[n]) for n in names if n in buffers),
+                    forward_flops=span.forward_flops,
+                    backward_flops=span.backward_flops if training else 0.0,
+                    traffic=span.traffic,
+                    activation_bytes=span.activation_bytes,
+                    saved=tuple(span.saved),
+                    half=span.half,
+                )
+            )
+        crossings = tuple(
+            Crossing(producer, self.consumers[key], self.sizes[key], training and key in self.differentiable)
+            for key, producer in self.producers.items()
+            if self.consumers.get(key, producer) > producer
+        )
+        shared = tuple(
+            SharedWeight(name, tuple(uses), _size(parameters[name]))
+            for name, uses in self.uses.items()
+            if len(uses) > 1 and name in parameters
+        )
+        return Profile(
+            model=type(self.model).__name__,
+            layers=tuple(layers),
+            crossings=crossings,
+            shared=shared,
+            samples=self.samples,
+            input_bytes=self.input_bytes,
+            output_bytes=sum(map(_size, _tensors(output))),
+            unused=tuple(n for n in parameters if n not in self.uses),
+            training=training,
+        )
