@@ -33,8 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ignite-ipu completion`."""
     parser.add_argument("shell", choices=sorted(_SHELLS), help="the shell to complete in")
     parser.epilog = (
-        f'bash and zsh: eval "$({PROGRAM} completion bash)" in the shell\'s start-up file; '
-        f"fish: {PROGRAM} completion fish > ~/.config/fish/completions/{PROGRAM}.fish"
+        f'In the start-up file of bash: eval "$({PROGRAM} completion bash)"; of zsh, after compinit: '
+        f'eval "$({PROGRAM} completion zsh)"; for fish, once: '
+        f"{PROGRAM} completion fish > ~/.config/fish/completions/{PROGRAM}.fish"
     )
 
 

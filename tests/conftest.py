@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import random
 from typing import Dict, Iterator
@@ -47,3 +49,15 @@ def _seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left_behind() -> Iterator[None]:
+    """Fail the run when a worker process outlives the tests."""
+    yield
+    # A loader's workers end with the loader, and a failed test's traceback may still hold one.
+    gc.collect()
+    left = multiprocessing.active_children()
+    for process in left:
+        process.terminate()
+    assert not left, f"processes left behind: {left}"
