@@ -58,6 +58,8 @@ class Command(NamedTuple):
 # Help texts stand here, so that `ignite-ipu --help` imports no subcommand.
 COMMANDS: Dict[str, Command] = {
     "env": Command("ignite_ipu.environment", "print what a bug report needs: versions, SDK, backend, devices"),
+    "check": Command("ignite_ipu.migration.check_command", "read code and report what will not work on an IPU"),
+    "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),
     "completion": Command("ignite_ipu.completion", "print the completion script of a shell"),
 }
 
