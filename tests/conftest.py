@@ -21,7 +21,7 @@ hypothesis.settings.register_profile("ignite_ipu", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("ignite_ipu")
 
 # Set by pytest around each phase of a test, and by third-party libraries when they are first imported.
-_NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+_NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
 
 
 def _environment() -> Dict[str, str]:

@@ -135,23 +135,19 @@ class Placement:
         Raises:
             Error: The number is no power of two and may not be rounded, or is beyond any machine.
         """
-        needed: int = self.ipus_per_replica * options.replication_factor
-        power = 1 << max(needed - 1, 0).bit_length()
-        if power != needed and not (options._uses_ipu_model() or options._is_offline()):
-            what = (
-                f"{needed} IPUs ({self.ipus_per_replica} for each of {options.replication_factor} replicas), "
-                f"and IPUs come in powers of two: {power} must be reserved"
+        needed = self._needed(options)
+        reserved = needed
+        if not (options._uses_ipu_model() or options._is_offline()):
+            reserved = 1 << (needed - 1).bit_length()
+        if reserved != needed and not options.auto_round_num_ipus:
+            raise backend_error(
+                f"The model specifies the use of {needed} IPUs ({self.ipus_per_replica} for each of "
+                f"{options.replication_factor} replicas), and IPUs come in powers of two: {reserved} must be reserved. "
+                "Place it on a power of two, or call options.autoRoundNumIPUs(True) to leave the others idle."
             )
-            if not options.auto_round_num_ipus:
-                raise backend_error(
-                    f"The model specifies the use of {what}. "
-                    "Place it on a power of two, or call options.autoRoundNumIPUs(True) to leave the others idle."
-                )
-            logger.warning("The model takes %s; the others stay idle.", what)
-            needed = power
-        if needed > MOST_IPUS:
-            raise backend_error(f"Too many IPUs requested: {needed}, where {MOST_IPUS} is the most there can be.")
-        return needed
+        if reserved > MOST_IPUS:
+            raise backend_error(f"Too many IPUs requested: {reserved}, where {MOST_IPUS} is the most there can be.")
+        return reserved
 
     def check(self, options: Options, training: bool) -> None:
         """Refuse what the back end would refuse to compile; call it after the trace.
@@ -160,7 +156,9 @@ class Placement:
             Error: See sections of the message: IPU count, phases, depth of the pipeline, output mode.
         """
         self._check_phases()
-        self.ipus(options)
+        needed, reserved = self._needed(options), self.ipus(options)
+        if reserved != needed:
+            logger.warning("The model uses %d IPUs; %d are reserved, a power of two.", needed, reserved)
         if self.pipelined:
             self._check_pipeline(options, training)
 
@@ -178,6 +176,10 @@ class Placement:
             raise backend_error(_backwards("phase", producer, consumer, producer.phase, consumer.phase))
         if self.pipelined and consumer.stage < producer.stage:
             raise backend_error(_backwards("stage", producer, consumer, producer.stage, consumer.stage))
+
+    def _needed(self, options: Options) -> int:
+        needed: int = self.ipus_per_replica * options.replication_factor
+        return needed
 
     def _check_phases(self) -> None:
         strategy = self._strategy

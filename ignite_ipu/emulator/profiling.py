@@ -32,12 +32,19 @@ class Recorder:
         self._directory = directory
         self._reset()
         atexit.register(self.close)
-        # A forked child writes a file of its own.
-        os.register_at_fork(after_in_child=self._reset)
+        # A forked child writes a file of its own, and must not inherit buffered text, which it would write as well.
+        os.register_at_fork(
+            before=self._pause, after_in_parent=lambda: self._lock.release(), after_in_child=self._reset
+        )
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._file: Optional[TextIO] = None
+
+    def _pause(self) -> None:
+        self._lock.acquire()
+        if self._file is not None:
+            self._file.flush()
 
     @property
     def path(self) -> str:

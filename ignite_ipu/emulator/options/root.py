@@ -22,7 +22,6 @@ from ignite_ipu.emulator.options.json_text import apply_json
 from ignite_ipu.emulator.options.popart import _PopartOptions
 from ignite_ipu.emulator.options.precision import _PrecisionOptions
 from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
-from ignite_ipu.emulator.options.replica_grouping import group_of_each_replica
 from ignite_ipu.emulator.options.setters import GROUPS
 from ignite_ipu.emulator.options.tensor_locations import _TensorLocationOptions
 from ignite_ipu.emulator.options.training import _TrainingOptions
@@ -429,10 +428,6 @@ class Options(OptionsDict):
 
     def _is_offline(self) -> bool:
         return bool(self.connection_type == ConnectionType.Never)
-
-    def _input_groups(self) -> List[int]:
-        """Return which input slot each replica reads."""
-        return group_of_each_replica(self.replication_factor, self.input_group_size, self.input_cgt)
 
     def _resolve_anchors(self) -> None:
         """Give anchors without an output mode the model's, which must be chosen by now."""

@@ -1,0 +1,69 @@
+"""`Options._Popart`: settings checked when a model compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ignite_ipu.emulator.errors import Error
+from ignite_ipu.emulator.options import Options
+
+
+def test_it_starts_with_two_settings() -> None:
+    assert Options()._Popart.options == {
+        "popart.instrumentWithHardwareCycleCounter": False,
+        "popart.rearrangeAnchorsOnHost": False,
+    }
+    assert type(Options()._Popart.options) is dict
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("enableOutlining", True),
+        ("autoRecomputation", 3),
+        ("outlineThreshold", 10.0),
+        ("cachePath", "here"),
+        ("accumulateOuterFragmentSettings.excludedVirtualGraphs", ["0"]),
+        ("dotChecks", {"Fwd0"}),
+    ],
+)
+def test_a_known_setting_compiles(key: str, value: Any) -> None:
+    options = Options()
+    assert options._Popart.set(key, value) is options._Popart
+    options._Popart.setPatterns({"InPlace": False}, level=1).setEngineOptions({"debug.retainDebugInformation": "true"})
+    options._check_at_compile(training=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("enableOutlinig", True, "Unknown bool option enableOutlinig"),
+        ("enableOutlining", 1, "Unknown int option enableOutlining .*: it is a bool"),
+        ("outlineThreshold", 10, "Unknown int option outlineThreshold .*: it is a float"),
+        ("dotChecks", "Fwd0", "Unknown str option dotChecks"),
+        ("dotChecks", [1], "Unknown value type list"),
+        ("autoRecomputation", None, "Unknown value type NoneType"),
+    ],
+)
+def test_an_unknown_setting_passes_until_a_model_compiles(key: str, value: Any, message: str) -> None:
+    options = Options()
+    options._Popart.set(key, value)
+    with pytest.raises(Error, match=message):
+        options._check_at_compile(training=True)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "level"), [([], 2), ({"InPlace": 1}, 2), ({1: True}, 2), ({"InPlace": True}, "2"), (None, 2)]
+)
+def test_patterns_are_switched_by_name(patterns: Any, level: Any) -> None:
+    with pytest.raises(AssertionError, match="setPatterns"):
+        Options()._Popart.setPatterns(patterns, level)
+
+
+def test_engine_options_are_replaced_as_a_whole() -> None:
+    popart = Options()._Popart.setEngineOptions({"a": "1"}).setEngineOptions({"b": "2"})
+    assert popart._value("engineOptions") == {"b": "2"}
+    with pytest.raises(AssertionError, match="engineOptions takes a dict of strings by name"):
+        popart.setEngineOptions({"a": 1})  # type: ignore[dict-item]
