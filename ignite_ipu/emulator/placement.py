@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
 
+from torch import fx
+
 from ignite_ipu.emulator.enums import Liveness, OutputMode
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
@@ -153,7 +155,7 @@ class Placement:
         """Refuse what the back end would refuse to compile; call it after the trace.
 
         Raises:
-            Error: See sections of the message: IPU count, phases, depth of the pipeline, output mode.
+            Error: The phases, the number of IPUs, the depth of the pipeline or the output mode do not fit.
         """
         self._check_phases()
         needed, reserved = self._needed(options), self.ipus(options)
@@ -162,16 +164,21 @@ class Placement:
         if self.pipelined:
             self._check_pipeline(options, training)
 
-    def check_flow(self, producer: Site, consumer: Site) -> None:
-        """Refuse a value that would have to go back to an earlier stage or phase.
+    def check_graph(self, graph: fx.Graph) -> None:
+        """Refuse a graph in which a value would have to go back to an earlier stage or phase; call it after the trace.
 
         Args:
-            producer: Where the value is made; for inputs and weights nothing needs checking.
-            consumer: Where it is read.
+            graph: Its operators carry their `Site` as `meta["site"]`; inputs and weights, which have none, go anywhere.
 
         Raises:
-            Error: The consumer would be scheduled before the producer.
+            Error: An operator would be scheduled before one that it depends on.
         """
+        for node in graph.nodes:
+            for source in node.all_input_nodes:
+                if "site" in node.meta and "site" in source.meta:
+                    self._check_flow(source.meta["site"], node.meta["site"])
+
+    def _check_flow(self, producer: Site, consumer: Site) -> None:
         if consumer.phase < producer.phase:
             raise backend_error(_backwards("phase", producer, consumer, producer.phase, consumer.phase))
         if self.pipelined and consumer.stage < producer.stage:

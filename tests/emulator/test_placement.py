@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Dict, List, Optional, Tuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import fx
 
 from ignite_ipu.emulator.enums import AutoStage, Liveness, OutputMode
 from ignite_ipu.emulator.errors import Error
@@ -237,20 +239,35 @@ def test_operators_before_the_first_block_are_in_the_first_stage() -> None:
         placement.check(options(accumulation=9), training=True)
 
 
+def chain(*sites: Site) -> fx.Graph:
+    """A graph in which each operator reads what the one before makes."""
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    for site in sites:
+        node = graph.call_function(operator.neg, (node,))
+        node.meta["site"] = site
+    return graph
+
+
 def test_values_do_not_flow_back_in_a_pipeline() -> None:
-    placement = placed(PipelinedExecution(), ("a", 0), ("b", 1), ("c", 0))
-    first, second, third = placement.blocks
-    placement.check_flow(first, second)
+    blocks: List[Block] = [("a", 0), ("b", 1), ("c", 0)]
+    placement = placed(PipelinedExecution(), *blocks)
+    placement.check_graph(chain(*placement.blocks[:2]))
     with pytest.raises(Error, match=r"Block 'c' \(stage 0\) reads what block 'b' \(stage 1\) makes"):
-        placement.check_flow(second, third)
-    sharded = placed(ShardedExecution(), ("a", 0), ("b", 1), ("c", 0))
-    sharded.check_flow(*sharded.blocks[1:])
+        placement.check_graph(chain(*placement.blocks))
+    for strategy in (
+        ShardedExecution(),
+        PipelinedExecution("a", "b", "c"),
+        PipelinedExecution(AutoStage.AutoIncrement),
+    ):
+        placement = placed(strategy, *blocks)
+        placement.check_graph(chain(*placement.blocks))
 
 
 def test_nor_from_a_later_phase_to_an_earlier_one() -> None:
     placement = placed(SerialPhasedExecution("a", "b"), ("b", 0), ("a", 0))
     with pytest.raises(Error, match=r"Block 'a' \(phase 0\) reads what block 'b' \(phase 1\) makes"):
-        placement.check_flow(*placement.blocks)
+        placement.check_graph(chain(*placement.blocks))
 
 
 def test_a_phased_block_needs_an_ipu() -> None:
