@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Iterable, List, Optional, Sequence, Tuple
 
 from ignite_ipu.migration.discovery import discover
-from ignite_ipu.migration.findings import Finding, Rule, Severity
+from ignite_ipu.migration.findings import Finding, Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source import Source, SourceError, read_source, split_lines
@@ -74,7 +74,7 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
             if _is_suppressed(program, hit.node, rule.name):
                 suppressed += 1
                 continue
-            findings.append(_place(source, lines, rule, hit.node, hit.message, hit.remedy or rule.remedy))
+            findings.append(_place(source, lines, rule, hit))
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
 
 
@@ -87,7 +87,8 @@ def _is_suppressed(program: Program, node: ast.AST, rule: str) -> bool:
     return False
 
 
-def _place(source: Source, lines: Sequence[str], rule: Rule, node: ast.AST, message: str, remedy: str) -> Finding:
+def _place(source: Source, lines: Sequence[str], rule: Rule, hit: Hit) -> Finding:
+    node = hit.node
     first = getattr(node, "lineno", 1)
     last = getattr(node, "end_lineno", None) or first
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.With)):
@@ -102,9 +103,9 @@ def _place(source: Source, lines: Sequence[str], rule: Rule, node: ast.AST, mess
         end_column=_column(lines, last, end) if end is not None else len(lines[last - 1]) + 1,
         cell=cell,
         rule=rule.name,
-        severity=rule.severity,
-        message=message,
-        remedy=remedy,
+        severity=hit.severity or rule.severity,
+        message=hit.message,
+        remedy=hit.remedy or rule.remedy,
     )
 
 

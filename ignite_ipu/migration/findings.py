@@ -32,11 +32,13 @@ class Hit:
         node: Where.
         message: What is wrong there, in one sentence.
         remedy: The way out when it differs from the rule's own.
+        severity: How bad it is there when that differs from the rule's own.
     """
 
     node: ast.AST
     message: str
     remedy: Optional[str] = None
+    severity: Optional[Severity] = None
 
 
 @dataclass(frozen=True)

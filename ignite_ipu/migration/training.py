@@ -137,8 +137,12 @@ class Training:
             for loop in self.program.loops_around(step.backward):
                 if isinstance(loop, ast.For):
                     self._note_loaders(loop.iter, loop, found)
-        for _, call in self._trained_loaders():
-            self._note_loaders(call, call, found)
+        for call, _ in self.program.calls("ignite_ipu.ipu_train_batch"):
+            for loop in self.program.loops_around(call):
+                if isinstance(loop, ast.For):
+                    self._note_loaders(loop.iter, loop, found)
+        for _, data in self._trained_loaders():
+            self._note_loaders(data, data, found)
         return found
 
     def _trained_loaders(self) -> Iterator[Tuple[str, ast.expr]]:

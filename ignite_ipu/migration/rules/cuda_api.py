@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Iterator
 
+from ignite_ipu.migration.devices import is_guarded
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -23,17 +23,8 @@ def check(program: Program) -> Iterator[Hit]:
     for call, name in program.calls("torch.cuda.*"):
         if name in _LEFT_OUT or name.startswith("torch.cuda.amp."):
             continue
-        if not any(isinstance(above, ast.If) and _asks(program, above.test) for above in program.ancestors(call)):
+        if not is_guarded(program, call):
             yield Hit(call, f"{name} speaks to a GPU")
-
-
-def _asks(program: Program, test: ast.expr) -> bool:
-    for part in ast.walk(test):
-        if program.names.called(part) in ("torch.cuda.is_available", "ignite_ipu.host_device"):
-            return True
-        if isinstance(part, ast.Constant) and part.value == "cuda":
-            return True
-    return False
 
 
 RULE = Rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
+from ignite_ipu.migration.devices import gpu_name, is_guarded
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -22,31 +23,23 @@ def check(program: Program) -> Iterator[Hit]:
         if program.names.called(call) == "torch.cuda.set_device":
             yield Hit(call, "torch.cuda.set_device chooses a GPU")
     for node in program.nodes(ast.Constant):
-        is_device = isinstance(node.value, str) and (node.value == "cuda" or node.value.startswith("cuda:"))
-        if is_device and _names_a_device(program, node):
+        if gpu_name(program, node) is not None and _names_a_device(program, node) and not is_guarded(program, node):
             yield Hit(node, f"{node.value!r} is a GPU")
     for text in program.nodes(ast.JoinedStr):
         first = text.values[0] if text.values else None
-        if isinstance(first, ast.Constant) and str(first.value).startswith("cuda"):
+        if isinstance(first, ast.Constant) and str(first.value).startswith("cuda") and not is_guarded(program, text):
             yield Hit(text, "the device is a GPU")
 
 
 def _names_a_device(program: Program, node: ast.Constant) -> bool:
-    """Leave out the tests (`device.type == "cuda"`) and the branch of a choice that is reported already."""
+    """Leave out the tests (`device.type == "cuda"`) and what is said to host_device itself."""
     for above in program.ancestors(node):
         if isinstance(above, ast.Compare):
             return False
-        if isinstance(above, ast.IfExp):
-            return not any(
-                program.names.called(part) in ("torch.cuda.is_available", "ignite_ipu.host_device")
-                for part in ast.walk(above.test)
-            )
         if isinstance(above, ast.Call):
-            name = program.names.called(above) or ""
-            method = above.func.attr if isinstance(above.func, ast.Attribute) else ""
-            return name != "ignite_ipu.host_device" and not method.startswith("add_argument")
+            return program.names.called(above) != "ignite_ipu.host_device"
         if isinstance(above, ast.stmt):
-            return isinstance(above, (ast.Assign, ast.AnnAssign, ast.Return))
+            return isinstance(above, (ast.Assign, ast.AnnAssign, ast.Return, ast.FunctionDef))
     return False
 
 

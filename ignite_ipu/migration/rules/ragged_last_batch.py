@@ -12,16 +12,19 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find loaders that feed training and keep an incomplete batch."""
-    for name, (call, _) in sorted(program.training.training_loaders.items()):
+    for name, (call, where) in sorted(program.training.training_loaders.items()):
         if any(keyword.arg in (None, "batch_sampler") for keyword in call.keywords):
             continue
-        if constant(argument(call, "drop_last")) in (..., False) and _is_literal_or_missing(call):
-            yield Hit(call, f"{name} is trained from, and its last batch may be smaller")
-
-
-def _is_literal_or_missing(call: ast.Call) -> bool:
-    value = argument(call, "drop_last")
-    return value is None or constant(value) is False
+        value = argument(call, "drop_last")
+        if value is not None and constant(value) is not False:
+            continue
+        if isinstance(where, ast.For):
+            yield Hit(call, f"{name} is trained from, and a smaller last batch does not fit the compiled step")
+        else:
+            # The engine replaces the loader by one that drops it, and still evaluates every sample.
+            yield Hit(
+                call, f"{name} is trained from, and an IPU engine drops a smaller last batch", severity=Severity.NOTE
+            )
 
 
 RULE = Rule(
@@ -32,7 +35,7 @@ RULE = Rule(
         "All batches of a compiled program have one shape; the samples of an incomplete last batch are dropped in "
         "training, or the call fails."
     ),
-    remedy="Say drop_last=True, so that native runs drop them too. `ignite-ipu migrate` does it.",
+    remedy="Say drop_last=True, so that native runs drop them too.",
     bad="""\
 import torch
 from torch import nn

@@ -1,0 +1,143 @@
+"""`ignite-ipu migrate`: rewrite GPU code for IPUs, leaving alone what cannot be moved.
+
+Exit codes: 0 when everything is migrated or there was nothing to do, 1 when something was left alone or needs a
+person's eye, 2 when the command itself is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import stat
+import sys
+from dataclasses import dataclass, field
+from typing import List, Optional
+
+from ignite_ipu.cli import UserError, use_colour
+from ignite_ipu.migration.discovery import discover
+from ignite_ipu.migration.migrator import Migration, migrate_source
+from ignite_ipu.migration.rewrites import all_rewrites
+from ignite_ipu.migration.source import SourceError, decode_source, read_source
+from ignite_ipu.migration.writing import WriteError, replace_file, write_new_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `ignite-ipu migrate` takes."""
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks and directories to rewrite")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("-o", "--output", metavar="OUT", help="where to write: a file for one file, else a directory")
+    how.add_argument("--diff", action="store_true", help="print what would change and write nothing (the default)")
+    how.add_argument("--in-place", action="store_true", help="replace the files")
+    parser.add_argument("--list-rewrites", action="store_true", help="list the rewrites and stop")
+
+
+@dataclass
+class _Tally:
+    migrated: int = 0
+    unchanged: int = 0
+    left_alone: int = 0
+    remarks: List[str] = field(default_factory=list)
+    failed: bool = False
+
+
+def main(args: argparse.Namespace) -> int:
+    """Migrate the paths; return the exit code."""
+    if args.list_rewrites:
+        for rewrite in all_rewrites().values():
+            print(f"{rewrite.name:<22}{rewrite.summary}")
+        return 0
+    if not args.paths:
+        raise UserError("migrate needs a PATH: a Python file, a notebook or a directory")
+    try:
+        found = discover(args.paths)
+    except FileNotFoundError as error:
+        raise UserError(str(error)) from None
+    if args.output is not None:
+        _check_output(args.paths, args.output)
+    tally = _Tally(remarks=[f"skipped: {path} {reason}" for path, reason in found.skipped])
+    for path, relative in found.files:
+        _migrate_file(path, _destination(args, relative), args.in_place, tally)
+    for remark in tally.remarks:
+        print(remark, file=sys.stderr)
+    parts = [(tally.migrated, "migrated"), (tally.unchanged, "unchanged"), (tally.left_alone, "left alone")]
+    summary = ", ".join(f"{count} {word}" for count, word in parts if count) or "no Python files"
+    print(f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}: {summary}", file=sys.stderr)
+    return 1 if tally.failed else 0
+
+
+def _check_output(paths: List[str], output: str) -> None:
+    target = os.path.realpath(output)
+    for path in paths:
+        source = os.path.realpath(path)
+        if target == source:
+            raise UserError(f"{output} is the input itself; use --in-place to replace it")
+        if os.path.isdir(source) and os.path.commonpath([source, target]) == source:
+            raise UserError(f"{output} lies inside {path}, where the next run would find it again")
+    single = len(paths) == 1 and not os.path.isdir(paths[0])
+    if not single and os.path.exists(output) and not os.path.isdir(output):
+        raise UserError(f"{output} is a file; a directory is needed to hold the result")
+
+
+def _destination(args: argparse.Namespace, relative: str) -> Optional[str]:
+    if args.output is None:
+        return None
+    single = len(args.paths) == 1 and not os.path.isdir(args.paths[0])
+    if single and not os.path.isdir(args.output):
+        return str(args.output)
+    return os.path.join(args.output, relative)
+
+
+def _migrate_file(path: str, destination: Optional[str], in_place: bool, tally: _Tally) -> None:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        read_source(path)
+        source = decode_source(path, data)
+        migration = migrate_source(source)
+        new = source.encode(migration.text) if migration.changed else data
+    except SourceError as error:
+        tally.left_alone += 1
+        tally.failed = True
+        tally.remarks.append(f"{path}:{error.line}: left alone: the file {error}")
+        return
+    except OSError as error:
+        tally.left_alone += 1
+        tally.failed = True
+        tally.remarks.append(f"{path}: left alone: {error.strerror}")
+        return
+    _count(path, migration, tally)
+    try:
+        if destination is not None:
+            write_new_file(destination, new, stat.S_IMODE(os.stat(path).st_mode))
+        elif in_place and new != data:
+            replace_file(path, new, data)
+        elif new != data:
+            _print_diff(path, source.text, migration.text)
+    except WriteError as error:
+        tally.failed = True
+        tally.remarks.append(f"{destination or path}: not written: the file {error}")
+
+
+def _count(path: str, migration: Migration, tally: _Tally) -> None:
+    if migration.blocked:
+        tally.left_alone += 1
+        tally.failed = True
+    elif migration.changed:
+        tally.migrated += 1
+    else:
+        tally.unchanged += 1
+    verdict = "left alone" if migration.blocked else "remark"
+    for remark in migration.remarks:
+        cell, line = migration.source.locate(remark.line)
+        place = f"{path}:{line}" if cell is None else f"{path}:cell {cell}:{line}"
+        tally.remarks.append(f"{place}: {verdict}: {remark.message} [{remark.subject}]")
+
+
+def _print_diff(path: str, old: str, new: str) -> None:
+    colour = use_colour(sys.stdout)
+    lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}")
+    for line in lines:
+        text = line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
+        code = {"+": "32", "-": "31", "@": "36"}.get(text[0])
+        sys.stdout.write(f"\033[{code}m{text.rstrip()}\033[0m\n" if colour and code else text)

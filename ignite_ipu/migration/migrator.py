@@ -1,0 +1,105 @@
+"""Applies every rewrite to a file, and gives the file back unchanged when something in it cannot be moved.
+
+Moving half of a training program would train on the host's CPU without a word. So a file whose rewritten form still
+has errors is left alone, byte for byte, and the errors are the remarks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import List, Set, Tuple
+
+import libcst as cst
+
+from ignite_ipu.migration.checker import check_source
+from ignite_ipu.migration.findings import Finding, Severity
+from ignite_ipu.migration.imports import update_imports
+from ignite_ipu.migration.notebook import NotebookError
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rewrite import Editor, Remark, RewriteRefused
+from ignite_ipu.migration.rewrites import all_rewrites
+from ignite_ipu.migration.source import Source, SourceError
+
+
+@dataclass
+class Migration:
+    """What became of a file.
+
+    Attributes:
+        source: The file as it was.
+        text: Its Python now; the same text when the file was left alone.
+        applied: Names of the rewrites that changed it.
+        blocked: Whether it was left alone because something in it cannot be moved.
+        remarks: What a person has to know, or to do.
+    """
+
+    source: Source
+    text: str
+    applied: List[str] = field(default_factory=list)
+    blocked: bool = False
+    remarks: List[Remark] = field(default_factory=list)
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to write."""
+        return self.text != self.source.text
+
+
+def migrate_source(source: Source) -> Migration:
+    """Rewrite one file's text.
+
+    Raises:
+        SourceError: It is not Python.
+    """
+    before, _ = check_source(source)
+    unreadable = [finding for finding in before if finding.rule == "unreadable-source"]
+    if unreadable:
+        raise SourceError(re.sub(r"^the file ", "", unreadable[0].message), unreadable[0].line)
+    try:
+        result = _rewritten(source)
+    except RewriteRefused as refused:
+        return Migration(source, source.text, blocked=True, remarks=[Remark(refused.line, "migrate", refused.reason)])
+    except cst.ParserSyntaxError as error:
+        raise SourceError(f"is beyond LibCST: {error.message}", error.raw_line) from None
+    after, _ = check_source(replace(source, text=result.text, notebook=None))
+    if any(finding.severity is Severity.ERROR for finding in after):
+        return _left_alone(source, after)
+    if result.changed:
+        try:
+            source.encode(result.text)
+        except (NotebookError, UnicodeEncodeError) as error:
+            return Migration(source, source.text, blocked=True, remarks=[Remark(1, "migrate", str(error))])
+    result.remarks += [Remark(f.line, f.rule, f.message) for f in after if f.severity is Severity.WARNING]
+    result.remarks.sort(key=lambda remark: remark.line)
+    return result
+
+
+def _rewritten(source: Source) -> Migration:
+    result = Migration(source, source.text)
+    for rewrite in all_rewrites().values():
+        editor = Editor(Program(replace(source, text=result.text, notebook=None)))
+        editor.subject = rewrite.name
+        rewrite.apply(editor)
+        result.remarks += editor.remarks
+        if editor.changed:
+            result.text = update_imports(editor.finish(), editor.needed, editor.forgotten)
+            result.applied.append(rewrite.name)
+    return result
+
+
+def _left_alone(source: Source, after: List[Finding]) -> Migration:
+    """Name what stands in the way, at its lines in the file as it is."""
+    remaining = {_signature(finding) for finding in after if finding.severity is Severity.ERROR}
+    original, _ = check_source(replace(source, notebook=None))
+    reasons = [finding for finding in original if _signature(finding) in remaining]
+    remarks = [Remark(finding.line, finding.rule, f"{finding.message}. {finding.remedy}") for finding in reasons]
+    seen: Set[Tuple[str, str]] = {_signature(finding) for finding in reasons}
+    for finding in after:
+        if finding.severity is Severity.ERROR and _signature(finding) not in seen:
+            remarks.append(Remark(1, finding.rule, f"{finding.message}. {finding.remedy}"))
+    return Migration(source, source.text, blocked=True, remarks=sorted(remarks, key=lambda remark: remark.line))
+
+
+def _signature(finding: Finding) -> Tuple[str, str]:
+    return finding.rule, re.sub(r"\(line \d+\)", "", finding.message)

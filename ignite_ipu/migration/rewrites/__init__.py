@@ -1,0 +1,33 @@
+"""The rewrites, one per module, in the order in which `migrate` applies them."""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from typing import Mapping
+
+from ignite_ipu.migration.rewrite import Rewrite
+
+# Devices first, because what comes later asks whether a device is the one ignite_ipu chooses; losses before the steps
+# that use them.
+ORDER = (
+    "device_strings",
+    "device_moves",
+    "checkpoint_loading",
+    "parallel_launch",
+    "optimizers",
+    "loaders",
+    "ignite_factories",
+    "ignite_evaluators",
+    "losses",
+    "training_steps",
+    "evaluation_steps",
+    "mode_before_wrapping",
+)
+
+
+@lru_cache(maxsize=None)
+def all_rewrites() -> Mapping[str, Rewrite]:
+    """Return every rewrite by name, in the order of their application."""
+    rewrites = [importlib.import_module(f"{__name__}.{module}").REWRITE for module in ORDER]
+    return {rewrite.name: rewrite for rewrite in rewrites}

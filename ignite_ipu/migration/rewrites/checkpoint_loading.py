@@ -1,0 +1,44 @@
+"""`torch.load(path)` is told where the tensors are to go."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ignite_ipu.migration.names import argument
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, keyword_argument, with_arguments
+
+
+def apply(editor: Editor) -> None:
+    """Add map_location where there is none."""
+    for call, _ in editor.program.calls("torch.load"):
+        unclear = any(keyword.arg is None for keyword in call.keywords)
+        if unclear or argument(call, "map_location", 1) is not None:
+            continue
+        editor.replace(call, _located(editor.need("host_device", call)))
+
+
+def _located(name: str) -> Edit:
+    def edit(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.Call)
+        where = keyword_argument("map_location", f"{name}()")
+        return with_arguments(node, [*node.args, where])
+
+    return edit
+
+
+REWRITE = Rewrite(
+    name="checkpoint-loading",
+    summary="torch.load is told where the tensors are to go.",
+    before="""\
+import torch
+
+state = torch.load("model.pt")
+""",
+    after="""\
+import torch
+from ignite_ipu import host_device
+
+state = torch.load("model.pt", map_location=host_device())
+""",
+    apply=apply,
+)

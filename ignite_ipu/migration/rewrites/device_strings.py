@@ -1,0 +1,105 @@
+"""Choices and names of GPUs become `host_device()`."""
+
+from __future__ import annotations
+
+import ast
+from typing import Optional, Set
+
+from ignite_ipu.migration.devices import chosen_gpu, gpu_name, is_guarded
+from ignite_ipu.migration.names import owner_of
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rewrite import Editor, Rewrite
+
+_DEVICE_KEYWORDS = {"device", "map_location"}
+# Methods whose first argument may be a device.
+_DEVICE_METHODS = ("to", "to_empty", "device")
+
+
+def apply(editor: Editor) -> None:
+    """Replace the choice as a whole where it is one, else the question and the literals."""
+    program = editor.program
+    done: Set[ast.AST] = set()
+    for node in ast.walk(program.tree):
+        if node in done or not isinstance(node, ast.expr):
+            continue
+        replaced = _replacement(editor, node)
+        if replaced is not None:
+            editor.expression(node, replaced)
+            done.update(ast.walk(node))
+
+
+def _replacement(editor: Editor, node: ast.expr) -> Optional[str]:
+    program = editor.program
+    called = program.names.called(node)
+    if called == "ignite.distributed.device" and isinstance(node, ast.Call) and not node.args:
+        editor.forget("ignite.distributed.device")
+        return f"{editor.need('host_device', node)}()"
+    if called == "torch.device" and isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        gpu = chosen_gpu(program, node.args[0]) or (None if is_guarded(program, node) else gpu_name(program, node))
+        return _host_device(editor, node, gpu) if gpu is not None else None
+    gpu = chosen_gpu(program, node)
+    if gpu is not None:
+        text = _host_device(editor, node, gpu)
+        return text if _wants_device(program, node) or _makes_device(program, node) else f"str({text})"
+    if called == "torch.cuda.is_available":
+        text = f'{editor.need("host_device", node)}().type == "cuda"'
+        return f"({text})" if isinstance(program.parents[node], (ast.Compare, ast.BinOp, ast.Attribute)) else text
+    if isinstance(node, ast.Constant) and not is_guarded(program, node):
+        gpu = gpu_name(program, node)
+        parent = program.parents.get(node)
+        if gpu is None or isinstance(parent, ast.Compare) or program.names.called(parent or node) == _OURS:
+            return None
+        if _wants_device(program, node):
+            return _host_device(editor, node, gpu)
+        argparse_default = isinstance(parent, ast.keyword) and parent.arg == "default"
+        if argparse_default or isinstance(parent, ast.Assign):
+            text = _host_device(editor, node, gpu)
+            return text if _wants_device(program, node) else f"str({text})"
+    return None
+
+
+_OURS = "ignite_ipu.host_device"
+
+
+def _host_device(editor: Editor, node: ast.AST, gpu: str) -> str:
+    name = editor.need("host_device", node)
+    return f"{name}()" if gpu in ("cuda", "cuda:0") else f'{name}("{gpu}")'
+
+
+def _makes_device(program: Program, node: ast.AST) -> bool:
+    """Whether a choice is between torch.device objects rather than strings."""
+    return isinstance(node, ast.IfExp) and program.names.called(node.body) == "torch.device"
+
+
+def _wants_device(program: Program, node: ast.expr) -> bool:
+    """Whether a torch.device does as well as a string where an expression stands."""
+    parent = program.parents.get(node)
+    if isinstance(parent, ast.keyword):
+        return parent.arg in _DEVICE_KEYWORDS
+    if isinstance(parent, ast.Call) and node in parent.args:
+        return owner_of(parent, *_DEVICE_METHODS) is not None
+    if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+        name = parent.targets[0].id
+        uses = [part for part in program.nodes(ast.Name) if part.id == name and isinstance(part.ctx, ast.Load)]
+        return all(not isinstance(program.parents.get(use), ast.Assign) and _wants_device(program, use) for use in uses)
+    return False
+
+
+REWRITE = Rewrite(
+    name="device-strings",
+    summary="Choices and names of GPUs become host_device().",
+    before="""\
+import torch
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = torch.nn.Linear(2, 2).to(device)
+""",
+    after="""\
+import torch
+from ignite_ipu import host_device
+
+device = host_device()
+model = torch.nn.Linear(2, 2).to(device)
+""",
+    apply=apply,
+)

@@ -1,0 +1,36 @@
+"""Ignite's evaluator factory and evaluation step become those for an IPU."""
+
+from __future__ import annotations
+
+from ignite_ipu.migration.engine_calls import Replacement, replace_engine_calls
+from ignite_ipu.migration.rewrite import Editor, Rewrite
+
+_REPLACEMENTS = {
+    "ignite.engine.create_supervised_evaluator": Replacement("create_ipu_evaluator", device_position=2),
+    "ignite.engine.supervised_evaluation_step": Replacement("ipu_evaluation_step", device_position=1),
+}
+
+
+def apply(editor: Editor) -> None:
+    """Replace the functions and leave out a device that host_device() chooses anyway."""
+    replace_engine_calls(editor, _REPLACEMENTS)
+
+
+REWRITE = Rewrite(
+    name="ignite-evaluators",
+    summary="create_supervised_evaluator becomes create_ipu_evaluator.",
+    before="""\
+from ignite.engine import create_supervised_evaluator
+from ignite.metrics import Accuracy
+from ignite_ipu import host_device
+
+evaluator = create_supervised_evaluator(model, {"accuracy": Accuracy()}, host_device())
+""",
+    after="""\
+from ignite.metrics import Accuracy
+from ignite_ipu import create_ipu_evaluator
+
+evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
+""",
+    apply=apply,
+)

@@ -1,0 +1,39 @@
+"""Ignite's trainer factory and training step become those for an IPU."""
+
+from __future__ import annotations
+
+from ignite_ipu.migration.engine_calls import Replacement, replace_engine_calls
+from ignite_ipu.migration.rewrite import Editor, Rewrite
+
+_REPLACEMENTS = {
+    "ignite.engine.create_supervised_trainer": Replacement("create_ipu_trainer", device_position=3),
+    "ignite.engine.supervised_training_step": Replacement("ipu_training_step", device_position=3),
+}
+
+
+def apply(editor: Editor) -> None:
+    """Replace the functions and leave out a device that host_device() chooses anyway."""
+    replace_engine_calls(editor, _REPLACEMENTS)
+
+
+REWRITE = Rewrite(
+    name="ignite-factories",
+    summary="create_supervised_trainer becomes create_ipu_trainer.",
+    before="""\
+from ignite.engine import Events, create_supervised_trainer
+from ignite_ipu import host_device
+
+device = host_device()
+trainer = create_supervised_trainer(model, optimizer, criterion, device=device)
+trainer.add_event_handler(Events.EPOCH_COMPLETED, report)
+""",
+    after="""\
+from ignite.engine import Events
+from ignite_ipu import create_ipu_trainer, host_device
+
+device = host_device()
+trainer = create_ipu_trainer(model, optimizer, criterion)
+trainer.add_event_handler(Events.EPOCH_COMPLETED, report)
+""",
+    apply=apply,
+)

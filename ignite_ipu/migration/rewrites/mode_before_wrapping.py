@@ -1,0 +1,67 @@
+"""PopTorch code: a model's mode is set before the model is wrapped."""
+
+from __future__ import annotations
+
+import ast
+from typing import Optional
+
+import libcst as cst
+
+from ignite_ipu.migration.names import argument, dotted, owner_of
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
+
+
+def apply(editor: Editor) -> None:
+    """Exchange a wrapping statement with the mode statement right after it."""
+    program = editor.program
+    for block in ast.walk(program.tree):
+        suite = getattr(block, "body", None)
+        if not isinstance(suite, list):
+            continue
+        for first, second in zip(suite, suite[1:]):
+            model = _wrapped_model(program, first)
+            mode = second.value if isinstance(second, ast.Expr) else None
+            if model is None or owner_of(mode, "train", "eval") != model:
+                continue
+            editor.replace(first, _text(editor.source_of(second)))
+            editor.replace(second, _text(editor.source_of(first)))
+
+
+def _wrapped_model(program: Program, statement: ast.stmt) -> Optional[str]:
+    if not isinstance(statement, ast.Assign):
+        return None
+    if program.names.called(statement.value) not in ("poptorch.trainingModel", "poptorch.inferenceModel"):
+        return None
+    assert isinstance(statement.value, ast.Call)
+    model = argument(statement.value, "model", 0)
+    return dotted(model) if model is not None else None
+
+
+def _text(source: str) -> Edit:
+    def edit(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.SimpleStatementLine)
+        line = cst.parse_statement(source)
+        assert isinstance(line, cst.SimpleStatementLine)
+        return node.with_changes(body=line.body)
+
+    return edit
+
+
+REWRITE = Rewrite(
+    name="mode-before-wrapping",
+    summary="PopTorch code: a model's mode is set before the model is wrapped.",
+    before="""\
+import poptorch
+
+inference_model = poptorch.inferenceModel(model)
+model.eval()
+""",
+    after="""\
+import poptorch
+
+model.eval()
+inference_model = poptorch.inferenceModel(model)
+""",
+    apply=apply,
+)

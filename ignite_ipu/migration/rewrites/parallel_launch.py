@@ -1,0 +1,42 @@
+"""Processes are launched on a backend that has no need of GPUs, and their models are not wrapped for GPUs."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ignite_ipu.migration.names import argument, constant
+from ignite_ipu.migration.rewrite import Editor, Rewrite
+
+_LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize")
+
+
+def apply(editor: Editor) -> None:
+    """Replace the backend nccl, and idist.auto_model."""
+    program = editor.program
+    for call, _ in program.calls(*_LAUNCHERS):
+        backend = argument(call, "backend", 0)
+        if backend is not None and constant(backend) == "nccl":
+            editor.expression(backend, f'{editor.need("process_backend", call)}("nccl")')
+    for call, _ in program.calls("ignite.distributed.auto_model"):
+        name = editor.need("auto_model", call)
+        editor.replace(call.func, lambda _, name=name: cst.Name(name))  # type: ignore[misc]
+
+
+REWRITE = Rewrite(
+    name="parallel-launch",
+    summary="idist.Parallel launches on process_backend(), and models stay unwrapped.",
+    before="""\
+import ignite.distributed as idist
+
+with idist.Parallel(backend="nccl") as parallel:
+    parallel.run(training)
+""",
+    after="""\
+import ignite.distributed as idist
+from ignite_ipu import process_backend
+
+with idist.Parallel(backend=process_backend("nccl")) as parallel:
+    parallel.run(training)
+""",
+    apply=apply,
+)
