@@ -1,0 +1,130 @@
+"""Rows of samples in nested structures of tensors: cut, filled up, selected and joined.
+
+Evaluation uses them to run batches of any size on a model with fixed shapes, training to find the labels that belong to
+the predictions an output mode returns.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
+
+import torch
+
+__all__ = ["RowsError", "join_rows", "map_tensors", "row_count", "select_rows", "split_rows", "take_rows", "tensors_in"]
+
+
+class RowsError(ValueError):
+    """Tensors whose rows are not one per sample."""
+
+
+def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
+    """Return `structure` with `fn(tensor)` in place of every tensor in its tuples, lists and dictionaries."""
+    if isinstance(structure, torch.Tensor):
+        return fn(structure)
+    if isinstance(structure, (list, tuple)):
+        items = [map_tensors(item, fn) for item in structure]
+        return getattr(type(structure), "_make", type(structure))(items)
+    if isinstance(structure, dict):
+        items_by_key = {key: map_tensors(item, fn) for key, item in structure.items()}
+        if type(structure) is dict:
+            return items_by_key
+        # A copy keeps what a subclass carries besides its items, as the outputs of transformers' models do.
+        rebuilt = copy.copy(structure)
+        for key, item in items_by_key.items():
+            rebuilt[key] = item
+        return rebuilt
+    if isinstance(structure, Mapping):
+        return {key: map_tensors(item, fn) for key, item in structure.items()}
+    return structure
+
+
+def tensors_in(structure: Any) -> List[torch.Tensor]:
+    """Return the tensors that `map_tensors` would visit, in order."""
+    found: List[torch.Tensor] = []
+    map_tensors(structure, found.append)
+    return found
+
+
+def row_count(structure: Any) -> int:
+    """Return how many rows the tensors of a batch have; tensors without dimensions do not count.
+
+    Raises:
+        RowsError: There is no tensor with rows, or they disagree.
+    """
+    counts = {tensor.shape[0] for tensor in tensors_in(structure) if tensor.dim()}
+    if len(counts) == 1:
+        return int(counts.pop())
+    if not counts:
+        raise RowsError("The batch contains no tensor with rows, so it has no samples to count.")
+    raise RowsError(
+        f"The tensors of the batch have different numbers of rows ({sorted(counts)}), so it cannot be told which rows "
+        "belong to one sample. Give each one row per sample."
+    )
+
+
+def split_rows(structure: Any, rows: int) -> Iterator[Tuple[Any, int]]:
+    """Cut a batch into pieces of exactly `rows` rows, the last filled up by repeating its last row.
+
+    Yields:
+        Each piece, and how many of its rows are samples rather than filling.
+    """
+    total = row_count(structure)
+    if total == rows:
+        yield structure, rows
+        return
+    for start in range(0, total, rows):
+        valid = min(rows, total - start)
+        yield map_tensors(structure, functools.partial(_piece, start=start, valid=valid, rows=rows)), valid
+
+
+def take_rows(structure: Any, valid: int, rows: int) -> Any:
+    """Return the first `valid` of the `rows` rows of a model's output, dropping what was computed from filling.
+
+    Raises:
+        RowsError: There is filling and an output has not one row per sample, so that the filling is mixed into it.
+    """
+    if valid == rows:
+        return structure
+    return map_tensors(structure, lambda tensor: _checked(tensor, rows)[:valid])
+
+
+def join_rows(structures: Sequence[Any]) -> Any:
+    """Return one structure whose tensors hold the rows of all the given ones in order; the inverse of `split_rows`."""
+    if len(structures) == 1:
+        return structures[0]
+    columns = zip(*[tensors_in(structure) for structure in structures])
+    joined = iter([torch.cat(column) if column[0].dim() else torch.stack(column) for column in columns])
+    return map_tensors(structures[0], lambda _: next(joined))
+
+
+def select_rows(structure: Any, rows: Sequence[int], total: int) -> Any:
+    """Return the given rows of every tensor that has `total` rows, in the given order; other values stay as they are.
+
+    Raises:
+        RowsError: A tensor with dimensions has another number of rows.
+    """
+    if list(rows) == list(range(total)):
+        return structure
+    index = torch.as_tensor(rows, dtype=torch.long)
+    return map_tensors(structure, lambda tensor: _checked(tensor, total)[index] if tensor.dim() else tensor)
+
+
+def _piece(tensor: torch.Tensor, start: int, valid: int, rows: int) -> torch.Tensor:
+    if not tensor.dim():
+        return tensor
+    piece = tensor[start : start + valid]
+    if valid == rows:
+        return piece
+    filling = piece[-1:].expand(rows - valid, *piece.shape[1:])
+    return torch.cat([piece, filling])
+
+
+def _checked(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    if tensor.dim() and tensor.shape[0] == rows:
+        return tensor
+    raise RowsError(
+        f"A tensor of shape {tuple(tensor.shape)} has not one row for each of the {rows} rows of the call, so rows "
+        "cannot be picked from it. Return outputs with one row per sample (model_transform can drop others)."
+    )

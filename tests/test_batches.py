@@ -1,0 +1,115 @@
+"""Batches taken apart for the device, put together inside the model, and compared with the compiled one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ignite_ipu.batches import BatchError, BatchLayout
+
+Point = namedtuple("Point", "x y")
+
+
+def layout_of(x: Any, micro_batches: int = 2) -> BatchLayout:
+    return BatchLayout.of(["x"], [x], micro_batches)[0]
+
+
+def through_the_device(x: Any, micro_batches: int = 2) -> Any:
+    """Take `x` apart, cut each leaf as the device does, and put the first micro-batch together."""
+    layout, leaves = BatchLayout.of(["x"], [x], micro_batches)
+    cut = [leaf[: len(leaf) // micro_batches] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return layout.rebuild(cut)[0]
+
+
+def test_structure_survives() -> None:
+    """Nested tuples, lists, dicts and named tuples arrive in the model as they were, with the micro-batch's rows."""
+    x = {"a": (torch.arange(4), [Point(torch.ones(4, 2), None)]), "mode": "fast", "flag": True}
+    seen = through_the_device(x)
+    assert seen["a"][0].tolist() == [0, 1]
+    assert isinstance(seen["a"][1][0], Point) and seen["a"][1][0].x.shape == (2, 2) and seen["a"][1][0].y is None
+    assert seen["mode"] == "fast" and seen["flag"] is True
+
+
+def test_ordered_dicts_and_foreign_mappings() -> None:
+    """Mappings of other classes, such as a tokenizer's result, arrive as plain dicts."""
+    from collections import UserDict
+
+    seen = through_the_device([OrderedDict(a=torch.zeros(2)), UserDict(b=torch.zeros(2))])
+    assert type(seen[0]) is OrderedDict and type(seen[1]) is dict
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(3, torch.int32), (0.5, torch.float32), (np.float32(0.5), torch.float32), (np.int64(3), torch.int32)],
+)
+def test_numbers_travel_as_tensors(value: Any, dtype: torch.dtype) -> None:
+    """A number reaches the model as a 0-dimensional tensor, and may change from call to call."""
+    seen = through_the_device([torch.zeros(2), value])
+    assert seen[1].shape == () and seen[1].dtype == dtype and seen[1].item() == value
+    layout_of([torch.zeros(2), value]).check(layout_of([torch.zeros(2), value + 1]))
+
+
+def test_0_dimensional_tensors_travel_like_numbers() -> None:
+    """PopTorch takes them for one micro-batch only; here they work for any number."""
+    assert through_the_device([torch.zeros(6), torch.tensor(2.5)], micro_batches=6)[1].item() == 2.5
+
+
+def test_equal_layouts_pass() -> None:
+    """The check of the usual case is silent."""
+    batch = (torch.zeros(4, 2), {"y": torch.zeros(4)}, None, "s")
+    layout_of(batch).check(layout_of(batch))
+
+
+@pytest.mark.parametrize(
+    ("compiled", "given", "message"),
+    [
+        (torch.zeros(4), torch.zeros(6), r"x is now a torch.float32 tensor of shape \(6,\).*\(4,\)"),
+        (torch.zeros(4), torch.zeros(4, dtype=torch.long), r"x is now a torch.int64 tensor"),
+        ([torch.zeros(4), "a"], [torch.zeros(4), "b"], r"x\[1\] is now 'b'.*compiled with 'a'"),
+        ([torch.zeros(4), True], [torch.zeros(4), False], r"x\[1\] is now False"),
+        ({"a": torch.zeros(4)}, {"b": torch.zeros(4)}, r"x now has the keys \['b'\].*\['a'\]"),
+        ([torch.zeros(4)], [torch.zeros(4)] * 2, r"x now has 2 items.*compiled for 1"),
+        (
+            {"a": {"b": None}, "t": torch.zeros(2)},
+            {"a": {"b": torch.zeros(2)}, "t": torch.zeros(2)},
+            r"x\['a'\]\['b'\]",
+        ),
+        (Point(torch.zeros(4), 1), (torch.zeros(4), 1), r"x is now a tuple.*Point"),
+        ([torch.zeros(2), 1], [torch.zeros(2), 1.5], r"x\[1\] is now a torch.float32 tensor"),
+    ],
+)
+def test_differences_are_named(compiled: Any, given: Any, message: str) -> None:
+    """The first difference is reported with its place, both sides, and what to do."""
+    with pytest.raises(BatchError, match=message):
+        layout_of(compiled).check(layout_of(given))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ([torch.zeros(4), torch.zeros(7, 3)], r"x\[1\] has shape \(7, 3\); its 7 rows do not divide into the 2 micro"),
+        (torch.zeros(0, 2), r"x has shape \(0, 2\); a compiled model takes no empty tensors"),
+        (torch.zeros(2, dtype=torch.bfloat16), r"x has type torch.bfloat16"),
+        ({"a": np.zeros((2, 2))}, r"x\['a'\] is a numpy array of shape \(2, 2\)"),
+        ([2**31], r"x\[0\] is 2147483648, which does not fit"),
+    ],
+)
+def test_what_no_device_takes_is_refused(x: Any, message: str) -> None:
+    """Rows that do not divide, empty tensors and unknown types are refused before anything is compiled."""
+    with pytest.raises(BatchError, match=message):
+        layout_of(x)
+
+
+def test_registered_types_go_to_poptorch_as_they_are() -> None:
+    """An object of a class of the user's own is handed over whole, for PopTorch's custom parsers."""
+
+    class Graph:
+        pass
+
+    graph = Graph()
+    _, leaves = BatchLayout.of(["x"], [(graph, torch.zeros(2))], 2)
+    assert leaves[0] is graph
