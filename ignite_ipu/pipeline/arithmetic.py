@@ -20,11 +20,6 @@ def _convolution(args: Tuple[Any, ...], result: Tensor) -> float:
     return 2.0 * pixels.numel() * float(prod(weight.shape[1:]))
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor) -> float:
-    rows = float(prod(query.shape[:-1]))
-    return 2.0 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-
-
 _PRODUCTS: Dict[str, Callable[[Tuple[Any, ...], Any], Tuple[float, Tuple[Tensor, ...]]]] = {
     "mm": lambda a, r: (_product(a[0], a[1]), (a[0], a[1])),
     "bmm": lambda a, r: (_product(a[0], a[1]), (a[0], a[1])),
@@ -41,18 +36,13 @@ _PRODUCTS: Dict[str, Callable[[Tuple[Any, ...], Any], Tuple[float, Tuple[Tensor,
 def matmul_flops(operator: str, args: Tuple[Any, ...], result: Any) -> Tuple[float, float, Tuple[Tensor, ...]]:
     """Return forward and backward operations, two to a multiply-add, and the operands multiplied; none for others.
 
-    The backward pass repeats a product once per operand that needs a gradient. Fused attention recomputes its scores
-    first, which makes five products of the forward's two.
+    The backward pass repeats a product once per operand that needs a gradient.
 
     Args:
         operator: Name of an ATen operator without namespace and overload, such as `addmm`.
         args: Its positional arguments.
         result: What it returned.
     """
-    if operator.startswith("_scaled_dot_product"):
-        operands: Tuple[Tensor, ...] = (args[0], args[1], args[2])
-        forward = _attention(*operands)
-        return forward, 2.5 * forward if any(t.requires_grad for t in operands) else 0.0, operands
     if operator not in _PRODUCTS:
         return 0.0, 0.0, ()
     forward, operands = _PRODUCTS[operator](args, result)

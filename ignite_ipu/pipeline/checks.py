@@ -121,12 +121,12 @@ def _remedies(memory: MemoryModel, begin: int, end: int, stage: int, stages: int
     }
     savings = []
     for words, strategy in others.items():
-        other = MemoryModel(memory.profile, memory.optimizer, strategy, memory.replicas)
-        saved = need - other.stage(begin, end, stage, stages).total
+        saved = need - memory.under(strategy).stage(begin, end, stage, stages).total
         if memory.profile.training and saved > 0.01 * need:
             savings.append(f"{words} would save {bytes_text(saved)}")
     savings.append("more IPUs, a smaller micro-batch or half precision would help")
-    return f"{'; '.join(savings).capitalize()}."
+    words = "; ".join(savings)
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _power_below(count: int) -> int:

@@ -69,6 +69,9 @@ def _schedule_on(axes: Axes, schedule: Schedule) -> None:
             if slot.kind != "U":
                 text = f"{slot.kind}{slot.micro_batch + 1}"
                 axes.text((slot.start + slot.end) / 2, slot.ipu, text, ha="center", va="center", fontsize=6)
+    computed = max((slot.end for slot in schedule.slots if slot.kind != "U"), default=schedule.makespan)
+    # A long update, or one after only some of its micro-batches, would squeeze the picture: it runs off the edge.
+    axes.set_xlim(0, min(schedule.makespan, 1.15 * computed))
     axes.set_yticks(range(rows), [f"IPU {ipu}" for ipu in range(rows)])
     axes.invert_yaxis()
     axes.set_xlabel("estimated time")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any, Dict, Mapping, Sequence, Tuple, Union
+import os
+from contextlib import ExitStack, contextmanager
+from typing import Any, Dict, Iterator, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from .errors import PlanError
 from .layers import Granularity, select_layers
@@ -36,7 +37,8 @@ def measure(
         inputs: One micro-batch: a tensor, a sequence of positional arguments, or a mapping of keyword arguments.
         granularity: Which modules are layers, as for `select_layers`.
         training: Measure in training mode, with the tensors that autograd keeps.
-        fake: Propagate shapes only, which takes neither time nor memory. A forward that branches on values needs False.
+        fake: Propagate shapes only, which takes no memory and little time, least for a model on the meta device. A
+            forward that branches on values needs False.
 
     Raises:
         PlanError: A model whose forward runs none of the chosen layers, or that needs values while `fake` is True.
@@ -44,18 +46,19 @@ def measure(
     args, kwargs = _arguments(inputs)
     names = select_layers(model, granularity)
     flags = {module: module.training for module in model.modules()}
-    kept = {} if fake else {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    # Counters such as batch norm's advance even when only shapes are propagated.
+    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     with ExitStack() as stack:
         stack.callback(_restore, model, flags, kept)
+        # Entering a fake tensor mode makes torch name its compiler's cache directory in the environment.
+        stack.callback(_restore_environment, dict(os.environ))
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        # The oneDNN recurrent kernels hide their matrix products; the portable ones show them.
-        stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-        # Grad mode stays on for inference too: without it, fused encoder kernels hide the operators.
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_plain_operators())
         model.train(training)
         recorder = Recorder(model)
-        if fake:
+        if fake and _all_meta(model, (args, kwargs)):
+            stack.enter_context(torch.device("meta"))
+        elif fake:
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             args, kwargs = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, (args, kwargs))
             recorder.know_weights(mode.from_tensor)
@@ -71,8 +74,7 @@ def measure(
         except DataDependentOutputException as error:
             raise PlanError(
                 f"The forward of {type(model).__name__} needs the value of a tensor ({error.func}), which shapes alone "
-                "do not "
-                "give. Pass fake=False to measure a real run. A compiled IPU program cannot branch on it either."
+                "do not give. Pass fake=False to measure a real run. A compiled IPU program cannot branch on it either."
             ) from error
     return recorder.profile(output, training)
 
@@ -83,6 +85,38 @@ def _arguments(inputs: Inputs) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return tuple(inputs), {}
+
+
+def _all_meta(model: nn.Module, inputs: Any) -> bool:
+    """Tell whether model and inputs have no values anyway, which spares the slower propagation of shapes."""
+    tensors = [*model.parameters(), *model.buffers(), *(x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor))]
+    return all(tensor.is_meta for tensor in tensors)
+
+
+@contextmanager
+def _plain_operators() -> Iterator[None]:
+    """Keep torch from fusing what an IPU runs operator by operator, and from hiding matrix products in it."""
+    attention = torch.backends.cuda
+    flash = attention.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    efficient = attention.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+    mkldnn = torch.backends.mkldnn.enabled
+    # oneDNN has recurrent kernels of its own; the switches for attention are named after CUDA but rule the CPU, too.
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    attention.enable_flash_sdp(False)
+    attention.enable_mem_efficient_sdp(False)
+    try:
+        # Without gradients, encoder layers become a single operator.
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.backends.mkldnn.enabled = mkldnn
+        attention.enable_flash_sdp(flash)
+        attention.enable_mem_efficient_sdp(efficient)
+
+
+def _restore_environment(before: Dict[str, str]) -> None:
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
 
 
 def _restore(model: nn.Module, flags: Dict[nn.Module, bool], buffers: Dict[str, Tensor]) -> None:

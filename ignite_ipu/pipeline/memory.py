@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
@@ -57,6 +58,11 @@ class StageMemory:
         return StageMemory(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
+Index = Union[int, slice]
+Bytes = Any
+"""A matrix, or a single number where a single span was asked for."""
+
+
 class _Spans(NamedTuple):
     """Sums and peaks over every span of layers; see `Matrix`."""
 
@@ -66,6 +72,7 @@ class _Spans(NamedTuple):
     saved: Matrix
     working: Matrix
     inbound: Matrix
+    entering: Matrix
 
 
 @lru_cache(maxsize=8)
@@ -81,6 +88,9 @@ def _spans(profile: Profile) -> _Spans:
     saved[:count, 1:] = np.cumsum(np.cumsum(kept[::-1], axis=0)[::-1], axis=1)
     inbound = np.zeros((count + 1, count + 1))
     inbound[1:count, :] = np.asarray(profile.cut_bytes, dtype=np.float64)[:, None] if count > 1 else 0.0
+    # To repeat its forward pass, the first stage needs what came from the host.
+    entering = inbound.copy()
+    entering[0, :] = profile.input_bytes
     return _Spans(
         weights=span_sums([layer.parameter_bytes + layer.buffer_bytes for layer in layers]),
         gradients=span_sums([layer.trainable_bytes for layer in layers]),
@@ -88,6 +98,7 @@ def _spans(profile: Profile) -> _Spans:
         saved=saved,
         working=span_peaks([layer.activation_bytes for layer in layers]),
         inbound=inbound,
+        entering=entering,
     )
 
 
@@ -107,38 +118,45 @@ class MemoryModel:
         self.optimizer = optimizer
         self.strategy = strategy
         self.replicas = replicas
+        self._spans = _spans(profile)
+
+    def under(self, strategy: Strategy) -> MemoryModel:
+        """Return the model of the same profile under another strategy."""
+        other = copy(self)
+        other.strategy = strategy
+        return other
 
     def _kept(self, stage: int, stages: int) -> int:
         return in_flight(stage, stages) if self.strategy.pipelined and stages > 1 else 1
 
-    def _parts(self, stage: int, stages: int) -> Tuple[Matrix, Matrix, Matrix, Matrix, Matrix]:
-        spans = _spans(self.profile)
+    def _parts(self, stage: int, stages: int, span: Tuple[Index, Index]) -> Tuple[Bytes, Bytes, Bytes, Bytes, Bytes]:
+        spans = self._spans
+        weights, inbound, working = spans.weights[span], spans.inbound[span], spans.working[span]
         if not self.profile.training:
-            none = np.zeros_like(spans.weights)
-            return spans.weights, none, none, spans.inbound, spans.working
-        state = self.optimizer.bytes(1) * spans.elements
+            none = 0.0 * weights
+            return weights, none, none, inbound, working
+        state = self.optimizer.bytes(1) * spans.elements[span]
         if self.strategy.offload_optimizer:
             state = 0.0 * state
         elif self.strategy.shard_optimizer:
             state = state / self.replicas
-        gradients = spans.gradients if self.optimizer.accumulator else 0.0 * spans.gradients
+        gradients = float(self.optimizer.accumulator) * spans.gradients[span]
         kept = self._kept(stage, stages)
         if self.strategy.recompute:
-            entering = spans.inbound.copy()
-            entering[0, :] = self.profile.input_bytes
-            activations = kept * entering + spans.saved
+            activations = kept * spans.entering[span] + spans.saved[span]
         else:
-            activations = kept * (spans.inbound + spans.saved)
-        return spans.weights, gradients, state, activations, 2 * spans.working
+            activations = kept * (inbound + spans.saved[span])
+        return weights, gradients, state, activations, 2 * working
 
     def totals(self, stage: int, stages: int) -> Matrix:
         """Return the bytes that stage `stage` of `stages` holds, for every span of layers."""
-        weights, gradients, state, activations, working = self._parts(stage, stages)
-        return weights + gradients + state + activations + working
+        weights, gradients, state, activations, working = self._parts(stage, stages, (slice(None), slice(None)))
+        total: Matrix = weights + gradients + state + activations + working
+        return total
 
     def stage(self, begin: int, end: int, stage: int, stages: int) -> StageMemory:
         """Return the same for one span, by purpose."""
-        return StageMemory(*(float(part[begin, end]) for part in self._parts(stage, stages)))
+        return StageMemory(*(float(part) for part in self._parts(stage, stages, (begin, end))))
 
     def biggest(self, begin: int, end: int, stage: int, stages: int, count: int = 3) -> List[TensorSize]:
         """Return the largest tensors of one span, saved ones counted once per micro-batch that keeps them."""

@@ -40,8 +40,8 @@ class Scaling:
     @property
     def pays_up_to(self) -> int:
         """Replicas beyond which doubling no longer pays."""
-        for before, gain in zip(self.plans, self.gains[1:]):
-            if gain < self.worthwhile:
+        for before, after, gain in zip(self.plans, self.plans[1:], self.gains[1:]):
+            if gain < self.worthwhile or not after.fits:
                 return before.replicas
         return self.plans[-1].replicas
 

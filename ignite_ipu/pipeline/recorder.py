@@ -114,23 +114,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        # Questions about a tensor, such as its device, come here as operators too.
+        if func.namespace == "prim":
+            return result
         operator = func._schema.name.split("::")[-1]
         span = self.spans[-1]
         read = list(_tensors((args, kwargs)))
         for tensor in read:
             self._consume(tensor)
         known = {_storage(tensor) for tensor in read}
-        written = list(_tensors(result))
-        views = all(_storage(tensor) in known for tensor in written) and not operator.endswith("_")
+        # Over shapes only, a view of a real weight is a view of its converted twin, which is known as a weight.
+        fresh = [t for t in _tensors(result) if _storage(t) not in known and _storage(t) not in self.weights]
+        in_place = operator.endswith("_")
         forward, backward, operands = matmul_flops(operator, args, result)
         if forward:
             span.forward_flops += forward
             span.backward_flops += backward
             span.half = span.half or operands[0].dtype in _HALF
-        elif not views:
-            span.traffic += sum(map(_size, read)) + sum(map(_size, written))
-        for tensor in written:
-            if _storage(tensor) not in known:
+        elif fresh or in_place:
+            span.traffic += sum(map(_size, read)) + sum(map(_size, _tensors(result)))
+        for tensor in [] if in_place else fresh:
+            if _storage(tensor) not in self.sizes:
                 self._produce(tensor, operator, any(t.requires_grad for t in read))
         return result
 
@@ -152,9 +156,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _produce(self, tensor: Tensor, operator: str, differentiable: bool) -> None:
         key = _storage(tensor)
-        # A converted weight is the weight again, not an activation.
-        if key in self.sizes or key in self.weights:
-            return
         here = len(self.spans) - 1
         self.alive.append(tensor)
         self.producers[key] = here

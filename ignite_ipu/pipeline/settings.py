@@ -37,10 +37,7 @@ def accumulation_for(profile: Profile, global_batch: int, replicas: int) -> int:
 
 
 def propose_accumulation(depth: int, fill: float, update: float, period: float) -> Tuple[int, str]:
-    """Return an accumulation that keeps fill, drain and update at a tenth of a step if that takes no more than 64.
-
-    Returns:
-        The accumulation, and the reason in words.
+    """Return an accumulation that keeps fill, drain and update at a tenth of a step, at most 64, and the reason.
 
     Args:
         depth: Stages of the pipeline, 1 where nothing fills.

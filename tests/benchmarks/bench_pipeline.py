@@ -1,0 +1,83 @@
+"""How long planning and simulating take."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable
+
+import torch
+from torch import nn
+
+from ignite_ipu.pipeline import Comparison, Profile, Schedule, StageTime, compare, measure, simulate
+
+SLOTS = 10**6
+
+
+class Transformer(nn.Module):
+    """Only shapes count here, and measuring propagates only shapes: the weights are never filled."""
+
+    def __init__(self, layers: int = 96, width: int = 1024, tokens: int = 20_000):
+        super().__init__()
+        self.embed = nn.Embedding(tokens, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 16, 4 * width, batch_first=True) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def best_of(repeats: int, call: Callable[[], object]) -> float:
+    """Seconds of the fastest of several calls."""
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def measured(layers: int = 96) -> Profile:
+    with torch.device("meta"):
+        model = Transformer(layers)
+        tokens = torch.zeros(1, 128, dtype=torch.long)
+    return measure(model, tokens)
+
+
+def planned(profile: Profile) -> Comparison:
+    return compare(profile, 16)
+
+
+def simulated(stages: int, keep: bool) -> Schedule:
+    """10^6 slots: forward and backward passes on stages so nearly equal that the steady state stays out of reach."""
+    times = [StageTime(1.0 + 1e-6 * stage, 2.0) for stage in range(stages)]
+    return simulate(times, SLOTS // (2 * stages), slots=keep)
+
+
+def test_planning_96_layers_over_16_ipus_takes_under_two_seconds():
+    assert len(measured().layers) == 98
+    assert best_of(2, lambda: planned(measured())) < 2
+
+
+def test_simulating_a_million_slots_takes_under_two_seconds():
+    for stages in (2, 16):
+        assert best_of(2, lambda stages=stages: simulated(stages, False)) < 2
+
+
+def main() -> None:
+    start = time.perf_counter()
+    profile = measured()
+    print(f"measure {len(profile.layers)} layers: {time.perf_counter() - start:.2f} s")
+    print(f"plan every strategy over 16 IPUs: {best_of(3, lambda: planned(profile)):.2f} s")
+    for stages in (2, 4, 16):
+        for keep in (False, True):
+            seconds = best_of(3, lambda stages=stages, keep=keep: simulated(stages, keep))
+            print(f"simulate 10^6 slots on {stages} stages{', slots kept' if keep else ''}: {seconds:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

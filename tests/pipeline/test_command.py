@@ -1,0 +1,90 @@
+"""`ignite-ipu plan`, from the command line to the files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from ignite_ipu.pipeline import command
+
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), torch.zeros(4, 64)
+
+def trained():
+    model, inputs = make()
+    return model, inputs, torch.optim.SGD(model.parameters(), lr=0.1)
+
+def wrong():
+    return torch.zeros(1)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    (tmp_path / "planned_model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def call(*arguments):
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        return command.main(parser.parse_args(arguments))
+
+    return call
+
+
+def test_it_prints_tables_and_writes_files(run, tmp_path, capsys):
+    options = ["--ipus", "4", "--ipus-per-replica", "4", "--picture", "a.png", "--trace", "a.json"]
+    assert run("planned_model.py:make", *options, "--pod", "16", "--pod-picture", "b.png") == 0
+    printed = capsys.readouterr().out
+    assert "pipelined" in printed and "sharded" in printed and "estimates" in printed
+    assert "Doubling the replicas pays" in printed
+    assert json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    assert (tmp_path / "a.png").exists() and (tmp_path / "b.png").exists()
+
+
+def test_modules_optimizers_and_inference(run, capsys):
+    """A module path works like a file; the factory's optimizer is used, and inference has none."""
+    assert run("planned_model:trained", "--ipus", "2") == 0
+    trained = capsys.readouterr().out
+    assert "training on" in trained and "off-chip" not in trained
+    assert run("planned_model:make", "--ipus", "2", "--inference", "--machine", "bow", "--granularity", "leaves") == 0
+    assert "inference on 2 x Bow" in capsys.readouterr().out
+
+
+def test_nothing_fits(run, capsys):
+    """The exit status and the message say so, with numbers."""
+    assert run("planned_model:make", "--ipus", "2", "--memory", "10kB", "--usable", "0.5") == 1
+    error = capsys.readouterr().err
+    assert "No plan fits" in error and "5 kB for tensors (50% of 10 kB)" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["planned_model"], "not of the form MODULE:FACTORY"),
+        (["planned_model:missing"], "has no function 'missing'"),
+        (["nowhere.py:make"], "no file 'nowhere.py'"),
+        (["nowhere:make"], "no module 'nowhere'"),
+        (["planned_model:wrong"], "returned Tensor; it must return"),
+        (["planned_model:make", "--optimizer", "lion"], "No optimizer is named 'lion'"),
+        (["planned_model:make", "--granularity", "odd"], "granularity is 'odd'"),
+        (["planned_model:make", "--pod-picture", "b.png"], "needs --pod"),
+    ],
+)
+def test_questions_without_an_answer(run, capsys, arguments, words):
+    assert run(*arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_sizes():
+    assert command._size("900MB") == 900 * 10**6
+    assert command._size("897 MiB") == 897 * 2**20
+    with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
+        command._size("much")

@@ -1,0 +1,23 @@
+"""The front door: its names, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ignite_ipu.pipeline
+
+
+def test_every_name_exists_and_is_listed_once():
+    names = ignite_ipu.pipeline.__all__
+    assert len(names) == len(set(names))
+    assert all(hasattr(ignite_ipu.pipeline, name) for name in names)
+
+
+def test_importing_draws_nothing_and_asks_for_no_device():
+    """Neither matplotlib nor any PopTorch is imported."""
+    program = (
+        "import sys, ignite_ipu.pipeline; "
+        "assert not {'matplotlib', 'poptorch', 'ignite_ipu.emulator', 'ignite_ipu.pipeline.command'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
