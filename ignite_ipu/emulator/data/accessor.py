@@ -87,7 +87,8 @@ class AsynchronousDataAccessor:
         # Messages of epochs up to the first number are not wanted; the second is the epoch being read.
         self._epochs_above = self._epoch = _NO_EPOCH
         self._received = self._freed = 0
-        self._seed = CallerSeed(dataset)
+        # All processes of a distributed run must go through the same permutations, so none of them may begin one anew.
+        self._seed = CallerSeed(dataset, has_own_order=getattr(dataset, "_share_sampler", None) is not None)
         settings = WorkerSettings(
             buffer_size=buffer_size,
             # One more than is in use at any time, so that the latest stale item stays poisoned and is not yet reused.
@@ -210,7 +211,8 @@ class AsynchronousDataAccessor:
         self._is_owned = dataset._mode != DataLoaderMode.Sync
         # A loader and its own accessor must not keep each other alive.
         self._dataset = weakref.ref(dataset) if self._is_owned else lambda: dataset  # type: ignore[assignment]
-        return keeps_tail
+        # A complete group of sampler batches is delivered whatever its rows, as in Sync mode.
+        return keeps_tail or (dataset._groups_batches and self.rebatched_size is None)
 
     def _usable_worker(self) -> WorkerProcess:
         if self._unusable:

@@ -13,13 +13,16 @@ import select
 import socket
 import struct
 import tempfile
-from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 _HEADER = struct.Struct("<Bqq?")
 _INLINE = 16 * 1024
 _MOST_FILES = 4
 _POINTER = array.array("i").itemsize
+_RIGHTS_SIZE = socket.CMSG_SPACE(_MOST_FILES * _POINTER)
+# Plain integers, made once: these flags are enumerations, and joining them takes longer than the call they are for.
+_RECEIVE_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_CMSG_CLOEXEC)
+_SEND_FLAGS = int(socket.MSG_DONTWAIT)
 
 
 class Kind(enum.IntEnum):
@@ -43,8 +46,10 @@ class Kind(enum.IntEnum):
     """From the worker: it gives up, `body` says why."""
 
 
-@dataclass(frozen=True)
-class Message:
+_KINDS = tuple(Kind)
+
+
+class Message(NamedTuple):
     """One message, with the descriptors that came along; whoever receives it owns and closes them."""
 
     kind: Kind
@@ -95,7 +100,7 @@ class Channel:
         packet = _HEADER.pack(message.kind, message.number, message.rows, spilled >= 0) + body
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files).tobytes())] if files else []
         try:
-            self._socket.sendmsg([packet], rights, 0 if wait else socket.MSG_DONTWAIT)
+            self._socket.sendmsg([packet], rights, 0 if wait else _SEND_FLAGS)
         except BlockingIOError:
             return False
         finally:
@@ -110,23 +115,19 @@ class Channel:
             EOFError: The other end is closed and everything was read.
         """
         try:
-            packet, rights, _, _ = self._socket.recvmsg(
-                _HEADER.size + _INLINE,
-                socket.CMSG_SPACE(_MOST_FILES * _POINTER),
-                socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC,
-            )
+            packet, rights, _, _ = self._socket.recvmsg(_HEADER.size + _INLINE, _RIGHTS_SIZE, _RECEIVE_FLAGS)
         except BlockingIOError:
             return None
         except ConnectionResetError:
             packet, rights = b"", []
         if not packet:
             raise EOFError("the other end of the channel is closed")
-        files = _descriptors([data for _, _, data in rights])
+        files = _descriptors([data for _, _, data in rights]) if rights else []
         kind, number, rows, is_spilled = _HEADER.unpack_from(packet)
         body = packet[_HEADER.size :]
         if is_spilled:
             body = _read_all(files.pop())
-        return Message(Kind(kind), number, rows, body, tuple(files))
+        return Message(_KINDS[kind], number, rows, body, tuple(files))
 
     def wait(self) -> None:
         """Block until a message has arrived or the other end is closed."""

@@ -23,7 +23,8 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
     """torch's loader with combined batches: one item is the input of one call of a wrapped model.
 
     It has `batch_size` x device iterations x gradient accumulation x input slots rows. Input slots are replicas, or
-    groups of replicas that read the same input. Rows keep the order of the data set or sampler. With several processes (`options.Distributed`) each reads its own share of a map-style data set.
+    groups of replicas that read the same input. Rows keep the order of the data set or sampler. With several processes
+    (`options.Distributed`) each reads its own share of a map-style data set.
 
     In the asynchronous modes an `AsynchronousDataAccessor` iterates a copy of this loader in a process of its own: see
     there for what becomes of batches, random order and failures. `Async` with `drop_last=False` rebatches, so that the

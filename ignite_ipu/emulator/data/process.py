@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import math
 import multiprocessing
 import multiprocessing.util
 import os
@@ -101,11 +102,12 @@ class WorkerProcess:
         Raises:
             WorkerFailed: It raised, died, or sent nothing for `worker_timeout()` seconds.
         """
-        seconds = worker_timeout()
-        deadline = None if seconds is None else time.monotonic() + seconds
+        seconds, deadline = None, math.inf
+        is_waiting = False
         while True:
             exited = self._has_exited()
-            self._read_all()
+            if exited or not self._inbox:
+                self._read_all()
             # What it loaded before it raised is still good. If it died without a word, nothing that it says is trusted.
             if exited and not any(message.kind == Kind.FAILED for message in self._inbox):
                 raise self._died()
@@ -117,7 +119,10 @@ class WorkerProcess:
                     raise WorkerFailed(f"worker process {pid} raised {message.body.decode('utf-8', 'replace')}")
                 return message
             self._flush()
-            if deadline is not None and time.monotonic() > deadline:
+            if not is_waiting:
+                is_waiting, seconds = True, worker_timeout()
+                deadline = math.inf if seconds is None else time.monotonic() + seconds
+            if time.monotonic() > deadline:
                 raise self._hung(seconds)
             self._poll.poll(_LOOK_EVERY * 1000)
 

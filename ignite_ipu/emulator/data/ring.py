@@ -44,6 +44,7 @@ class Ring:
         # One byte more, since nothing of length zero can be mapped.
         memory = mmap.mmap(descriptor, slots * _slot_size(specs) + 1)
         offset = 0
+        self._poison = [poison_value(spec.dtype) for spec in specs]
         self._slots: List[List[torch.Tensor]] = []
         for _ in range(slots):
             tensors = []
@@ -70,9 +71,8 @@ class Ring:
 
     def poison(self, index: int) -> None:
         """Fill one slot with values that no computation takes for data: NaN, or the extreme of an integer type."""
-        with torch.no_grad():
-            for tensor in self._slots[index]:
-                tensor.fill_(poison_value(tensor.dtype))
+        for tensor, value in zip(self._slots[index], self._poison):
+            tensor.fill_(value)
 
 
 def poison_value(dtype: torch.dtype) -> float:

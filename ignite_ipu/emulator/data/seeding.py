@@ -45,10 +45,11 @@ class CallerSeed:
 
     Args:
         dataset: Only a torch `DataLoader` draws from a generator in a known way; for anything else nothing is watched.
+        has_own_order: The loader's order depends on no generator of the caller's, so nothing is watched either.
     """
 
-    def __init__(self, dataset: Iterable[Any]) -> None:
-        self._watches = isinstance(dataset, torch.utils.data.DataLoader)
+    def __init__(self, dataset: Iterable[Any], has_own_order: bool = False) -> None:
+        self._watches = isinstance(dataset, torch.utils.data.DataLoader) and not has_own_order
         own: Optional[torch.Generator] = getattr(dataset, "generator", None) if self._watches else None
         self._is_own = own is not None
         self._generator = torch.default_generator if own is None else own

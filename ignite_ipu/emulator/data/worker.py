@@ -124,7 +124,7 @@ def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: 
     worker = _Worker(channel, settings)
     try:
         worker.serve(source)
-    except (_Stop, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
+    except (_Stop, KeyboardInterrupt):
         return
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ class _Worker:
     def serve(self, source: Any) -> None:
         stack = anonymous_file(0)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True, chain=False)
-        self._channel.send(Message(Kind.STARTED, files=(stack,)))
+        self._send(Message(Kind.STARTED, files=(stack,)))
         for pair in self._settings.parsers:
             registerCustomArgParser(*pickle.loads(pair))
         self.doing = "unpickling the data set"
@@ -199,7 +199,7 @@ class _Worker:
             self._publish(number, self._filled, self._tail_skeleton)
         if self._published == 0:
             raise AssertionError("The Dataset is empty: it yielded no complete item.")
-        self._channel.send(Message(Kind.END, number))
+        self._send(Message(Kind.END, number))
 
     def _items(self, number: int, dataset: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of one epoch, and say in `doing` which one is being waited for."""
@@ -216,7 +216,7 @@ class _Worker:
 
     def _publish_whole(self, number: int, item: Any, tensors: List[torch.Tensor]) -> bool:
         """Copy an item into the next slot; return whether it is shorter than the first."""
-        structure, ring = self._prepared([TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors], 0)
+        structure, ring = self._prepared(tensors)
         rows = self._rows_if_short(structure, tensors)
         slot = self._free_slot(number, ring)
         with torch.no_grad():
@@ -228,7 +228,7 @@ class _Worker:
     def _publish_cut(self, number: int, item: Any, tensors: List[torch.Tensor], size: int) -> None:
         """Append the rows of an item to the slot being filled, and to as many further ones as they fill."""
         rows = self._common_rows(tensors)
-        structure, ring = self._prepared([TensorSpec((size, *t.shape[1:]), t.dtype) for t in tensors], rows)
+        structure, ring = self._prepared(tensors)
         for name, spec, tensor in zip(structure.names, self._specs, tensors):
             if tensor.dtype != spec.dtype or tuple(tensor.shape[1:]) != spec.shape[1:]:
                 raise _mismatch(name, tensor, spec, " from the second dimension on")
@@ -260,7 +260,7 @@ class _Worker:
 
     def _rows_if_short(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> int:
         """Return the number of rows of an item shorter than the first, -1 if it is as long."""
-        if all(tuple(t.shape) == spec.shape and t.dtype == spec.dtype for t, spec in zip(tensors, self._specs)):
+        if all([t.shape == spec.shape and t.dtype == spec.dtype for t, spec in zip(tensors, self._specs)]):
             return -1
         for name, spec, tensor in zip(structure.names, self._specs, tensors):
             shape = tuple(tensor.shape)
@@ -269,15 +269,18 @@ class _Worker:
                 raise _mismatch(name, tensor, spec, "")
         return self._common_rows(tensors)
 
-    def _prepared(self, specs: List[TensorSpec], rows: int) -> Tuple[Structure, Ring]:
-        """Return the ring, made and announced when the first item is there, which has `rows` rows."""
+    def _prepared(self, tensors: Sequence[torch.Tensor]) -> Tuple[Structure, Ring]:
+        """Return the ring, made and announced when the first tensors are there."""
         assert self._structure is not None
         if self._ring is None:
+            size = self._settings.rebatched_size
+            rows = 0 if size is None else tensors[0].shape[0]
+            specs = [TensorSpec(tuple(t.shape) if size is None else (size, *t.shape[1:]), t.dtype) for t in tensors]
             descriptor = Ring.allocate(specs, self._settings.slots)
             try:
                 self._ring = Ring(specs, self._settings.slots, descriptor)
                 body = pickle.dumps((self._structure, specs, rows))
-                self._channel.send(Message(Kind.LAYOUT, body=body, files=(descriptor,)))
+                self._send(Message(Kind.LAYOUT, body=body, files=(descriptor,)))
             finally:
                 os.close(descriptor)
             self._specs = specs
@@ -296,12 +299,18 @@ class _Worker:
         return ring.slot(self._published % len(ring))
 
     def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
-        self._channel.send(Message(Kind.ITEM, number, rows, skeleton))
+        self._send(Message(Kind.ITEM, number, rows, skeleton))
         self._published += 1
         # The first item fixes the layout; the rest is loaded when somebody wants it.
         while self._asked_above == _NOT_ASKED and not self._settings.early_preload:
             self._channel.wait()
             self._handle_messages(number)
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise _Stop from None
 
     def _handle_messages(self, number: Optional[int] = None) -> None:
         """Read what has arrived.
