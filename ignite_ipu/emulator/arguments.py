@@ -1,0 +1,250 @@
+"""The arguments of a wrapped model's call: bound to forward's signature, taken apart, and compared with the compiled ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.emulator.custom_types import find_parser, flatten_tensors, map_tensors
+from ignite_ipu.emulator.errors import Error, backend_error, python_error
+from ignite_ipu.emulator.logs import logger
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_ACCEPTED = frozenset(
+    {
+        torch.float32,
+        torch.float16,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+_ADVICE = (
+    " The compiled graph is for the arguments of the first call: create a new wrapper, or call destroy() on this one "
+    "before calling it with other arguments."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """One call's arguments, bound to forward's parameters.
+
+    Attributes:
+        positional: Values passed by position, those of `*args` included.
+        keyword: Values passed by keyword: keyword-only ones and those of `**kwargs`.
+        names: What error messages call each positional value.
+    """
+
+    positional: Tuple[Any, ...]
+    keyword: Dict[str, Any]
+    names: Tuple[str, ...]
+
+    def named(self) -> Iterator[Tuple[str, Any]]:
+        """Yield every argument with the name that messages use for it."""
+        yield from zip(self.names, self.positional)
+        yield from self.keyword.items()
+
+    def tensors_like(self, compiled: Arguments) -> List[torch.Tensor]:
+        """Return the tensors of all arguments in the order in which the graph of `compiled` takes them."""
+        positional = [_in_order_of(expected, value) for expected, value in zip(compiled.positional, self.positional)]
+        keyword = [_in_order_of(expected, self.keyword[name]) for name, expected in compiled.keyword.items()]
+        return flatten_tensors((positional, keyword))
+
+    def frozen(self) -> Arguments:
+        """Return these arguments with their tensors' shapes and types only, so that no batch is kept alive."""
+        positional, keyword = map_tensors(
+            (self.positional, self.keyword), lambda tensor: torch.empty_like(tensor, device="meta")
+        )
+        return Arguments(positional, keyword, self.names)
+
+    def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        """Yield the tensors of all arguments, named `x`, `x[0]`, `d[key]` ..., in the same order."""
+        for name, value in self.named():
+            yield from _named_tensors(name, value)
+
+
+class Signature:
+    """The parameters of a model's forward."""
+
+    def __init__(self, forward: Any) -> None:
+        self._parameters: List[inspect.Parameter] = [
+            parameter for parameter in inspect.signature(forward).parameters.values()
+        ]
+        kinds = {parameter.kind for parameter in self._parameters}
+        self._takes_any_positional = inspect.Parameter.VAR_POSITIONAL in kinds
+        self._takes_any_keyword = inspect.Parameter.VAR_KEYWORD in kinds
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """Bind a call's arguments as Python would, with defaults inserted as if they had been passed.
+
+        Raises:
+            AssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
+            Error: A parameter without default is missing.
+        """
+        positional_parameters = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
+        if len(args) > len(positional_parameters) and not self._takes_any_positional:
+            raise AssertionError(
+                f"Too many arguments provided: forward takes {len(positional_parameters)} positional, "
+                f"got {len(args)} (parameters: {[parameter.name for parameter in self._parameters]})."
+            )
+        left = dict(kwargs)
+        values: List[Any] = []
+        names: List[str] = []
+        for index, parameter in enumerate(positional_parameters):
+            if index < len(args):
+                if parameter.name in left and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                    raise AssertionError(f"Parameter {parameter.name} was passed more than once.")
+                values.append(args[index])
+            else:
+                values.append(_take(parameter, left))
+            names.append(parameter.name)
+        variadic = args[len(positional_parameters) :]
+        values += variadic
+        names += [f"*args[{index}]" for index in range(len(variadic))]
+        keyword = {
+            parameter.name: _take(parameter, left)
+            for parameter in self._parameters
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        if left and not self._takes_any_keyword:
+            raise AssertionError(
+                f"{next(iter(left))} is not a valid parameter: forward takes "
+                f"{[parameter.name for parameter in self._parameters]}."
+            )
+        keyword.update(left)
+        return Arguments(tuple(values), keyword, tuple(names))
+
+
+def check_for_compile(arguments: Arguments) -> None:
+    """Refuse tensors that cannot be compiled for, and warn of what has only partial support.
+
+    Raises:
+        Error: A tensor has an unsupported type or no elements.
+    """
+    for name, value in arguments.named():
+        if isinstance(value, dict):
+            logger.warning("Dicts as inputs only have partial support (argument %s); prefer a tuple.", name)
+        for tensor_name, tensor in _named_tensors(name, value):
+            if tensor.dtype not in _ACCEPTED:
+                raise backend_error(
+                    f"Unsupported input type {tensor.dtype} for {tensor_name}: the device takes float32, float16, "
+                    "int32, int16, int8, uint8 and bool; int64 and float64 are narrowed. Convert it on the host."
+                )
+            if tensor.numel() == 0:
+                raise backend_error(
+                    f"Zero-sized tensors are unsupported: {tensor_name} has shape {tuple(tensor.shape)}."
+                )
+            if tensor.requires_grad:
+                logger.warning(
+                    "Input tensor has requires_grad=True set (%s): it is detached, no gradient is returned for it.",
+                    tensor_name,
+                )
+
+
+def check_call(compiled: Arguments, given: Arguments) -> None:
+    """Compare a call's arguments with those that the model was compiled for.
+
+    Raises:
+        Error: Number, type, length, keys, dtype, shape or a frozen value differs.
+    """
+    if len(given.positional) != len(compiled.positional):
+        raise python_error(
+            f"Number of positional arguments mismatch: expected {len(compiled.positional)} but got "
+            f"{len(given.positional)}.{_ADVICE}"
+        )
+    for name, expected, value in zip(compiled.names, compiled.positional, given.positional):
+        _compare(name, expected, value)
+    _compare_keys("keyword arguments", compiled.keyword, given.keyword)
+    for name, expected in compiled.keyword.items():
+        _compare(name, expected, given.keyword[name])
+
+
+def _compare(name: str, expected: Any, value: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        if not isinstance(value, torch.Tensor):
+            raise _type_mismatch(name, expected, value)
+        if value.dtype is not expected.dtype:
+            raise python_error(
+                f"Data type mismatch for {name}: expected {expected.dtype} but got {value.dtype}.{_ADVICE}"
+            )
+        if value.shape != expected.shape:
+            raise python_error(
+                f"Shape mismatch for {name}: expected {tuple(expected.shape)} but got {tuple(value.shape)}.{_ADVICE}"
+            )
+        return
+    if type(value) is not type(expected):
+        raise _type_mismatch(name, expected, value)
+    parser = find_parser(expected)
+    if parser is None and isinstance(expected, dict):
+        _compare_keys(name, expected, value)
+        for key, item in expected.items():
+            _compare(f"{name}[{key}]", item, value[key])
+    elif parser is None and isinstance(expected, tuple):
+        if len(value) != len(expected):
+            raise _length_mismatch(name, expected, value)
+        for index, item in enumerate(expected):
+            _compare(f"{name}[{index}]", item, value[index])
+    elif flatten_tensors(expected):
+        # Lists and custom types are compared as the tuple of their tensors.
+        _compare(name, tuple(flatten_tensors(expected)), tuple(flatten_tensors(value)))
+    elif value != expected:
+        raise python_error(f"Value mismatch for {name}: expected {expected!r} but got {value!r}.{_ADVICE}")
+
+
+def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, Any]) -> None:
+    unexpected = [key for key in value if key not in expected]
+    missing = [key for key in expected if key not in value]
+    if unexpected or missing:
+        parts = ([f"Unexpected arguments: {unexpected}."] if unexpected else []) + (
+            [f"Missing arguments: {missing}."] if missing else []
+        )
+        raise python_error(f"Keys mismatch for {name}: {' '.join(parts)}{_ADVICE}")
+
+
+def _type_mismatch(name: str, expected: Any, value: Any) -> Error:
+    return python_error(
+        f"Type mismatch for {name}: expected {type(expected).__qualname__} but got {type(value).__qualname__}.{_ADVICE}"
+    )
+
+
+def _length_mismatch(name: str, expected: Sequence[Any], value: Sequence[Any]) -> Error:
+    return python_error(f"Length mismatch for {name}: expected {len(expected)} but got {len(value)}.{_ADVICE}")
+
+
+def _in_order_of(expected: Any, value: Any) -> Any:
+    """Return `value` with the keys of its dicts in the order of those in `expected`."""
+    if find_parser(expected) is None and isinstance(expected, dict):
+        return [_in_order_of(item, value[key]) for key, item in expected.items()]
+    if find_parser(expected) is None and isinstance(expected, (list, tuple)):
+        return [_in_order_of(*pair) for pair in zip(expected, value)]
+    return value
+
+
+def _take(parameter: inspect.Parameter, left: Dict[str, Any]) -> Any:
+    by_keyword = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+    if by_keyword and parameter.name in left:
+        return left.pop(parameter.name)
+    if parameter.default is inspect.Parameter.empty:
+        raise python_error(f"Mandatory parameter {parameter.name} missing.")
+    return parameter.default
+
+
+def _named_tensors(name: str, value: Any) -> Iterator[Tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif find_parser(value) is None and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named_tensors(f"{name}[{key}]", item)
+    elif find_parser(value) is None and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _named_tensors(f"{name}[{index}]", item)
+    else:
+        for index, tensor in enumerate(flatten_tensors(value)):
+            yield f"{name}[{index}]", tensor

@@ -1,0 +1,161 @@
+"""How one call's batch is cut into micro-batches, and how their outputs are put together again.
+
+The leading dimension of every input is, from the outside in, `[device iteration][accumulation step][input slot][row]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, List, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.emulator.enums import CommGroupType, OutputMode
+from ignite_ipu.emulator.errors import backend_error
+
+_NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """The factors by which one call's batch is larger than a micro-batch.
+
+    Attributes:
+        device_iterations: D, weight updates (or inference passes) in one call.
+        gradient_accumulation: A, micro-batches whose gradients make up one update.
+        replication_factor: R, replicas working side by side.
+        group_size: G, replicas that read the same input.
+        group_type: Which replicas form a group.
+        output_mode: Which micro-batches' outputs are returned.
+        return_period: N of `OutputMode.EveryN`.
+    """
+
+    device_iterations: int
+    gradient_accumulation: int
+    replication_factor: int
+    group_size: int
+    group_type: CommGroupType
+    output_mode: OutputMode
+    return_period: int
+
+    @property
+    def slots(self) -> int:
+        """Distinct inputs that the replicas read at the same moment: R // G."""
+        return self.replication_factor // self.group_size
+
+    @property
+    def factor(self) -> int:
+        """Micro-batches in each input: D * A * (R // G)."""
+        return self.device_iterations * self.gradient_accumulation * self.slots
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward passes in one call: D * A * R."""
+        return self.device_iterations * self.gradient_accumulation * self.replication_factor
+
+    def check(self, pipelined: bool) -> None:
+        """Refuse factors that the back end cannot compile.
+
+        Raises:
+            Error: A factor is not positive, or the return period does not fit.
+        """
+        for name, value in (
+            ("deviceIterations", self.device_iterations),
+            ("gradientAccumulation", self.gradient_accumulation),
+            ("replicationFactor", self.replication_factor),
+        ):
+            if value <= 0:
+                raise backend_error(f"{name} must be greater than zero, got {value}.")
+        if self.output_mode is not OutputMode.EveryN:
+            return
+        period, iterations = self.return_period, self.device_iterations
+        if pipelined:
+            raise backend_error("OutputMode.EVERYN is not valid for pipelined models over several IPUs; use All.")
+        if period > iterations:
+            raise backend_error(f"Return period must be <= deviceIterations ({iterations}), got {period}.")
+        if iterations % period:
+            raise backend_error(f"Return period must be a factor of deviceIterations ({iterations}), got {period}.")
+
+    def slot_of(self, replica: int) -> int:
+        """Return which input slot `replica` reads."""
+        if self.group_type is CommGroupType.Orthogonal:
+            return replica % self.slots
+        return replica // self.group_size
+
+    def micro_batch_shape(self, name: str, tensor: torch.Tensor) -> Tuple[int, ...]:
+        """Return the shape of one micro-batch of an input.
+
+        Raises:
+            AssertionError: The leading dimension is not a multiple of `factor`.
+        """
+        size = tensor.shape[0] if tensor.dim() else 1
+        if size % self.factor:
+            raise AssertionError(
+                f"Invalid batch dimension: In the input {name} of shape {tuple(tensor.shape)}, the batch dimension "
+                f"({size}) must be a multiple of Options.deviceIterations ({self.device_iterations}) * "
+                f"Options.replicationFactor ({self.replication_factor}) / inputReplicaGrouping ({self.group_size}) * "
+                f"Options.Training.gradientAccumulation ({self.gradient_accumulation}) = {self.factor}. "
+                "Change the DataLoader's batch_size, or set drop_last=True."
+            )
+        return (size // self.factor, *tensor.shape[1:]) if tensor.dim() else ()
+
+    def cut(self, inputs: Sequence[torch.Tensor]) -> List[Tuple[torch.Tensor, ...]]:
+        """Return the micro-batches of one call, in the order [D][A][slot]; each a tuple with one tensor an input."""
+        factor = self.factor
+        if factor == 1:
+            return [tuple(inputs)]
+        if not inputs:
+            return [()] * factor
+        return list(zip(*[tensor.chunk(factor) for tensor in inputs]))
+
+    @property
+    def returned(self) -> int:
+        """How many micro-batches each output holds."""
+        if self.output_mode in (OutputMode.Final, OutputMode.Sum):
+            return self.replication_factor
+        return self.micro_batches // (self.return_period if self.output_mode is OutputMode.EveryN else 1)
+
+    def keeps(self, iteration: int, step: int) -> bool:
+        """Tell whether the outputs of this step are returned (every step's are needed for a sum)."""
+        if self.output_mode in (OutputMode.All, OutputMode.Sum):
+            return True
+        if self.output_mode is OutputMode.EveryN:
+            return (iteration + 1) % self.return_period == 0
+        return iteration == self.device_iterations - 1 and step == self.gradient_accumulation - 1
+
+    def stack(self, collected: List[List[torch.Tensor]]) -> torch.Tensor:
+        """Put one output's micro-batches together.
+
+        Args:
+            collected: Values by kept step and replica, `collected[step][replica]`.
+
+        Returns:
+            Traced shape (s0, ...) becomes (m * s0, ...), a scalar (m,), for m values; one value keeps its shape.
+        """
+        if self.output_mode is OutputMode.Sum and len(collected) > 1:
+            collected = [[torch.stack(list(steps)).sum(0) for steps in zip(*collected)]]
+        values = [value for step in collected for value in step]
+        if len(values) == 1:
+            whole = values[0].clone()
+        else:
+            whole = torch.cat([value.reshape(1) for value in values] if values[0].dim() == 0 else values)
+        return narrowed(whole)
+
+
+def narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an output as the host sees it: the device knows neither int64 nor float64."""
+    dtype = _NARROW.get(tensor.dtype)
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def from_options(options: Any) -> Batching:
+    """Return the batching that an executor's options describe (their output mode is resolved)."""
+    return Batching(
+        device_iterations=options.device_iterations,
+        gradient_accumulation=options.Training.gradient_accumulation,
+        replication_factor=options.replication_factor,
+        group_size=options.input_group_size,
+        group_type=CommGroupType(options.input_cgt),
+        output_mode=OutputMode(options.output_mode),
+        return_period=options.output_return_period,
+    )

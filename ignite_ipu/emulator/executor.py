@@ -1,0 +1,527 @@
+"""`PoplarExecutor`: a model wrapped for training or inference, as PopTorch hands it out."""
+
+from __future__ import annotations
+
+import copy
+import time
+from datetime import timedelta
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator import batching, faults, latency
+from ignite_ipu.emulator.arguments import Arguments, Signature, check_call, check_for_compile
+from ignite_ipu.emulator.custom_types import flatten_tensors, replace_tensors
+from ignite_ipu.emulator.device import Meter
+from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
+from ignite_ipu.emulator.errors import Error, python_error
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.program import Program
+from ignite_ipu.emulator.tracker import OptimizerTracker
+from ignite_ipu.emulator.wrapping import Wrapping, is_wrapped
+
+
+class PoplarExecutor:
+    """A model wrapped for the IPU; `trainingModel` and `inferenceModel` make them.
+
+    Calling it runs deviceIterations * gradientAccumulation * replicationFactor micro-batches on the device. The first
+    call compiles. What this class does not define is the user's model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Optional[Options],
+        training: bool,
+        poptorch_version: str,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        user_model: Optional[nn.Module] = None,
+    ) -> None:
+        self._user_model = user_model if user_model is not None else model
+        self._training = training
+        self._poptorch_version = poptorch_version
+        self._options = _resolved(options, training)
+        self._signature = Signature(model.forward)
+        self._model = copy.copy(model)
+        self._meter = Meter()
+        self._program: Optional[Program] = None
+        self._dirty = False
+        self._host_version = 0
+        self._seen_version: Optional[int] = None
+        self._rng_state: Optional[List[int]] = None
+        self._compilation_seconds = 0.0
+        self._anchored: Dict[str, torch.Tensor] = {}
+        self._non_contiguous_seen = False
+        self._latency = latency.Record()
+        self._optimizer: Optional[OptimizerTracker] = None
+        self._wrapping: Optional[Wrapping] = None
+        self.per_replica_params: Dict[str, Tuple[CommGroupType, int, VariableRetrievalMode]] = {}
+        if training:
+            assert optimizer is not None
+            self.setOptimizer(optimizer)
+            self._wrapping = Wrapping(self._user_model, self)
+            self.PoptorchParameter = self._wrapping.parameter_class
+            self.PoptorchBuffer = self._wrapping.buffer_class
+
+    # -- the user's model -----------------------------------------------------------------------------------------
+
+    def __getattr__(self, attr: str) -> Any:
+        if attr.startswith("_") and "_user_model" not in self.__dict__:
+            raise AttributeError(attr)
+        value = getattr(self._user_model, attr)
+        if isinstance(value, nn.Parameter) and attr in self._user_model.__dict__["_parameters"]:
+            return _TopLevelParameter(value, attr, self)
+        return value
+
+    def __repr__(self) -> str:
+        from ignite_ipu.emulator.annotations import module_repr
+
+        return module_repr(self._user_model)
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model; for inference the shallow copy of it that is traced."""
+        return self._user_model if self._training else self._model
+
+    @property
+    def options(self) -> Options:
+        """The executor's own frozen copy of the options, with the output mode resolved."""
+        return self._options
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
+        """Load a state into the user's model, then upload it when attached; return what torch's method returns."""
+        result = self._user_model.load_state_dict(state_dict, strict=strict)
+        if self.isAttachedToDevice() and self.isCompiled():
+            self.copyWeightsToDevice()
+        return result
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Download the weights when the device's are newer than the host's, and tell whether that happened."""
+        if not self._dirty:
+            return False
+        self.copyWeightsToHost()
+        return True
+
+    def copyWeightsToHost(self) -> None:
+        """Download parameters and buffers into the host's tensors.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        program = self._compiled("copyWeightsToHost")
+        self._dirty = False
+        program.download()
+        self._host_version += 1
+
+    def copyWeightsToDevice(self) -> None:
+        """Upload the host's parameters and buffers; what the device has learned since the last download is lost.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        program = self._compiled("copyWeightsToDevice")
+        self._dirty = False
+        if program.attached:
+            program.upload()
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Upload the buffers that `Options.updatableNamedBuffers` lists.
+
+        Raises:
+            Error: The model is not compiled, no buffers are listed, or one is not on the device.
+            KeyError: A listed buffer is not the model's.
+        """
+        program = self._compiled("copyNamedBuffersToDevice")
+        names = self._options("updatable_named_buffers") if self._options.exists("updatable_named_buffers") else []
+        if not names:
+            raise python_error(
+                "No named buffers marked as updatable: list them with Options.updatableNamedBuffers before compiling."
+            )
+        self._dirty = False
+        own = dict(self._user_model.named_buffers())
+        program.upload_buffers({name: own[name] for name in names})
+
+    # -- optimizer ------------------------------------------------------------------------------------------------
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read the optimizer's hyper-parameters again and send them to the device if they changed.
+
+        Raises:
+            AssertionError: The optimizer's type or a value is not supported.
+            ValueError: A setting is not supported.
+            Error: A constant was changed, or the compiled program is for another optimizer.
+        """
+        if self._optimizer is None:
+            if not self._training:
+                raise AttributeError(f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker'")
+            self._optimizer = OptimizerTracker(optimizer, self._options, self._meter)
+        else:
+            self._optimizer.set(optimizer)
+
+    # -- compiling ------------------------------------------------------------------------------------------------
+
+    def isCompiled(self) -> bool:
+        """Tell whether there is a compiled program."""
+        return self._program is not None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for these arguments without running; on a compiled model only a warning is logged."""
+        if self._program is not None:
+            logger.warning("Call to compile() ignored: the model is already compiled.")
+            return
+        self._compile(self._bind(args, kwargs))
+
+    def getTensorNames(self) -> List[str]:
+        """Return the names of the compiled graph's tensors, weight gradients included when training.
+
+        Raises:
+            AssertionError: The model is not compiled.
+        """
+        if self._program is None:
+            raise AssertionError("Model must be compiled before calling getTensorNames().")
+        return self._program.tensor_names()
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """Return the value that an anchored tensor had in the last run, stacked as the output mode says.
+
+        Raises:
+            AssertionError: No such anchor, or the model has not run.
+        """
+        if short_name not in self._anchored:
+            raise AssertionError(
+                f"No tensor with name {short_name!r}: known after the last run are {sorted(self._anchored)}. "
+                "Anchors are set with Options.anchorTensor before wrapping."
+            )
+        return self._anchored[short_name]
+
+    def compilationTime(self) -> timedelta:
+        """Return how long the last compilation took.
+
+        Raises:
+            Error: The model is not compiled, or compilation was not observed.
+        """
+        if self._program is None:
+            raise python_error("You must compile the model before obtaining the compilation time.")
+        if not self._options._show_compilation_progress_bar:
+            raise python_error("Please set showCompilationProgressBar in Options to obtain the compilation time.")
+        return timedelta(seconds=self._compilation_seconds)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program on one batch and return what forward returned, stacked as the output mode says.
+
+        Raises:
+            AssertionError: The device is offline, the arguments do not fit forward, or the batch cannot be cut.
+            Error: The graph cannot be compiled, or the arguments are not like the compiled ones.
+        """
+        if self._options.connection_type == ConnectionType.Never:
+            raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
+        arguments = self._bind(args, kwargs)
+        program = self._program
+        if program is None:
+            program = self._compile(arguments)
+        if not program.attached:
+            self._attach()
+        if not self._training:
+            self._refresh_inference_weights()
+        check_call(program.arguments, arguments)
+        if self._optimizer is not None and self._optimizer.has_pending_state:
+            self._load_optimizer_state(program)
+        self._fail_on_demand()
+        inputs = self._contiguous(arguments.tensors_like(program.arguments))
+        started = time.perf_counter()
+        outputs = program.run(inputs)
+        self._after_run(program, outputs, time.perf_counter() - started)
+        return self._host_structure(program, outputs)
+
+    # -- devices --------------------------------------------------------------------------------------------------
+
+    def isAttachedToDevice(self) -> bool:
+        """Tell whether the executor holds its IPUs."""
+        return self._program is not None and self._program.attached
+
+    def attachToDevice(self) -> None:
+        """Take the IPUs and upload weights, optimizer and random state.
+
+        Raises:
+            AssertionError: The device is offline.
+            Error: Not compiled, already attached, or no IPUs are free.
+        """
+        self._compiled("attachToDevice")
+        if self._options.connection_type == ConnectionType.Never:
+            raise AssertionError("Trying to attach to an offline device (ConnectionType.Never).")
+        if self.isAttachedToDevice():
+            raise python_error("Device is already attached.")
+        self._attach()
+
+    def detachFromDevice(self) -> None:
+        """Download what the device alone knows and give the IPUs back.
+
+        Raises:
+            Error: Not compiled, or not attached.
+        """
+        program = self._compiled("detachFromDevice")
+        if not program.attached:
+            raise python_error("Device is not attached.")
+        self._save_device_state()
+        self._leave_device(program)
+
+    def destroy(self) -> None:
+        """Download what the device alone knows, free everything and unwrap the model; nothing when not compiled.
+
+        Raises:
+            Error: The model was compiled again after an earlier destroy(), and is no longer wrapped.
+        """
+        program = self._program
+        if program is None:
+            return
+        if program.attached:
+            self._save_device_state()
+            self._leave_device(program)
+        self._program = None
+        if self._optimizer is not None:
+            self._optimizer.forget_program()
+        if self._wrapping is not None:
+            self._wrapping.undo()
+
+    @property
+    def rng_state(self) -> List[int]:
+        """The device's random state, `[seed, state...]`; set it to continue a stream.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        program = self._compiled("rng_state")
+        if program.attached or self._rng_state is None:
+            self._rng_state = program.random.read()
+        return list(self._rng_state)
+
+    @rng_state.setter
+    def rng_state(self, state: List[int]) -> None:
+        program = self._compiled("rng_state")
+        self._rng_state = list(state)
+        if program.attached:
+            program.random.write(self._rng_state)
+
+    # -- saving ---------------------------------------------------------------------------------------------------
+
+    def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
+        """Write the compiled program, and with `export_model` the model, to a file that `poptorch.load` reads."""
+        from ignite_ipu.emulator import saving
+
+        self._compiled("save")
+        saving.save(self, filename, export_model, save_rng_state)
+
+    def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
+        """Compile for these arguments, then `save`."""
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
+
+    def loadExecutable(self, filename: str) -> None:
+        """Take the program from a file that `save` wrote instead of compiling; forward is traced once all the same."""
+        from ignite_ipu.emulator import saving
+
+        saving.load_executable(self, filename)
+
+    # -- timing ---------------------------------------------------------------------------------------------------
+
+    def cycleCount(self) -> int:
+        """Refuse: only IPUs count cycles.
+
+        Raises:
+            Error: Always; which one depends on the options and on whether the model has run.
+        """
+        from ignite_ipu.emulator.errors import backend_error
+
+        if not self._options("log_cycle_count"):
+            raise python_error("Cycle count logging is disabled. Call Options.logCycleCount(True) before wrapping.")
+        if self._program is None:
+            raise python_error("You must run the model at least once before its cycle count is known.")
+        raise backend_error("Cycle counting is only supported on actual IPU hardware; this is the emulator.")
+
+    def getPerfCounters(self) -> Dict[str, List[List[float]]]:
+        """Return when the last call's tensors crossed, in seconds, by event, tensor and step."""
+        return self._latency.counters()
+
+    def getLatency(self) -> latency.Latency:
+        """Return (min, max, average) seconds from the first input to the last output."""
+        return self._latency.between("input", False, "output_complete", True)
+
+    def getHostIpuLatency(self) -> latency.Latency:
+        """Return (min, max, average) seconds that the inputs took to reach the device."""
+        return self._latency.between("input", False, "input_complete", True)
+
+    def getComputeLatency(self) -> latency.Latency:
+        """Return (min, max, average) seconds from the last input's arrival to the last output's start."""
+        return self._latency.between("input_complete", True, "output", True)
+
+    def getIpuHostLatency(self) -> latency.Latency:
+        """Return (min, max, average) seconds that the outputs took to reach the host."""
+        return self._latency.between("output", False, "output_complete", True)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _bind(self, args: Any, kwargs: Any) -> Arguments:
+        return self._signature.bind(args, kwargs)
+
+    def _compiled(self, what: str) -> Program:
+        if self._program is None:
+            raise python_error(
+                f"{what} needs a compiled model: this one has not been compiled or has been destroyed. "
+                "Call it, or compile(), first."
+            )
+        return self._program
+
+    def _compile(self, arguments: Arguments) -> Program:
+        check_for_compile(arguments)
+        started = time.perf_counter()
+        self._options._check_at_compile(self._training)
+        program = Program(
+            model=self._model,
+            arguments=arguments,
+            options=self._options,
+            training=self._training,
+            optimizer=self._optimizer,
+            per_replica=self.per_replica_params,
+            meter=self._meter,
+        )
+        self._compilation_seconds = time.perf_counter() - started
+        self._program = program
+        self._meter.add(compiles=1)
+        if self._wrapping is not None and not is_wrapped(self._user_model):
+            self._wrapping.wrap_tensors(self._user_model)
+        try:
+            if self._options.connection_type == ConnectionType.Always:
+                self._attach()
+        except Error:
+            self._program = None
+            raise
+        return program
+
+    def _attach(self) -> None:
+        program = self._compiled("attachToDevice")
+        program.attach(self)
+        if self._rng_state is not None:
+            program.random.write(self._rng_state)
+        if not self._training:
+            self._seen_version = None
+
+    def _refresh_inference_weights(self) -> None:
+        """Take over weights that the training executor of the same model has changed."""
+        fetch = getattr(type(self._model), "copyWeightsToHostIfNeeded", None)
+        if fetch is None:
+            return
+        fetch(self._model)
+        trainer = self._model._poptorch_holder()
+        version = None if trainer is None else trainer._host_version
+        if version != self._seen_version or (trainer is None and self._seen_version != -1):
+            self.copyWeightsToDevice()
+            self._seen_version = -1 if trainer is None else version
+
+    def _contiguous(self, tensors: List[torch.Tensor]) -> List[torch.Tensor]:
+        if all(tensor.is_contiguous() for tensor in tensors):
+            return tensors
+        if not self._non_contiguous_seen:
+            logger.warning("At least one input tensor is not contiguous: it is copied on every call.")
+            self._non_contiguous_seen = True
+        return [tensor.contiguous() for tensor in tensors]
+
+    def _fail_on_demand(self) -> None:
+        fault = faults.next_fault()
+        if fault is None:
+            return
+        # The device's memory is lost: the host's weights are all there is.
+        self._dirty = False
+        if self._optimizer is not None:
+            self._optimizer.leave_device()
+        self._compiled("run").detach()
+        raise fault.error()
+
+    def _leave_device(self, program: Program) -> None:
+        program.detach()
+        if self._optimizer is not None:
+            self._optimizer.leave_device()
+
+    def _load_optimizer_state(self, program: Program) -> None:
+        """Send a loaded optimizer state; PopTorch sends the weights along with it."""
+        assert self._optimizer is not None
+        self.copyWeightsToHostIfNeeded()
+        self._optimizer.send_pending_state()
+        program.upload()
+
+    def _after_run(self, program: Program, outputs: List[torch.Tensor], seconds: float) -> None:
+        self._dirty = self._training
+        if self._optimizer is not None:
+            self._optimizer.after_run()
+        self._anchored = program.anchored(outputs)
+        arithmetic = program.batching
+        self._latency.set(
+            len(program.graph.inputs), arithmetic.micro_batches, len(outputs), arithmetic.returned, 0.0, seconds, seconds
+        )
+        updates = arithmetic.device_iterations if self._training else 0
+        self._meter.add(device_calls=1, micro_batches=arithmetic.micro_batches, optimizer_updates=updates)
+
+    def _host_structure(self, program: Program, outputs: List[torch.Tensor]) -> Any:
+        results = program.results(outputs)
+        for result in results:
+            result.backward = _refuse_backward  # type: ignore[method-assign, assignment]
+        return replace_tensors(program.graph.structure, iter(results))
+
+    def _save_device_state(self) -> None:
+        program = self._compiled("detachFromDevice")
+        self._rng_state = program.random.read()
+        if self._training:
+            self.copyWeightsToHostIfNeeded()
+        if self._optimizer is not None:
+            self._optimizer.keep_state()
+
+
+class _TopLevelParameter:
+    """A parameter of the wrapped model, with the setting that is made through the executor."""
+
+    def __init__(self, parameter: nn.Parameter, name: str, executor: PoplarExecutor) -> None:
+        self.__dict__.update(_parameter=parameter, _name=name, _executor=executor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parameter, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._parameter, name, value)
+
+    def replicaGrouping(
+        self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
+    ) -> None:
+        """Give each group of replicas its own value: the parameter's leading dimension counts the groups.
+
+        Raises:
+            Error: The parameter has no dimension to count with, or the model is compiled.
+        """
+        if self._parameter.dim() == 0:
+            raise python_error(
+                f"Scalars cannot be passed as per-replica weight tensor values: {self._name} has no dimensions. "
+                "Give it a leading dimension with one value per group."
+            )
+        if self._executor.isCompiled():
+            raise python_error(f"replicaGrouping of {self._name} must be called before the model is compiled.")
+        self._executor.per_replica_params[self._name] = (comm_group_type, shards, variable_retrieval_mode)
+
+
+def _resolved(options: Optional[Options], training: bool) -> Options:
+    """Return the executor's frozen copy of the options."""
+    own = options.clone() if options else Options()
+    if own.defaultOutputMode():
+        own.outputMode(OutputMode.Final if training else OutputMode.All)
+    own._freeze()
+    return own
+
+
+def _refuse_backward(*args: Any, **kwargs: Any) -> None:
+    raise python_error(
+        "backward() cannot be called explicitly on outputs of a PopTorch model: the compiled training step has already "
+        "computed the gradients and updated the weights."
+    )

@@ -1,0 +1,89 @@
+"""Faults on demand: a device call that fails the way hardware fails, for tests of what should happen then."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from typing import Dict, Iterator, List, Optional
+
+from ignite_ipu.emulator.errors import RECOVERY_ACTIONS, Error, RecoverableError, UnrecoverableError
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What goes wrong.
+
+    Attributes:
+        recovery_action: Which reset mends it, one of `errors.RECOVERY_ACTIONS`; None when no reset does.
+        message: What the error says.
+    """
+
+    recovery_action: Optional[str] = "IPU_RESET"
+    message: str = "Injected fault"
+
+    def __post_init__(self) -> None:
+        if self.recovery_action is not None and self.recovery_action not in RECOVERY_ACTIONS:
+            raise ValueError(
+                f"recovery_action must be one of {RECOVERY_ACTIONS}, or None for an unrecoverable fault; "
+                f"got {self.recovery_action!r}."
+            )
+
+    def error(self) -> Error:
+        """Return the exception that the device call raises."""
+        error: Error
+        if self.recovery_action is None:
+            error = UnrecoverableError(f"'poplar_unrecoverable_runtime_error': {self.message}")
+            error.type = "poplar_unrecoverable_runtime_error"
+        else:
+            recoverable = RecoverableError(
+                f"'poplar_recoverable_runtime_error': {self.message} (recovery action {self.recovery_action})"
+            )
+            recoverable.type = "poplar_recoverable_runtime_error"
+            recoverable.recovery_action = self.recovery_action
+            error = recoverable
+        error.message = self.message
+        return error
+
+
+class _Plan:
+    def __init__(self, faults: Dict[int, Fault]) -> None:
+        self.faults = faults
+        self.calls = 0
+
+
+_PLANS: List[_Plan] = []
+_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def inject_faults(faults: Dict[int, Fault]) -> Iterator[None]:
+    """Make device calls fail in the `with` block.
+
+    Args:
+        faults: Fault by the number of the device call it hits; the first call in the block is number 0, and calls
+            of all executors count, failed ones too.
+
+    The call fails before it computes anything. What the device held is lost: the executor is left detached, and its
+    next call uploads the host's weights again.
+    """
+    plan = _Plan(dict(faults))
+    with _LOCK:
+        _PLANS.append(plan)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _PLANS.remove(plan)
+
+
+def next_fault() -> Optional[Fault]:
+    """Count one device call, and return the fault that hits it."""
+    if not _PLANS:
+        return None
+    hit: Optional[Fault] = None
+    with _LOCK:
+        for plan in _PLANS:
+            hit = plan.faults.get(plan.calls, hit)
+            plan.calls += 1
+    return hit

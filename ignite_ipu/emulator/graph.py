@@ -1,0 +1,224 @@
+"""A captured model as straight-line Python: what runs on every micro-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import fx
+
+from ignite_ipu.emulator import precision
+from ignite_ipu.emulator.capture import Capture
+from ignite_ipu.emulator.custom_types import flatten_tensors
+from ignite_ipu.emulator.losses import ancestors
+from ignite_ipu.emulator.traced_tensor import IpuTensor
+
+Run = Callable[..., Tuple[torch.Tensor, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """The graph of one forward.
+
+    Attributes:
+        nodes: The recorded graph; each node's `meta` tells its operator, site, name scope and source line.
+        run: Function of the inputs, weights, buffers and constants, in this order. It returns a tuple of tensors.
+        source: The text of `run`.
+        inputs, weights, buffers: Names of what `run` takes first.
+        constants: The frozen tensors that `run` takes last.
+        structure: What forward returned, with a traced tensor for each tensor.
+        positions: For each tensor of `structure`, its place in what `run` returns; None for a frozen one.
+        frozen: Tensors of `structure` that depend on no value on the device, by place in `structure`.
+        loss: Place of the loss in what `run` returns; None in inference.
+        extras: Place of each further value asked for in what `run` returns, by node name.
+        written_inputs: Places of the inputs that forward modifies in place.
+        written_buffers: Names of the buffers that forward modifies in place.
+        watches_gradients: Whether a gradient is shown while it is computed.
+    """
+
+    nodes: fx.Graph
+    run: Run
+    source: str
+    inputs: Tuple[str, ...]
+    weights: Tuple[str, ...]
+    buffers: Tuple[str, ...]
+    constants: Tuple[torch.Tensor, ...]
+    structure: Any
+    positions: Tuple[Optional[int], ...]
+    frozen: Dict[int, torch.Tensor]
+    loss: Optional[int]
+    extras: Dict[str, int]
+    written_inputs: Tuple[int, ...]
+    written_buffers: Tuple[str, ...]
+    watches_gradients: bool
+
+
+def build(capture: Capture, structure: Any, loss: Optional[fx.Node], extras: Iterable[fx.Node] = ()) -> Graph:
+    """Turn a finished capture into a graph that runs.
+
+    Args:
+        structure: What forward returned.
+        loss: The node that gradients are taken of; None in inference.
+        extras: Nodes whose values are wanted besides what forward returned.
+    """
+    folded = _fold(capture)
+    returned: List[fx.Node] = []
+
+    def place(node: fx.Node) -> int:
+        if node not in returned:
+            returned.append(node)
+        return returned.index(node)
+
+    frozen: Dict[int, torch.Tensor] = {}
+    positions: List[Optional[int]] = []
+    for index, leaf in enumerate(flatten_tensors(structure)):
+        value = folded.get(leaf.node) if isinstance(leaf, IpuTensor) else leaf
+        if isinstance(leaf, IpuTensor) and value is None:
+            positions.append(place(leaf.node))
+        else:
+            assert value is not None
+            positions.append(None)
+            frozen[index] = value
+    loss_place = None if loss is None else place(loss)
+    extra_places = {node.name: place(node) for node in extras}
+
+    taken = [traced.origin for traced in (*capture.inputs.values(), *capture.weights.values(), *capture.buffers.values())]
+    needed = _needed(capture.graph, returned, stop=folded, memory={node.meta["memory"] for node in taken})
+    constants = {node: value for node, value in folded.items() if node in needed}
+    copied = {node: value for node, value in _values(capture).items() if node in needed and node not in folded}
+    watch = precision.watched if capture.precision.floating_point_exceptions else None
+    arguments = [*taken, *constants, *copied]
+    source, names = _generate(capture.graph, arguments, returned, needed, stop=folded, copied=copied, watch=watch)
+    code = compile(source, "<captured graph>", "exec")
+    exec(code, names)  # the text is ours, made from the recorded nodes
+    return Graph(
+        nodes=capture.graph,
+        run=names["run"],
+        source=source,
+        inputs=tuple(capture.inputs),
+        weights=tuple(capture.weights),
+        buffers=tuple(capture.buffers),
+        constants=(*constants.values(), *copied.values()),
+        structure=structure,
+        positions=tuple(positions),
+        frozen=frozen,
+        loss=loss_place,
+        extras=extra_places,
+        written_inputs=tuple(
+            index for index, traced in enumerate(capture.inputs.values()) if capture.is_written(traced.origin)
+        ),
+        written_buffers=tuple(name for name, traced in capture.buffers.items() if capture.is_written(traced.origin)),
+        watches_gradients=capture.watches_gradients,
+    )
+
+
+def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
+    return {capture.constants[name].origin: value for name, value in capture.constant_values.items()}
+
+
+def _fold(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
+    """Compute once what depends on constants alone, draws no random number and is never written."""
+    known: Dict[fx.Node, Any] = {
+        node: value for node, value in _values(capture).items() if not capture.is_written(node)
+    }
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for node in capture.graph.nodes:
+            if node.op != "call_function" or "operator" not in node.meta:
+                continue
+            if node.meta["writes"] or node.meta["after"] or any(source not in known for source in node.all_input_nodes):
+                continue
+            if any(capture.is_written(value) for value in (node, *node.users)):
+                continue
+            if getattr(node.target, "runs_every_time", False):
+                continue
+            before = torch.random.get_rng_state()
+            value = node.target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+            if torch.equal(before, torch.random.get_rng_state()):
+                known[node] = value
+    return {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
+
+
+def _needed(graph: fx.Graph, returned: Sequence[fx.Node], stop: Iterable[fx.Node], memory: Set[int]) -> Set[fx.Node]:
+    """Return the nodes that the results need, or that write to inputs, weights and buffers."""
+    stop = set(stop)
+    roots = [*returned, *(node for node in graph.nodes if node.meta.get("writes", set()) & memory)]
+    needed = set(roots)
+    for root in roots:
+        if root not in stop:
+            needed |= ancestors(root, stop)
+    return needed | {node for node in graph.nodes if node.op == "call_function" and "operator" not in node.meta}
+
+
+def _generate(
+    graph: fx.Graph,
+    arguments: Sequence[fx.Node],
+    returned: Sequence[fx.Node],
+    needed: Set[fx.Node],
+    stop: Iterable[fx.Node],
+    copied: Iterable[fx.Node],
+    watch: Optional[Callable[[str, Callable[..., Any]], Callable[..., Any]]],
+) -> Tuple[str, Dict[str, Any]]:
+    """Write the Python function that calls each needed node in turn, and collect the objects that it names."""
+    names: Dict[str, Any] = {}
+    numbers = itertools.count()
+
+    def bound(value: Any) -> str:
+        name = f"_{next(numbers)}"
+        names[name] = value
+        return name
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return value.name
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        if type(value) is slice:
+            return f"slice({text(value.start)}, {text(value.stop)}, {text(value.step)})"
+        if isinstance(value, (list, tuple)) and any(isinstance(leaf, fx.Node) for leaf in _flat(value)):
+            items = "".join(f"{text(item)}, " for item in value)
+            return f"[{items}]" if isinstance(value, list) else f"({items})"
+        if isinstance(value, dict) and any(isinstance(leaf, fx.Node) for leaf in _flat(value)):
+            return "{" + "".join(f"{key!r}: {text(item)}, " for key, item in value.items()) + "}"
+        return bound(_plain(value))
+
+    skip = set(stop)
+    body = [node for node in graph.nodes if node.op == "call_function" and node in needed and node not in skip]
+    last_use: Dict[fx.Node, fx.Node] = {}
+    for node in body:
+        last_use.update(dict.fromkeys(node.all_input_nodes, node))
+    lines = [f"def run({', '.join(node.name for node in arguments)}):"]
+    lines += [f"    {node.name} = {node.name}.clone()" for node in copied]
+    for node in body:
+        positional = [text(argument) for argument in node.args]
+        keywords = [f"{key}={text(argument)}" for key, argument in node.kwargs.items()]
+        kernel = node.target if watch is None or "operator" not in node.meta else watch(node.meta["operator"], node.target)
+        call = f"{bound(kernel)}({', '.join([*positional, *keywords])})"
+        dead = [used.name for used in node.all_input_nodes if last_use[used] is node and used not in returned]
+        release = "".join(f"; {name} = None" for name in dead)
+        lines.append(f"    {node.name} = {call}{release}")
+    lines.append(f"    return ({''.join(f'{node.name}, ' for node in returned)})")
+    return "\n".join(lines) + "\n", names
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _flat(item)
+    elif isinstance(value, slice):
+        yield from (value.start, value.stop, value.step)
+    else:
+        yield value
+
+
+def _plain(value: Any) -> Any:
+    """Return the list, tuple or dict that fx made immutable as the plain type that PyTorch's parsers expect."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

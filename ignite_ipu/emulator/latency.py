@@ -1,0 +1,59 @@
+"""When each call's inputs and outputs crossed between host and device: host clock times, not an IPU's."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+Events = List[List[float]]
+Latency = Tuple[float, float, float]
+
+
+class Record:
+    """The time stamps of an executor's last call, in seconds since it began."""
+
+    def __init__(self) -> None:
+        self._events: Dict[str, Events] = {
+            name: [[]] for name in ("input", "input_complete", "output", "output_complete")
+        }
+
+    def set(self, inputs: int, steps: int, outputs: int, returned: int, sent: float, computed: float, done: float) -> None:
+        """Keep one call's times.
+
+        Args:
+            inputs, outputs: How many tensors went in and came out.
+            steps, returned: How many micro-batches each of them holds.
+            sent, computed, done: When the inputs had arrived, the results were there, and the host had them.
+        """
+        self._events = {
+            "input": _events(inputs, steps, 0.0),
+            "input_complete": _events(inputs, steps, sent),
+            "output": _events(outputs, returned, computed),
+            "output_complete": _events(outputs, returned, done),
+        }
+
+    def counters(self) -> Dict[str, Events]:
+        """Return the time stamps by event, then tensor, then step."""
+        return {name: [list(steps) for steps in events] for name, events in self._events.items()}
+
+    def between(self, start: str, start_last: bool, end: str, end_last: bool) -> Latency:
+        """Return minimum, maximum and mean of `end - start` over the steps, (0., 0., 0.) without data.
+
+        The event of a step is the first or last one of its tensors. Where there are k starts for each end, the
+        earliest of each k counts.
+        """
+        starts = _over_tensors(self._events[start], start_last)
+        ends = _over_tensors(self._events[end], end_last)
+        if not starts or not ends:
+            return (0.0, 0.0, 0.0)
+        group = max(len(starts) // len(ends), 1)
+        pairs = [(min(starts[index * group : (index + 1) * group]), value) for index, value in enumerate(ends)]
+        spans = [value - first for first, value in pairs]
+        return (min(spans), max(spans), sum(spans) / len(spans))
+
+
+def _events(tensors: int, steps: int, time: float) -> Events:
+    return [[time] * steps for _ in range(tensors)] or [[]]
+
+
+def _over_tensors(events: Events, last: bool) -> List[float]:
+    return [max(step) if last else min(step) for step in zip(*events)]

@@ -1,0 +1,268 @@
+"""A compiled program: the captured graph, where it is placed, and its state on the device while it is attached."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator import batching, collectives, precision
+from ignite_ipu.emulator.arguments import Arguments
+from ignite_ipu.emulator.device import Device, Meter, acquire
+from ignite_ipu.emulator.enums import CommGroupType, ReductionType, VariableRetrievalMode
+from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.executable import Executable, Optimizer, RandomState, ReplicaGroups, TrainingStep
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.placement import Placement
+from ignite_ipu.emulator.tracing import tensor_names, trace
+from ignite_ipu.emulator.wrapping import plain, storage
+
+_GRADIENT = "Gradient___"
+_SEEDS = itertools.count(42)
+
+
+class OptimizerSource(Protocol):
+    """Where the program gets its optimizer from."""
+
+    def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Refuse an optimizer over parameters that are not the model's."""
+
+    def on_device(self, weights: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+        """Return the optimizer that updates these weights, its state as the host last knew it."""
+
+    @property
+    def loss_scaling(self) -> float:
+        """The factor on the loss gradient."""
+
+
+class Program:
+    """The result of compiling one model for one kind of arguments.
+
+    Attributes:
+        graph: What runs on every micro-batch.
+        arguments: The arguments that it was compiled for.
+        batching: How inputs are cut and outputs stacked.
+        random: The device's random stream.
+        placement: Stage, phase and IPU of every operator.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: Arguments,
+        options: Options,
+        training: bool,
+        optimizer: Optional[OptimizerSource],
+        per_replica: Mapping[str, Tuple[CommGroupType, int, VariableRetrievalMode]],
+        meter: Meter,
+    ) -> None:
+        self.arguments = arguments.frozen()
+        self.batching = batching.from_options(options)
+        self._options = options
+        self._training = training
+        self._optimizer = optimizer
+        self._meter = meter
+        self._parameters: Dict[str, nn.Parameter] = dict(model.named_parameters())
+        self._buffers: Dict[str, torch.Tensor] = dict(model.named_buffers())
+        if optimizer is not None:
+            optimizer.check_parameters(self._parameters)
+        self._anchors = {
+            short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()
+        }
+        values = [name for name in self._anchors.values() if not name.startswith(_GRADIENT)]
+        self.placement = Placement(options._execution_strategy)
+        self.precision = precision.from_options(options)
+        try:
+            self.graph, self.capture = trace(
+                model, arguments, self.batching, self.placement, training, list(per_replica), values, self.precision
+            )
+        finally:
+            self.placement.close()
+        self.placement.check(options, training)
+        for check in self.capture.checks:
+            check(self.graph.structure, options, self.placement)
+        self.batching.check(self.placement.pipelined)
+        self._check_buffers()
+        self._check_gradients()
+        self.ipus = self.placement.ipus(options)
+        self._groups = {
+            name: ReplicaGroups(*setting, replicas=self.batching.replication_factor)
+            for name, setting in per_replica.items()
+        }
+        self._reduce = collectives.reducer(options.Distributed.numProcesses) if training else None
+        seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
+        self.random = RandomState(int(seed))
+        self._executable: Optional[Executable] = None
+        self._step: Optional[TrainingStep] = None
+        self._device: Optional[Device] = None
+
+    # -- device ---------------------------------------------------------------------------------------------------
+
+    @property
+    def attached(self) -> bool:
+        """Whether the program's IPUs are held and loaded; a graph without work for an IPU always counts as attached."""
+        return self._executable is not None
+
+    def attach(self, owner: object) -> None:
+        """Take the IPUs, load the program, and upload weights and buffers.
+
+        Raises:
+            Error: No IPUs are free.
+        """
+        options = self._options
+        ipu_id = options("ipu_id") if options.exists("ipu_id") else None
+        self._device = acquire(self.ipus, owner, f"{type(owner).__name__} {options_name(options, self._training)}", ipu_id)
+        weights = {name: plain(self._parameters[name]) for name in self.graph.weights}
+        buffers = {name: plain(self._buffers[name]) for name in self.graph.buffers}
+        trainable = [name for name in self.graph.weights if self._training and self._parameters_requires_grad(name)]
+        executable = Executable(
+            self.graph, self.batching, weights, trainable, buffers, self._groups, self.random
+        )
+        self._executable = executable
+        self._meter.add(attaches=1)
+        self._count_upload()
+        if self._optimizer is not None:
+            source = self._optimizer
+            trained = {name: executable.weights[name] for name in executable.trainable}
+            parameters = {name: self._parameters[name] for name in executable.trainable}
+            if self.precision.stochastic_rounding:
+                optimizer: Optimizer = precision.StochasticUpdates(
+                    trained, lambda weights: source.on_device(weights, parameters)
+                )
+            else:
+                optimizer = source.on_device(trained, parameters)
+            self._step = TrainingStep(
+                executable,
+                optimizer,
+                ReductionType(self._options.Training.accumulation_and_replication_reduction_type),
+                lambda: source.loss_scaling,
+                self.batching.replication_factor * self._options.Distributed.numProcesses,
+                self._reduce,
+                check=precision.check_finite if self.precision.floating_point_exceptions else None,
+            )
+            self._step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
+
+    def detach(self) -> None:
+        """Give the IPUs back; what was on them is gone."""
+        if self._device is not None:
+            self._device.release()
+            self._meter.add(detaches=1)
+        self._device = None
+        self._executable = None
+        self._step = None
+
+    def run(self, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
+        """Run one call and return everything the graph returns, stacked."""
+        executable = self._executable
+        assert executable is not None
+        return executable.infer(inputs) if self._step is None else executable.train(inputs, self._step)
+
+    def upload(self) -> None:
+        """Copy parameters and buffers from the host to the device."""
+        executable = self._executable
+        assert executable is not None
+        with torch.no_grad():
+            for name, value in executable.weights.items():
+                value.copy_(plain(self._parameters[name]))
+        executable.set_buffers({name: plain(self._buffers[name]) for name in self.graph.buffers})
+        self._count_upload()
+
+    def upload_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Copy the named buffers from the host to the device.
+
+        Raises:
+            Error: A buffer is not on the device: it is a compiled-in constant, or the graph does not use it.
+        """
+        unknown = [name for name in buffers if name not in self.graph.buffers]
+        if unknown:
+            raise backend_error(
+                f"Named buffer {unknown[0]!r} is not a tensor of the compiled program: only floating-point buffers are. "
+                f"Its buffers are {list(self.graph.buffers)}."
+            )
+        if self._executable is not None:
+            self._executable.set_buffers({name: plain(value) for name, value in buffers.items()})
+            self._meter.add(weight_upload_bytes=sum(plain(value).nbytes for value in buffers.values()))
+
+    def download(self) -> None:
+        """Copy parameters and buffers from the device into the host's tensors."""
+        executable = self._executable
+        if executable is None:
+            return
+        moved = 0
+        with torch.no_grad():
+            for name in executable.weights:
+                value = executable.host_weight(name)
+                host = storage(self._parameters[name])
+                if host.shape != value.shape:
+                    # VariableRetrievalMode.AllReplicas: the host receives more slices than it uploaded.
+                    self._parameters[name].data = value.clone()
+                else:
+                    host.copy_(value)
+                moved += value.nbytes
+            for name, value in executable.buffers[0].items():
+                storage(self._buffers[name]).copy_(value)
+                moved += value.nbytes
+        self._meter.add(weight_downloads=1, weight_download_bytes=moved)
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def results(self, outputs: List[torch.Tensor]) -> List[torch.Tensor]:
+        """Return the tensors of forward's structure, from what `run` returned."""
+        graph = self.graph
+        return [
+            graph.frozen[index] if place is None else outputs[place] for index, place in enumerate(graph.positions)
+        ]
+
+    def anchored(self, outputs: List[torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """Return the anchored tensors of the last run, by short name."""
+        found: Dict[str, torch.Tensor] = {}
+        for short, name in self._anchors.items():
+            if not name.startswith(_GRADIENT):
+                found[short] = outputs[self.graph.extras[name]]
+            elif self._step is not None and name[len(_GRADIENT) :] in self._step.gradients:
+                found[short] = self._step.gradients[name[len(_GRADIENT) :]].clone()
+        return found
+
+    def tensor_names(self) -> List[str]:
+        """Return the names of the graph's tensors, weight gradients included when training."""
+        names = tensor_names(self.capture)
+        return names + [f"{_GRADIENT}{name}" for name in self.graph.weights] if self._training else names
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    def _check_buffers(self) -> None:
+        shared = self.batching.group_size < self.batching.replication_factor and self._options.broadcast_buffers
+        if self.graph.written_buffers and shared:
+            raise backend_error(
+                "PopTorch does not support broadcasting buffers: the model modifies "
+                f"{list(self.graph.written_buffers)}, and {self.batching.replication_factor} replicas would each have "
+                "their own values. If that is acceptable, call Options.broadcastBuffers(False)."
+            )
+
+    def _check_gradients(self) -> None:
+        wanted = [name[len(_GRADIENT) :] for name in self._anchors.values() if name.startswith(_GRADIENT)]
+        unknown = [name for name in wanted if not self._training or name not in self.graph.weights]
+        if unknown:
+            raise backend_error(
+                f"Unknown tensor to anchor: {_GRADIENT + unknown[0]!r}. Gradients exist in training, for "
+                f"{list(self.graph.weights)}."
+            )
+
+    def _parameters_requires_grad(self, name: str) -> bool:
+        with torch._C.DisableTorchFunctionSubclass():
+            return bool(torch.Tensor.requires_grad.__get__(self._parameters[name]))  # type: ignore[attr-defined]
+
+    def _count_upload(self) -> None:
+        executable = self._executable
+        assert executable is not None
+        tensors = [*executable.weights.values(), *executable.buffers[0].values()]
+        self._meter.add(weight_uploads=1, weight_upload_bytes=sum(tensor.nbytes for tensor in tensors))
+
+
+def options_name(options: Options, training: bool) -> str:
+    """Return what reports call the program: the name set in the options, or its kind."""
+    if options.exists("model_name"):
+        return str(options("model_name"))
+    return "training" if training else "inference"

@@ -1,0 +1,264 @@
+"""Running a model's forward once, on the IPU, to capture its graph; the model is restored whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator import losses, operators
+from ignite_ipu.emulator.arguments import Arguments
+from ignite_ipu.emulator.batching import Batching
+from ignite_ipu.emulator.capture import Capture, active
+from ignite_ipu.emulator.custom_types import flatten_tensors, map_tensors
+from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.graph import Graph, build
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.precision import Precision
+from ignite_ipu.emulator.traced_tensor import IpuTensor
+from ignite_ipu.emulator.wrapping import plain
+
+Hook = Callable[[], None]
+_PRE_COMPILE: Dict[int, Hook] = {}
+_POST_COMPILE: Dict[int, Hook] = {}
+_HANDLES = itertools.count()
+
+# Slots of a module that hold its own tensors, as (dictionary, name).
+_Slot = Tuple[Dict[str, Any], str]
+
+
+class HookHandle:
+    """Removes the hook it was returned for."""
+
+    def __init__(self, hooks: Dict[int, Hook], number: int) -> None:
+        self._hooks, self._number = hooks, number
+
+    def remove(self) -> None:
+        """Forget the hook; a second call does nothing."""
+        self._hooks.pop(self._number, None)
+
+
+def registerPreCompileHook(hook: Hook) -> HookHandle:
+    """Call `hook()` before any executor's forward is traced.
+
+    Raises:
+        RuntimeError: `hook` is not callable.
+    """
+    return _register(_PRE_COMPILE, hook)
+
+
+def registerPostCompileHook(hook: Hook) -> HookHandle:
+    """Call `hook()` after any executor's forward was traced, also when that failed.
+
+    Raises:
+        RuntimeError: `hook` is not callable.
+    """
+    return _register(_POST_COMPILE, hook)
+
+
+def isRunningOnIpu() -> bool:
+    """Tell whether a wrapped model's forward is being traced in this thread."""
+    return active() is not None
+
+
+def trace(
+    model: nn.Module,
+    arguments: Arguments,
+    batching: Batching,
+    placement: Any,
+    training: bool,
+    per_replica: Sequence[str] = (),
+    anchors: Sequence[str] = (),
+    precision: Optional[Precision] = None,
+) -> Tuple[Graph, Capture]:
+    """Run `forward` once on the first micro-batch's shapes and return the graph.
+
+    Args:
+        model: The module to trace. Its parameters and buffers are on the IPU while forward runs.
+        placement: Where the execution strategy puts operators.
+        training: Whether a loss is looked for and gradients are recorded.
+        per_replica: Parameters whose leading dimension is the group of replicas.
+        anchors: Names of further tensors to return.
+        precision: Number formats and checks; None takes the defaults.
+
+    Raises:
+        Error: What forward does cannot be compiled, or it replaced a parameter or buffer.
+    """
+    capture = Capture(placement, precision)
+    with _compile_hooks():
+        stand_ins, slots = _move_to_ipu(capture, model, training, per_replica)
+        inputs = _traced_inputs(capture, arguments, batching)
+        try:
+            for (tensors, name), original in slots.items():
+                tensors[name] = stand_ins[id(original)]
+            capture.host_tensors = functools.partial(_on_host, slots)
+            with capture.tracing(training), capture.autocast.module_calls():
+                structure = model(*inputs.positional, **inputs.keyword)
+        finally:
+            replaced = _restore(slots, stand_ins)
+    _check_identity(model, replaced)
+    operators.check(capture)
+    structure = _host_outputs(structure)
+    if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
+        logger.debug("The model returns nothing that is computed on the IPU.")
+    loss = losses.final_loss(capture.losses) if training else None
+    return build(capture, structure, loss, _anchored(capture, anchors)), capture
+
+
+def tensor_names(capture: Capture) -> List[str]:
+    """Return the names of the graph's tensors, in the order in which they are computed."""
+    return [node.name for node in capture.graph.nodes if "memory" in node.meta]
+
+
+def _register(hooks: Dict[int, Hook], hook: Hook) -> HookHandle:
+    if not callable(hook):
+        raise RuntimeError(f"A compile hook must be callable, got {hook!r}.")
+    number = next(_HANDLES)
+    hooks[number] = hook
+    return HookHandle(hooks, number)
+
+
+@contextlib.contextmanager
+def _compile_hooks() -> Iterator[None]:
+    for hook in list(_PRE_COMPILE.values()):
+        hook()
+    try:
+        yield
+    finally:
+        for hook in list(_POST_COMPILE.values()):
+            hook()
+
+
+def _move_to_ipu(
+    capture: Capture, model: nn.Module, training: bool, per_replica: Sequence[str]
+) -> Tuple[Dict[int, IpuTensor], Dict[_Slot, torch.Tensor]]:
+    """Make a stand-in for every parameter and buffer, and list the places where they are registered."""
+    stand_ins: Dict[int, IpuTensor] = {}
+    slots: Dict[Any, torch.Tensor] = {}
+    found: List[Tuple[_Slot, torch.Tensor]] = []
+    for prefix, module in model.named_modules():
+        own = module.__dict__
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in own[kind].items():
+                if tensor is None:
+                    continue
+                found.append(((own[kind], name), tensor))
+                if id(tensor) not in stand_ins:
+                    full_name = f"{prefix}.{name}" if prefix else name
+                    stand_ins[id(tensor)] = _stand_in(capture, full_name, tensor, kind, training, per_replica)
+    for slot, tensor in found:
+        slots[_Place(*slot)] = tensor
+    return stand_ins, slots
+
+
+class _Place(Tuple[Dict[str, Any], str]):
+    """A slot, compared by the identity of its dictionary."""
+
+    def __new__(cls, tensors: Dict[str, Any], name: str) -> _Place:
+        return super().__new__(cls, (tensors, name))  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        return hash((id(self[0]), self[1]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Place) and self[0] is other[0] and self[1] == other[1]
+
+
+def _stand_in(
+    capture: Capture, name: str, tensor: torch.Tensor, kind: str, training: bool, per_replica: Sequence[str]
+) -> IpuTensor:
+    host = plain(tensor)
+    if not host.is_floating_point():
+        logger.warning("%s is of type %s: it was downgraded to constant, its value is compiled in.", name, host.dtype)
+        return capture.add_constant(tensor, name)
+    if kind == "_buffers":
+        return capture.add_buffer(name, tensor)
+    shown = host[0] if name in per_replica else host
+    with torch._C.DisableTorchFunctionSubclass():
+        requires_grad = training and bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
+    return capture.add_weight(name, tensor, requires_grad, shown)
+
+
+def _traced_inputs(capture: Capture, arguments: Arguments, batching: Batching) -> Arguments:
+    names = iter([name for name, _ in arguments.named_tensors()])
+
+    def traced(tensor: torch.Tensor) -> torch.Tensor:
+        name = next(names)
+        shape = batching.micro_batch_shape(name, tensor)
+        return capture.add_input(name, torch.empty(shape, dtype=tensor.dtype, device="meta"))
+
+    positional, keyword = map_tensors((arguments.positional, arguments.keyword), traced)
+    return Arguments(positional, keyword, arguments.names)
+
+
+def _restore(slots: Dict[Any, torch.Tensor], stand_ins: Dict[int, IpuTensor]) -> List[Tuple[_Slot, str]]:
+    """Put the tensors back, and return the slots that forward changed, with what became of them."""
+    replaced: List[Tuple[_Slot, str]] = []
+    for (tensors, name), original in slots.items():
+        if name not in tensors:
+            replaced.append(((tensors, name), "removed from"))
+        elif tensors[name] is not stand_ins[id(original)]:
+            replaced.append(((tensors, name), "reassigned within"))
+        tensors[name] = original
+    return replaced
+
+
+@contextlib.contextmanager
+def _on_host(slots: Dict[Any, torch.Tensor]) -> Iterator[None]:
+    """Give the model its own tensors in the `with` block, and those of the trace after it."""
+    traced = {place: place[0][place[1]] for place in slots}
+    for (tensors, name), original in slots.items():
+        tensors[name] = original
+    try:
+        yield
+    finally:
+        for (tensors, name), tensor in traced.items():
+            tensors[name] = tensor
+
+
+def _check_identity(model: nn.Module, replaced: List[Tuple[_Slot, str]]) -> None:
+    for (tensors, name), change in replaced:
+        for prefix, module in model.named_modules():
+            own = module.__dict__
+            kind = "Buffer" if own["_buffers"] is tensors else "Parameter" if own["_parameters"] is tensors else None
+            if kind is None:
+                continue
+            if kind == "Buffer" and isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+                continue
+            full_name = f"{prefix}.{name}" if prefix else name
+            raise python_error(
+                f"{kind} {full_name} is {change} the model when its forward is called. The device keeps one "
+                "tensor for it: change it in place instead, for example with copy_()."
+            )
+
+
+def _host_outputs(structure: Any) -> Any:
+    """Warn of outputs that are not on the IPU, and freeze them."""
+
+    def freeze(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, IpuTensor):
+            return tensor
+        import warnings
+
+        warnings.warn(
+            "Output expected to be on the IPU but it is on the CPU: its value of the trace is returned on every call.",
+            stacklevel=2,
+        )
+        return plain(tensor).clone()
+
+    return map_tensors(structure, freeze)
+
+
+def _anchored(capture: Capture, anchors: Sequence[str]) -> List[Any]:
+    by_name = {node.name: node for node in capture.graph.nodes if "memory" in node.meta}
+    missing = [name for name in anchors if name not in by_name]
+    if missing:
+        raise backend_error(
+            f"Unknown tensor to anchor: {missing[0]!r}. The graph's tensors are {sorted(by_name)[:40]}; "
+            "getTensorNames() lists them all after a compile."
+        )
+    return [by_name[name] for name in anchors]

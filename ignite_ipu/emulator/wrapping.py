@@ -1,0 +1,191 @@
+"""What wrapping for training does to the user's model: reading its weights first fetches the newest from the device.
+
+The model, its parameters and its buffers change class, to subclasses made for one executor. They hold that executor
+only weakly: once it is gone they behave as ordinary tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from copyreg import _reconstructor  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Tuple, Type
+
+import torch
+
+from ignite_ipu.emulator.errors import python_error
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_ORIGINAL = "_poptorch_original_class"
+_FETCHES = frozenset({"_parameters", "_buffers", "forward"})
+
+
+class Holder(Protocol):
+    """Who may have newer weights than the host: an executor."""
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Download the weights if the device's are newer, and tell whether that happened."""
+
+    def destroy(self) -> None:
+        """Free everything and undo the wrapping."""
+
+
+class Wrapping:
+    """The class changes made to one model for one executor."""
+
+    def __init__(self, model: nn.Module, holder: Holder) -> None:
+        self._model = weakref.ref(model)
+        self._holder = weakref.ref(holder)
+        self._tensor_classes: Dict[type, type] = {}
+        for name, buffer in model.named_buffers():
+            if type(buffer) is not torch.Tensor:
+                raise python_error(
+                    f"All buffers must be an instance of torch.Tensor; {name} is a {type(buffer).__qualname__}. "
+                    "Register parameters with register_parameter."
+                )
+        self._tensors: List[Tuple[torch.Tensor, type]] = []
+        self.parameter_class = self._tensor_class(torch.nn.Parameter)
+        self.buffer_class = self._tensor_class(torch.Tensor)
+        self.wrap_tensors(model)
+        original = type(model)
+        model.__class__ = _model_class(original, self._holder)
+
+    def wrap_tensors(self, model: nn.Module) -> None:
+        """Change the class of every parameter and buffer of `model`."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            if not hasattr(type(tensor), _ORIGINAL):
+                self._tensors.append((tensor, type(tensor)))
+                tensor.__class__ = self._tensor_class(type(tensor))
+
+    def undo(self) -> None:
+        """Give the model and its tensors their own classes back.
+
+        Raises:
+            Error: The model is not wrapped.
+        """
+        model = self._model()
+        if model is None:
+            return
+        if not is_wrapped(model):
+            raise python_error(
+                f"Cannot unwrap {type(model).__qualname__}: model was never wrapped, or was unwrapped before."
+            )
+        model.__class__ = getattr(type(model), _ORIGINAL)
+        self.undo_tensors()
+
+    def undo_tensors(self) -> None:
+        """Give the tensors their own classes back."""
+        for tensor, original in self._tensors:
+            object.__setattr__(tensor, "__class__", original)
+        self._tensors.clear()
+
+    def _tensor_class(self, original: type) -> type:
+        if original not in self._tensor_classes:
+            self._tensor_classes[original] = _tensor_class(original, self._holder)
+        return self._tensor_classes[original]
+
+
+def is_wrapped(model: Any) -> bool:
+    """Tell whether `model` has been wrapped for training and not been unwrapped."""
+    return hasattr(type(model), _ORIGINAL)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as an ordinary tensor, without asking the device for newer values."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
+
+
+def storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as a tensor through which writing does not count as an edit of the original."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.data.__get__(tensor).as_subclass(torch.Tensor)  # type: ignore[attr-defined, no-any-return]
+
+
+def _fetch(holder: Callable[[], Optional[Holder]]) -> None:
+    executor = holder()
+    if executor is not None:
+        executor.copyWeightsToHostIfNeeded()
+
+
+def _tensor_class(original: Type[torch.Tensor], holder: Callable[[], Optional[Holder]]) -> type:
+    parameter = issubclass(original, torch.nn.Parameter)
+
+    class Wrapped(original):  # type: ignore[valid-type, misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name != "__class__":
+                _fetch(holder)
+            return super().__getattribute__(name)
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            _fetch(holder)
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            # Files must load where there is no PopTorch: they hold the tensor as its own class.
+            _fetch(holder)
+            unwrapped = plain(self)
+            if parameter:
+                return torch.nn.Parameter(unwrapped, object.__getattribute__(self, "requires_grad")).__reduce_ex__(
+                    protocol
+                )
+            return unwrapped.__reduce_ex__(protocol)
+
+    Wrapped.__name__ = "PoptorchParameter" if parameter else "PoptorchBuffer"
+    Wrapped.__qualname__ = Wrapped.__name__
+    setattr(Wrapped, _ORIGINAL, original)
+    return Wrapped
+
+
+def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder]]) -> type:
+    class Wrapped(original):  # type: ignore[valid-type, misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name in _FETCHES:
+                _fetch(holder)
+            return super().__getattribute__(name)
+
+        def copyWeightsToHostIfNeeded(self) -> bool:
+            """Download the weights if the device's are newer, and tell whether that happened."""
+            executor = holder()
+            return executor is not None and executor.copyWeightsToHostIfNeeded()
+
+        def _poptorch_holder(self) -> Optional[Holder]:
+            return holder()
+
+        def destroy(self) -> None:
+            """Destroy the executor."""
+            executor = holder()
+            if executor is not None:
+                executor.destroy()
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            _fetch(holder)
+            state = super().state_dict(*args, **kwargs)
+            aliases: Dict[int, torch.Tensor] = {}
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    state[key] = aliases.setdefault(id(value), plain(value))
+            return state
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            _fetch(holder)
+            return _reconstructor, (original, object, None), self.__getstate__()
+
+        def __copy__(self) -> Any:
+            duplicate = type(self).__new__(type(self))
+            duplicate.__dict__.update(self.__dict__)
+            return duplicate
+
+        def __getstate__(self) -> Any:
+            _fetch(holder)
+            inherited = getattr(super(), "__getstate__", None)
+            return inherited() if inherited is not None else self.__dict__.copy()
+
+    Wrapped.__name__ = f"Poptorch{original.__name__}"
+    Wrapped.__qualname__ = f"Poptorch{original.__qualname__}"
+    Wrapped.__module__ = original.__module__
+    setattr(Wrapped, _ORIGINAL, original)
+    return Wrapped
