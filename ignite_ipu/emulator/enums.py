@@ -4,6 +4,24 @@ from __future__ import annotations
 
 import enum
 
+__all__ = [
+    "AutoStage",
+    "CommGroupType",
+    "ConnectionType",
+    "DataLoaderMode",
+    "HalfFloatCastingBehavior",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConvPlanType",
+    "OutputMode",
+    "OverlapMode",
+    "ReductionType",
+    "SharingStrategy",
+    "SyncPattern",
+    "VariableRetrievalMode",
+]
+
 
 class MeanReductionStrategy(enum.IntEnum):
     """When a mean reduction divides the gradients it accumulates and reduces."""

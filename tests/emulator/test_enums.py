@@ -13,7 +13,8 @@ from ignite_ipu.emulator import enums
 ALL = [kind for _, kind in inspect.getmembers(enums, inspect.isclass)]
 
 
-def test_there_are_fifteen() -> None:
+def test_there_are_fifteen_and_nothing_else_is_exported() -> None:
+    assert sorted(enums.__all__) == sorted(kind.__name__ for kind in ALL)
     assert len(ALL) == 15
 
 

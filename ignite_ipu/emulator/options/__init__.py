@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ignite_ipu.emulator.annotations import Attribute
 from ignite_ipu.emulator.options.config_file import ConfigFileError
-from ignite_ipu.emulator.options.distributed import _DistributedOptions
-from ignite_ipu.emulator.options.jit import _JitOptions
-from ignite_ipu.emulator.options.popart import _PopartOptions
-from ignite_ipu.emulator.options.precision import _PrecisionOptions
+from ignite_ipu.emulator.options.distributed import _DistributedOptions as _DistributedOptions
+from ignite_ipu.emulator.options.jit import _JitOptions as _JitOptions
+from ignite_ipu.emulator.options.popart import _PopartOptions as _PopartOptions
+from ignite_ipu.emulator.options.precision import _PrecisionOptions as _PrecisionOptions
 from ignite_ipu.emulator.options.root import Options
-from ignite_ipu.emulator.options.tensor_locations import TensorLocationSettings, _TensorLocationOptions
-from ignite_ipu.emulator.options.training import _TrainingOptions
+from ignite_ipu.emulator.options.tensor_locations import TensorLocationSettings
+from ignite_ipu.emulator.options.tensor_locations import _TensorLocationOptions as _TensorLocationOptions
+from ignite_ipu.emulator.options.training import _TrainingOptions as _TrainingOptions
 from ignite_ipu.emulator.strategies import (
     BlockId,
     ParallelPhasedExecution,
@@ -19,8 +20,12 @@ from ignite_ipu.emulator.strategies import (
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
-    _IExecutionStrategy,
-    _IPhasedExecution,
+)
+from ignite_ipu.emulator.strategies import (
+    _IExecutionStrategy as _IExecutionStrategy,
+)
+from ignite_ipu.emulator.strategies import (
+    _IPhasedExecution as _IPhasedExecution,
 )
 
 __all__ = [
@@ -35,12 +40,4 @@ __all__ = [
     "ShardedExecution",
     "Stage",
     "TensorLocationSettings",
-    "_DistributedOptions",
-    "_IExecutionStrategy",
-    "_IPhasedExecution",
-    "_JitOptions",
-    "_PopartOptions",
-    "_PrecisionOptions",
-    "_TensorLocationOptions",
-    "_TrainingOptions",
 ]

@@ -12,7 +12,7 @@ from ignite_ipu.emulator.options.guarded import OptionsDict
 from ignite_ipu.emulator.options.popart import _PopartOptions
 
 if TYPE_CHECKING:
-    from ignite_ipu.emulator.autocast import Policy
+    from ignite_ipu.emulator.autocasting import Policy
 
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 
@@ -102,7 +102,7 @@ class _PrecisionOptions(OptionsDict):
         Raises:
             ValueError: `autocast_policy` is no `poptorch.autocasting.Policy`.
         """
-        from ignite_ipu.emulator.autocast import Policy
+        from ignite_ipu.emulator.autocasting import Policy
 
         if not isinstance(autocast_policy, Policy):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ignite_ipu.emulator.autocasting import Policy
 from ignite_ipu.emulator.options import Options
 
 
@@ -45,3 +46,14 @@ def test_autocasting_is_on_with_its_own_policy_unless_said_otherwise() -> None:
 def test_autocasting_is_switched_with_a_bool(value: object) -> None:
     with pytest.raises(ValueError, match="autocastEnabled needs to be set to a bool"):
         Options().Precision.autocastEnabled(value)  # type: ignore[arg-type]
+
+
+def test_the_policy_of_autocasting_is_one_of_its_own() -> None:
+    options, policy = Options(), Policy(fp16=["mm"])
+    assert options.Precision.autocastPolicy(policy).autocast_policy is policy
+    for other in (None, "mm", {"fp16": ["mm"]}):
+        with pytest.raises(ValueError, match=r"autocastPolicy needs to be set to a poptorch\.autocasting\.Policy"):
+            options.Precision.autocastPolicy(other)  # type: ignore[arg-type]
+    options._freeze()
+    with pytest.raises(AttributeError, match="frozen"):
+        options.Precision.autocastPolicy(Policy())
