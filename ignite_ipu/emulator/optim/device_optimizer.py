@@ -1,0 +1,269 @@
+"""The optimizer on the device: its state, and one update of all weights from their gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import operator
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.optim import foreach
+from ignite_ipu.emulator.optim.description import OptimizerDescription
+from ignite_ipu.emulator.optim.device_values import device_values
+from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, Kind
+from ignite_ipu.emulator.optim.optimizer import IpuState
+from ignite_ipu.emulator.optim.updates import ACCL1, Bucket, CombinedSgd, Sgd, SgdRule, rule_for
+
+STEP = "Step"
+_COUNTED = (Kind.ADAM, Kind.ADAMW, Kind.ADAMW_NO_BIAS, Kind.LAMB, Kind.LAMB_NO_BIAS)
+Grads = Sequence[Optional[torch.Tensor]]
+
+
+@dataclasses.dataclass
+class _Slot:
+    """What the optimizer keeps for one weight."""
+
+    name: str
+    weight: torch.Tensor
+    group: Optional[int]
+    grouped: bool
+    states: Dict[str, torch.Tensor]
+    steps: int = 0
+    in_force: Optional[HyperParameters] = None
+
+
+@dataclasses.dataclass
+class _Work:
+    """One bucket, where its gradients are found, and whose state it holds."""
+
+    bucket: Bucket
+    group: Optional[int]
+    slots: List[_Slot]
+    pick: Callable[[Any], List[torch.Tensor]]
+
+
+class DeviceOptimizer:
+    """Updates weights in place as the compiled program would; its state starts afresh.
+
+    Args:
+        description: The optimizer compiled for.
+        named_weights: The trainable weights, whose storage this object updates. Refill them in place.
+        group_of: The parameter group of each weight; None for one in no group, which takes the defaults.
+        per_replica: Names of weights whose dimension 0 counts groups of replicas with values of their own. LAMB's norms
+            are then taken for each of these; everything else works element by element.
+        store: How float32 results become float16 weights and state, for instance with stochastic rounding.
+
+    Raises:
+        Error: Gradients are to be clipped while weights differ between replicas: each replica would clip the weights
+            they share by another factor.
+    """
+
+    def __init__(
+        self,
+        description: OptimizerDescription,
+        named_weights: Dict[str, torch.Tensor],
+        group_of: Mapping[str, Optional[int]],
+        per_replica: Collection[str] = (),
+        store: foreach.Store = foreach.store_nearest,
+    ) -> None:
+        if per_replica and description.max_grad_norm != math.inf:
+            raise backend_error(
+                f"max_grad_norm={description.max_grad_norm} cannot bound gradients while parameters differ between "
+                f"replicas ({', '.join(sorted(per_replica))}): the replicas would clip shared parameters differently."
+            )
+        self._description = description
+        self._loss_scaling = description.loss_scaling.value
+        self._rule = rule_for(description, store)
+        self._slots = [
+            _Slot(name, weight, group_of[name], name in per_replica, self._fresh_states(weight, group_of[name]))
+            for name, weight in named_weights.items()
+        ]
+        self._work: List[_Work] = []
+        self._missing: Optional[Tuple[bool, ...]] = None
+        # Combined SGD folds the first weight decay in when the program starts, from the values it was compiled with.
+        self._first_values = {slot.group: description.values(slot.group) for slot in self._slots}
+
+    @property
+    def loss_scaling(self) -> float:
+        """The factor on the loss gradient; setting it keeps what the stored velocities mean."""
+        return self._loss_scaling
+
+    @loss_scaling.setter
+    def loss_scaling(self, value: float) -> None:
+        ratio = value / self._loss_scaling
+        self._loss_scaling = value
+        if not isinstance(self._rule, Sgd):
+            return
+        self._rule.loss_scaling = value
+        velocities = [slot.states[ACCL1] for slot in self._slots if slot.states]
+        if velocities and ratio != 1.0:
+            torch._foreach_mul_(velocities, ratio)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all moments together."""
+        return sum(state.numel() * state.element_size() for slot in self._slots for state in slot.states.values())
+
+    @torch.no_grad()
+    def update(self, grads: Grads) -> None:
+        """Take one step with reduced gradients that loss scaling has been divided out of.
+
+        Args:
+            grads: One for each weight, in the order of `named_weights`; a weight without one is left alone. They keep
+                their values.
+        """
+        missing = tuple(map(operator.is_, grads, itertools.repeat(None)))
+        if missing != self._missing:
+            self._regroup(missing)
+        if not self._work:
+            return
+        picked = [work.pick(grads) for work in self._work]
+        lists: List[foreach.Tensors] = [foreach.widened(each) if foreach.narrow(each) else each for each in picked]
+        bound = self._description.max_grad_norm
+        if bound == math.inf:
+            for work, each in zip(self._work, lists):
+                self._rule.update(work.bucket, each, self._values(work))
+        elif isinstance(self._rule, SgdRule):
+            self._update_with_bounded_directions(self._rule, lists, bound)
+        else:
+            factor = _clip_factor(foreach.global_norm([(each, 1.0) for each in lists]), bound)
+            for work, each in zip(self._work, lists):
+                clipped = torch._foreach_mul(each, factor) if factor != 1.0 else each
+                self._rule.update(work.bucket, clipped, self._values(work))
+        for work in self._work:
+            work.bucket.steps += 1
+
+    def set_description(self, new: OptimizerDescription) -> None:
+        """Go on with the values of `new`, a valid replacement of the description compiled for."""
+        if new.loss_scaling != self._description.loss_scaling:
+            self.loss_scaling = new.loss_scaling.value
+        self._description = new
+
+    @torch.no_grad()
+    def read_state(self) -> IpuState:
+        """Return copies of the state by name, and the variable hyper-parameters by name."""
+        self._put_back()
+        self._begin(self._slots)
+        state = {
+            f"{kind}___{slot.name}": tensor.clone() for slot in self._slots for kind, tensor in slot.states.items()
+        }
+        if self._counts_steps:
+            state.update({f"{STEP}___{slot.name}": torch.tensor(float(slot.steps)) for slot in self._slots})
+        return state, self._device_values()
+
+    @torch.no_grad()
+    def write_state(self, ipu_state: Mapping[str, torch.Tensor], ipu_param: Mapping[str, torch.Tensor]) -> None:
+        """Take over a state by name; what is missing in it stays as it is, with a warning.
+
+        Hyper-parameters come from descriptions alone: only the names of `ipu_param` are looked at.
+
+        Raises:
+            Error: A tensor has the wrong number of elements; nothing has been written then.
+        """
+        self._put_back()
+        self._begin(self._slots)
+        own = {f"{kind}___{slot.name}": tensor for slot in self._slots for kind, tensor in slot.states.items()}
+        steps = {f"{STEP}___{slot.name}": slot for slot in self._slots} if self._counts_steps else {}
+        for name, loaded in ipu_state.items():
+            shape = own[name].shape if name in own else torch.Size()
+            if (name in own or name in steps) and loaded.numel() != shape.numel():
+                raise backend_error(
+                    f"The optimizer state {name} to load has shape {tuple(loaded.shape)}, the device's {tuple(shape)}: "
+                    "it was saved from another model."
+                )
+        for name, tensor in own.items():
+            if name in ipu_state:
+                tensor.copy_(ipu_state[name].reshape(tensor.shape))
+        for name, slot in steps.items():
+            if name in ipu_state:
+                slot.steps = int(ipu_state[name])
+        self._work, self._missing = [], None
+        missing = [name for name in (*own, *steps) if name not in ipu_state]
+        missing += [name for name in self._device_values() if name not in ipu_param]
+        if missing:
+            logger.warning("The loaded optimizer state lacks %s: the device keeps its own.", ", ".join(missing))
+
+    @property
+    def _counts_steps(self) -> bool:
+        return self._description.kind in _COUNTED
+
+    def _device_values(self) -> Dict[str, torch.Tensor]:
+        groups = {slot.name: slot.group for slot in self._slots}
+        return device_values(self._description, groups, self._loss_scaling)
+
+    def _fresh_states(self, weight: torch.Tensor, group: Optional[int]) -> Dict[str, torch.Tensor]:
+        types = (*self._description.moment_types, torch.float32)
+        return {
+            kind: torch.full_like(weight, start, dtype=types[which], requires_grad=False)
+            for kind, (which, start) in self._rule.states(self._description.values(group)).items()
+        }
+
+    def _values(self, work: _Work) -> HyperParameters:
+        return self._description.values(work.group)
+
+    def _update_with_bounded_directions(self, rule: SgdRule, lists: List[foreach.Tensors], bound: float) -> None:
+        directions = [rule.direction(w.bucket, grads, self._values(w)) for w, grads in zip(self._work, lists)]
+        scalings = [rule.scaling(w.bucket, self._values(w)) for w in self._work]
+        factor = _clip_factor(foreach.global_norm(list(zip(directions, scalings))), bound)
+        for work, direction in zip(self._work, directions):
+            rule.apply(work.bucket, direction, self._values(work), factor)
+
+    def _regroup(self, missing: Tuple[bool, ...]) -> None:
+        """Prepare lists of weights to update together, for gradients that are missing in the same places as now."""
+        self._put_back()
+        present = [(index, slot) for index, slot in enumerate(self._slots) if not missing[index]]
+        self._begin([slot for _, slot in present])
+        members: Dict[Tuple[object, ...], List[int]] = {}
+        for index, slot in present:
+            key = (slot.group, slot.weight.dtype, slot.grouped, slot.steps, slot.in_force)
+            members.setdefault(key, []).append(index)
+        self._work = [self._prepared(indices) for indices in members.values()]
+        self._missing = missing
+
+    def _prepared(self, indices: List[int]) -> _Work:
+        slots = [self._slots[index] for index in indices]
+        first = slots[0]
+        bucket = Bucket(
+            weights=[slot.weight for slot in slots],
+            states={kind: [slot.states[kind] for slot in slots] for kind in first.states},
+            steps=first.steps,
+            grouped=first.grouped,
+            in_force=first.in_force,
+        )
+        return _Work(bucket, first.group, slots, _picker(indices))
+
+    def _put_back(self) -> None:
+        """Hand what the buckets count back to the weights."""
+        for work in self._work:
+            for slot in work.slots:
+                slot.steps, slot.in_force = work.bucket.steps, work.bucket.in_force
+
+    def _begin(self, slots: List[_Slot]) -> None:
+        """Give weights that were never updated the state that the program starts them with."""
+        if not isinstance(self._rule, CombinedSgd):
+            return
+        for slot in slots:
+            if slot.in_force is None and slot.states:
+                values = self._first_values[slot.group]
+                alone = Bucket([slot.weight], {k: [s] for k, s in slot.states.items()}, 0, slot.grouped, None)
+                self._rule.fold_weight_decay(alone, values)
+                slot.in_force = values
+
+
+def _clip_factor(norm: float, bound: float) -> float:
+    largest = max(norm, bound)
+    # No epsilon: a bound of zero on a zero gradient is the device's 0 / 0.
+    return bound / largest if largest != 0 else math.nan
+
+
+def _picker(indices: List[int]) -> Callable[[Any], List[torch.Tensor]]:
+    if len(indices) == 1:
+        only = indices[0]
+        return lambda grads: [grads[only]]
+    get = operator.itemgetter(*indices)
+    return lambda grads: list(get(grads))
