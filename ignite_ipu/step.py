@@ -1,0 +1,163 @@
+"""The module that PopTorch compiles: the user's model, called with a batch taken apart into tensors."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.batches import BatchLayout
+from ignite_ipu.loss_rules import LossGuard
+from ignite_ipu.rows import map_tensors, tensors_in
+
+__all__ = ["BatchStep", "EvaluationStep", "OutputError", "check_output", "describe_value", "guarded"]
+
+
+class OutputError(TypeError):
+    """A model's output that no device can return."""
+
+
+class BatchStep(nn.Module):
+    """A module called with a batch's leaves, which calls the user's model with the batch.
+
+    The user's model stays the child `model`, so that its parameters are named `model.<name>` in the compiled program.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        model_fn: Callable[[nn.Module, Any], Any],
+        model_transform: Callable[[Any], Any],
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"The model is a {type(model).__qualname__}; a torch.nn.Module is needed.")
+        self.model = model
+        self.model_fn = model_fn
+        self.model_transform = model_transform
+        self._names = tuple(names)
+        # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
+        self._layout: List[BatchLayout] = []
+
+    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
+        """Return what to call the compiled step with for one batch.
+
+        The first batch decides the layout the step is compiled for; later ones must have the same.
+
+        Args:
+            *parts: The batch's parts: `x, y` for training, `x` for evaluation.
+            micro_batches: Micro-batches that one call's inputs hold: D * A * (R // G).
+
+        Raises:
+            BatchError: The batch does not divide into micro-batches, or differs from the first one.
+        """
+        layout, leaves = BatchLayout.of(self._names, parts, micro_batches)
+        if self._layout:
+            self._layout[0].check(layout)
+        else:
+            self._layout.append(layout)
+        return leaves
+
+    def computes_like(self, other: BatchStep) -> bool:
+        """Tell whether another step compiles to the same program."""
+        mine = (type(self), self.model, self.model_fn, self.model_transform)
+        return mine == (type(other), other.model, other.model_fn, other.model_transform)
+
+    def forget_layout(self) -> None:
+        """Let the next batch decide the layout again, for use before a compilation."""
+        self._layout.clear()
+
+    def batch(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
+        """Return the batch's parts that a call's leaves stand for."""
+        return self._layout[0].rebuild(leaves)
+
+    def call_model(self, x: Any) -> Any:
+        """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""
+        return map_tensors(self.model_transform(self.model_fn(self.model, x)), lambda tensor: tensor)
+
+
+class EvaluationStep(BatchStep):
+    """The module that is compiled for evaluation: it returns the predictions of a micro-batch.
+
+    Args:
+        model: The user's model.
+        model_fn: Calls the model with the inputs.
+        model_transform: Turns the model's output into the predictions, inside the compiled program.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
+        model_transform: Callable[[Any], Any] = lambda output: output,
+    ) -> None:
+        super().__init__(model, ("x",), model_fn, model_transform)
+
+    def forward(self, *leaves: Any) -> Any:
+        """Return the predictions for the leaves of `x`.
+
+        Raises:
+            OutputError: The predictions cannot come back from the device.
+        """
+        (x,) = self.batch(leaves)
+        with guarded():
+            y_pred = self.call_model(x)
+        check_output(y_pred)
+        return y_pred
+
+
+@contextmanager
+def guarded() -> Iterator[bool]:
+    """Refuse uncompilable losses while a model is traced; gives whether it is being traced."""
+    traced: bool = backend.poptorch().isRunningOnIpu()
+    if traced:
+        with LossGuard():
+            yield True
+    else:
+        # On the host PyTorch computes every loss.
+        yield False
+
+
+def check_output(output: Any) -> None:
+    """Refuse an output that would come back without its tensors, or that has none.
+
+    Raises:
+        OutputError: The message says what the output is.
+    """
+    for leaf in _opaque_leaves(output):
+        if any(isinstance(value, torch.Tensor) for value in getattr(leaf, "__dict__", {}).values()):
+            raise OutputError(
+                f"The model's output contains a {type(leaf).__qualname__}, whose tensors PopTorch does not find. Take "
+                "them out with model_transform, for example model_transform=lambda output: output.logits."
+            )
+    if not tensors_in(output):
+        raise OutputError(
+            f"The model's output is {describe_value(output)}, in which there is no tensor, so nothing can come back "
+            "from the device. Return a tensor or a tuple, list or dict of tensors (model_transform can convert it)."
+        )
+
+
+def _opaque_leaves(output: Any) -> Iterator[Any]:
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        for item in output:
+            yield from _opaque_leaves(item)
+    elif not isinstance(output, torch.Tensor):
+        yield output
+
+
+def describe_value(value: Any) -> str:
+    """Return what a message calls a value."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)} items ({', '.join(describe_value(item) for item in value)})"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {list(value)}"
+    return f"a {type(value).__name__}" if value is not None else "None"
