@@ -1,0 +1,26 @@
+"""`torch.optim` and `poptorch.optim`: conversion, the link of a user's optimizer to the device's, and its state."""
+
+from __future__ import annotations
+
+from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
+from ignite_ipu.optimizers.errors import ConstantAttributeError, OptimizerError
+from ignite_ipu.optimizers.kinds import Kind
+from ignite_ipu.optimizers.link import Change, OptimizerLink
+from ignite_ipu.optimizers.parameters import check_parameters
+from ignite_ipu.optimizers.receipt import Receipt, Row
+from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
+
+__all__ = [
+    "Change",
+    "ConstantAttributeError",
+    "Conversion",
+    "Kind",
+    "OptimizerError",
+    "OptimizerLink",
+    "Receipt",
+    "Row",
+    "check_parameters",
+    "convert_optimizer",
+    "state_from_torch",
+    "state_to_torch",
+]

@@ -1,0 +1,325 @@
+"""A torch optimizer becomes the PopTorch optimizer that computes the same updates on the device.
+
+PopTorch also accepts torch's optimizers as they are, but then it decides by value what may change later, ignores some
+arguments without a word, and never gives the state back. So they are always converted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple
+
+import torch
+
+from ignite_ipu import backend
+from ignite_ipu.optimizers.errors import OptimizerError
+from ignite_ipu.optimizers.kinds import Kind, kind_of_device, kind_of_torch
+from ignite_ipu.optimizers.receipt import Receipt, Row
+
+__all__ = ["Conversion", "convert_optimizer", "hyper_parameter"]
+
+# Arguments of torch's classes that choose how torch computes the update, not what it is.
+_IMPLEMENTATION = ("foreach", "fused", "capturable")
+_REFUSED = {
+    "maximize": "PopTorch ignores it and would minimize. Negate the loss instead",
+    "amsgrad": "the device has no such variant. Use amsgrad=False",
+    "differentiable": "nothing can be differentiated through an update on the device. Use differentiable=False",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """A user's optimizer and the one on the device.
+
+    Attributes:
+        source: The user's optimizer.
+        optimizer: The `poptorch.optim` one; `source` itself if that is one already.
+        kind: What both are.
+        variable: Hyper-parameters that may change while the compiled program is in use.
+        receipt: What became of every attribute.
+    """
+
+    source: torch.optim.Optimizer
+    optimizer: Any
+    kind: Kind
+    variable: FrozenSet[str]
+    receipt: Receipt
+
+    @property
+    def constant(self) -> FrozenSet[str]:
+        """Hyper-parameters that are constants of the compiled program."""
+        return frozenset({*self.kind.numbers, "loss_scaling"} - self.variable)
+
+    @property
+    def passed_through(self) -> bool:
+        """Whether the user's optimizer is PopTorch's own."""
+        return self.optimizer is self.source
+
+
+def convert_optimizer(
+    optimizer: Any,
+    *,
+    variable: Iterable[str] = (),
+    constant: Iterable[str] = (),
+    loss_scaling: Optional[float] = None,
+    max_grad_norm: Optional[float] = None,
+    accum_type: Optional[torch.dtype] = None,
+    velocity_accum_type: Optional[torch.dtype] = None,
+    first_order_momentum_accum_type: Optional[torch.dtype] = None,
+    second_order_momentum_accum_type: Optional[torch.dtype] = None,
+) -> Conversion:
+    """Return the PopTorch optimizer for a torch one, and what became of each attribute.
+
+    The learning rate and every other hyper-parameter that is not zero becomes variable: changing a number costs the
+    device next to nothing. Zeros become constant: a variable zero keeps a momentum buffer for every weight, or adds a
+    decay of nothing to it in every step. `variable` and `constant` overrule that.
+
+    Args:
+        optimizer: SGD, Adam, AdamW or RMSprop of `torch.optim`, or any of `poptorch.optim`, which is used as it is.
+        variable: Hyper-parameters that may change later, whatever their value.
+        constant: Hyper-parameters to compile in.
+        loss_scaling: Factor of the loss during backward. An attribute of that name on the optimizer counts as well, as
+            it does for PopTorch.
+        max_grad_norm: Clip gradients to this global norm; not for RMSprop and LAMB.
+        accum_type: Type in which gradients are accumulated, float32 or float16.
+        velocity_accum_type: Type of SGD's velocity.
+        first_order_momentum_accum_type: Type of the first moments.
+        second_order_momentum_accum_type: Type of the second moments.
+
+    Raises:
+        OptimizerError: The optimizer cannot run on an IPU, or an argument does not apply to it. If it is about
+            attributes, `error.receipt` lists all of them.
+        TypeError: `optimizer` is no optimizer.
+    """
+    source = _unwrapped(optimizer)
+    given = {
+        "loss_scaling": loss_scaling,
+        "max_grad_norm": max_grad_norm,
+        "accum_type": accum_type,
+        "velocity_accum_type": velocity_accum_type,
+        "first_order_momentum_accum_type": first_order_momentum_accum_type,
+        "second_order_momentum_accum_type": second_order_momentum_accum_type,
+    }
+    asked = {name: value for name, value in given.items() if value is not None}
+    if isinstance(source, backend.poptorch().optim.Optimizer):
+        return _pass_through(source, frozenset(variable), frozenset(constant), asked)
+    kind = kind_of_torch(source)
+    for name in (*kind.device_arguments, "velocity_scaling"):
+        if name not in asked and hasattr(source, name):
+            asked[name] = getattr(source, name)
+    _check_device_arguments(kind, asked)
+    rows = _refusals(source, kind)
+    _raise_refusals(source, kind, rows)
+    changing = _variable(source, kind, frozenset(variable), frozenset(constant), asked)
+    rows += _kept_rows(source, kind, changing) + _argument_rows(asked, changing) + _dropped_rows(source)
+    return Conversion(
+        source, _device_optimizer(source, kind, changing, asked), kind, changing, _receipt(source, kind, rows)
+    )
+
+
+def hyper_parameter(name: str, value: Any) -> Any:
+    """Return a hyper-parameter as PopTorch takes it: a float, a bool, or a tuple of two floats.
+
+    Raises:
+        OptimizerError: It is no finite number.
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(hyper_parameter(name, item) for item in value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise OptimizerError(f"{name} of the optimizer is {value!r}, which is no number.") from None
+    if not math.isfinite(number):
+        raise OptimizerError(f"{name} of the optimizer is {number}, which no update survives.")
+    return number
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    # accelerate's wrapper is an Optimizer by inheritance only: the groups and the class that count are inside it.
+    if type(optimizer).__name__ == "AcceleratedOptimizer" and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"The optimizer is a {type(optimizer).__qualname__}; a torch.optim.Optimizer is needed.")
+    return optimizer
+
+
+def _pass_through(
+    optimizer: Any, variable: FrozenSet[str], constant: FrozenSet[str], asked: Dict[str, Any]
+) -> Conversion:
+    kind = kind_of_device(optimizer)
+    if kind is None:
+        raise OptimizerError(
+            f"{type(optimizer).__qualname__} derives from no optimizer of poptorch.optim, so the device has no update "
+            "for it."
+        )
+    if asked:
+        raise OptimizerError(
+            f"{', '.join(asked)} cannot be given for an optimizer of poptorch.optim: pass it to poptorch.optim."
+            f"{kind.name}(...) itself."
+        )
+    rows = _refusals(optimizer, kind)
+    _raise_refusals(optimizer, kind, rows)
+    _check_names(kind, variable, constant)
+    for name in variable:
+        optimizer.variable_attrs.markAsVariable(name)
+    for name in constant:
+        optimizer.variable_attrs.markAsConstant(name)
+    changing = frozenset(
+        name for name in (*kind.numbers, "loss_scaling") if not optimizer.variable_attrs.isConstant(name)
+    )
+    rows += _kept_rows(optimizer, kind, changing)
+    return Conversion(optimizer, optimizer, kind, changing, _receipt(optimizer, kind, rows))
+
+
+def _refusals(optimizer: torch.optim.Optimizer, kind: Kind) -> List[Row]:
+    rows = [
+        Row(name, str(True), "refused", "", note)
+        for name, note in _REFUSED.items()
+        if any(group.get(name, False) for group in optimizer.param_groups)
+    ]
+    if kind.name == "SGD" and any(group["momentum"] and group["dampening"] for group in optimizer.param_groups):
+        note = (
+            "torch leaves the first velocity undamped and PopTorch does not, so the weights would part from the first "
+            "step on. Use dampening=0 with the learning rate multiplied by 1 - dampening"
+        )
+        rows.append(Row("dampening", _values(optimizer, "dampening"), "refused", "", note))
+    if kind.name == "RMSprop" and len({bool(group["centered"]) for group in optimizer.param_groups}) > 1:
+        rows.append(
+            Row("centered", _values(optimizer, "centered"), "refused", "", "it must be the same for all groups")
+        )
+    return rows
+
+
+def _raise_refusals(optimizer: torch.optim.Optimizer, kind: Kind, rows: List[Row]) -> None:
+    refused = [row for row in rows if row.fate == "refused"]
+    if refused:
+        reasons = "; ".join(f"{row.attribute}={row.value}: {row.note}" for row in refused)
+        error = OptimizerError(f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}.")
+        error.receipt = _receipt(optimizer, kind, rows)  # type: ignore[attr-defined]
+        raise error
+
+
+def _check_device_arguments(kind: Kind, asked: Dict[str, Any]) -> None:
+    for name in asked:
+        if name not in kind.device_arguments:
+            raise OptimizerError(
+                f"{name} does not apply to {kind.name} on an IPU; it takes {', '.join(kind.device_arguments)}."
+            )
+    for name, value in asked.items():
+        if name.endswith("accum_type"):
+            if value not in (torch.float16, torch.float32):
+                raise OptimizerError(f"{name} must be torch.float32 or torch.float16, got {value!r}.")
+        elif hyper_parameter(name, value) <= 0:
+            raise OptimizerError(f"{name} must be positive, got {value!r}.")
+
+
+def _check_names(kind: Kind, variable: FrozenSet[str], constant: FrozenSet[str]) -> None:
+    known = (*kind.numbers, "loss_scaling")
+    for name in (*variable, *constant):
+        if name in kind.structural:
+            raise OptimizerError(f"{name} is part of the compiled update of {kind.name} and cannot be made variable.")
+        if name not in known:
+            raise OptimizerError(f"{kind.name} has no hyper-parameter {name!r}; it has {', '.join(known)}.")
+    both = sorted(variable & constant)
+    if both:
+        raise OptimizerError(f"{', '.join(both)} cannot be variable and constant at once.")
+
+
+def _variable(
+    optimizer: torch.optim.Optimizer,
+    kind: Kind,
+    variable: FrozenSet[str],
+    constant: FrozenSet[str],
+    asked: Dict[str, Any],
+) -> FrozenSet[str]:
+    _check_names(kind, variable, constant)
+    by_value = {
+        name for name in kind.numbers if name == "lr" or any(group[name] != 0 for group in optimizer.param_groups)
+    }
+    if asked.get("loss_scaling", 1.0) != 1.0:
+        by_value.add("loss_scaling")
+    # torch ignores dampening without momentum, and with momentum it is refused: on the device it is always zero.
+    by_value.discard("dampening")
+    if "dampening" in variable:
+        raise OptimizerError("dampening cannot be variable: only SGD without it does the same on an IPU as in torch.")
+    return frozenset((by_value | variable) - constant)
+
+
+def _device_optimizer(
+    optimizer: torch.optim.Optimizer, kind: Kind, variable: FrozenSet[str], asked: Dict[str, Any]
+) -> Any:
+    names = (*kind.numbers, *kind.structural)
+    groups: List[Dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        groups.append({"params": list(group["params"]), **{name: _device_value(name, group[name]) for name in names}})
+    defaults = {name: _device_value(name, optimizer.defaults[name]) for name in names}
+    device = getattr(backend.poptorch().optim, kind.name)(groups, **defaults, **asked)
+    for name in (*names, "loss_scaling"):
+        if name in variable:
+            device.variable_attrs.markAsVariable(name)
+        else:
+            device.variable_attrs.markAsConstant(name)
+    return device
+
+
+def _device_value(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        warnings.warn(
+            f"The optimizer's {name} is a tensor; the device gets its value as a number, {float(value)}.", stacklevel=5
+        )
+    return 0.0 if name == "dampening" else hyper_parameter(name, value)
+
+
+def _kept_rows(optimizer: torch.optim.Optimizer, kind: Kind, variable: FrozenSet[str]) -> List[Row]:
+    rows = []
+    for name in kind.numbers:
+        role = "variable" if name in variable else "constant"
+        value, fate, note = _values(optimizer, name), "kept", ""
+        if name == "dampening" and any(group[name] for group in optimizer.param_groups):
+            fate, note = "mapped", "0 on the device: torch ignores dampening without momentum"
+        elif any(isinstance(group[name], torch.Tensor) for group in optimizer.param_groups):
+            fate, note = "mapped", "from a tensor to a number"
+        elif role == "constant" and not any(group[name] for group in optimizer.param_groups):
+            note = f"a variable zero would cost memory and time; variable=({name!r},) makes it variable"
+        rows.append(Row(name, value, fate, role, note))
+    rows += [Row(name, _values(optimizer, name), "kept", "compiled in") for name in kind.structural]
+    if kind.name == "AdamW" and not isinstance(optimizer, torch.optim.AdamW):
+        rows.append(Row("decoupled_weight_decay", "True", "mapped", "compiled in", "Adam becomes AdamW"))
+    return rows
+
+
+def _argument_rows(asked: Dict[str, Any], variable: FrozenSet[str]) -> List[Row]:
+    rows = []
+    for name, value in asked.items():
+        note = "clips by the global norm of what the weights are updated with" if name == "max_grad_norm" else ""
+        role = "variable" if name in variable else "constant" if name == "loss_scaling" else "compiled in"
+        rows.append(Row(name, str(value), "kept", role, note))
+    return rows
+
+
+def _dropped_rows(optimizer: torch.optim.Optimizer) -> List[Row]:
+    note = "chooses how torch computes the update; the device has one way"
+    return [
+        Row(name, str(True), "dropped", "", note)
+        for name in _IMPLEMENTATION
+        if any(group.get(name) for group in optimizer.param_groups)
+    ]
+
+
+def _receipt(optimizer: torch.optim.Optimizer, kind: Kind, rows: List[Row]) -> Receipt:
+    parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+    counted = f"parameter groups: {len(optimizer.param_groups)}, parameters: {parameters}"
+    return Receipt(f"{type(optimizer).__name__} -> poptorch.optim.{kind.name} ({counted})", tuple(rows))
+
+
+def _values(optimizer: torch.optim.Optimizer, name: str) -> str:
+    values: Tuple[str, ...] = tuple(_text(group[name]) for group in optimizer.param_groups)
+    return values[0] if len(set(values)) == 1 else " | ".join(values)
+
+
+def _text(value: Any) -> str:
+    return f"{float(value):g} (tensor)" if isinstance(value, torch.Tensor) else str(value)

@@ -1,0 +1,89 @@
+"""What makes a user's torch optimizer show and take the state that lives on the device.
+
+The object stays the user's: its class is replaced by a subclass of the same name, and given back when the link ends.
+Copies and pickles of it are of the original class, so they need neither this package nor PopTorch to be read.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, Protocol
+
+import torch
+
+from ignite_ipu.optimizers.errors import OptimizerError
+
+__all__ = ["StateKeeper", "is_linked", "link_handle", "unlink_handle"]
+
+_LINK = "_ignite_ipu_link"
+
+
+class StateKeeper(Protocol):
+    """What a linked optimizer asks for its state."""
+
+    def refresh_state(self) -> None:
+        """Bring the optimizer's host state up to date."""
+
+    def load_state(self, load: Any, state_dict: Dict[str, Any]) -> None:
+        """Load a state dict by calling `load(state_dict)`, and pass it on to the device."""
+
+
+def is_linked(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether the optimizer shows the state of a device."""
+    return _LINK in optimizer.__dict__
+
+
+def link_handle(optimizer: torch.optim.Optimizer, keeper: StateKeeper) -> None:
+    """Let the optimizer show and take its state through `keeper`.
+
+    Raises:
+        OptimizerError: It belongs to another session already.
+    """
+    if is_linked(optimizer):
+        raise OptimizerError(
+            f"This {type(optimizer).__name__} already trains a model on an IPU; an optimizer has one state. Make a new "
+            "optimizer, or close the first session (trainer.ipu.close())."
+        )
+    optimizer.__dict__[_LINK] = keeper
+    own_class: Any = type(optimizer)
+    optimizer.__class__ = _linked_class(own_class)
+
+
+def unlink_handle(optimizer: torch.optim.Optimizer) -> None:
+    """Make the optimizer an ordinary one again; it keeps the state it showed last."""
+    if is_linked(optimizer):
+        optimizer.__class__ = type(optimizer).__mro__[1]
+        del optimizer.__dict__[_LINK]
+
+
+@functools.lru_cache(maxsize=None)
+def _linked_class(base: Any) -> Any:
+    def get_state(self: Any) -> Any:
+        self.__dict__[_LINK].refresh_state()
+        return self.__dict__["state"]
+
+    def set_state(self: Any, value: Any) -> None:
+        self.__dict__["state"] = value
+
+    def load_state_dict(self: Any, state_dict: Dict[str, Any]) -> None:
+        self.__dict__[_LINK].load_state(functools.partial(base.load_state_dict, self), state_dict)
+
+    def add_param_group(self: Any, param_group: Dict[str, Any]) -> None:
+        raise OptimizerError(
+            "A parameter group cannot be added to an optimizer that trains on an IPU: its update is compiled. Add it "
+            "before creating the trainer."
+        )
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        return object.__new__, (base,), self.__getstate__()
+
+    members = {
+        "__doc__": base.__doc__,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__reduce_ex__": reduce_ex,
+        "add_param_group": add_param_group,
+        "load_state_dict": load_state_dict,
+        "state": property(get_state, set_state),
+    }
+    return type(base.__name__, (base,), members)

@@ -1,0 +1,276 @@
+"""The user's optimizer as the handle of the one on the device.
+
+What the user or a scheduler writes into its `param_groups` reaches the device before the next step, once and only if it
+changed; its `state`, `state_dict()` and `load_state_dict()` speak of the state on the device, in torch's structure.
+
+Parameters of a model that PopTorch has wrapped download the weights when they are touched, so nothing here touches one
+after the link is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter
+from ignite_ipu.optimizers.errors import ConstantAttributeError, OptimizerError
+from ignite_ipu.optimizers.handle import link_handle, unlink_handle
+from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
+
+__all__ = ["Change", "OptimizerLink"]
+
+_LOSS_SCALING = "loss_scaling"
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A hyper-parameter that differs from what the device was told.
+
+    Attributes:
+        group: Number of the parameter group; None for a value of the whole optimizer.
+        attribute: Name of the hyper-parameter.
+        old: What the device has.
+        new: What the user's optimizer has.
+    """
+
+    group: Optional[int]
+    attribute: str
+    old: Any
+    new: Any
+
+
+class OptimizerLink:
+    """Keeps a user's optimizer and the device's in step.
+
+    Args:
+        conversion: Both optimizers.
+        names: Name on the device -> parameter, for every parameter of the compiled module.
+        read_state: Returns the newest `{"ipu_state", "ipu_param"}`; by default the device optimizer's
+            `get_state_dict`, which reads the device when it has to.
+        write_state: Takes one to be used from the next call on; by default `set_state_dict`.
+
+    Raises:
+        OptimizerError: The optimizer is linked already, or holds a parameter that has no name.
+    """
+
+    def __init__(
+        self,
+        conversion: Conversion,
+        names: Mapping[str, torch.Tensor],
+        *,
+        read_state: Optional[Callable[[], Dict[str, Any]]] = None,
+        write_state: Optional[Callable[[Dict[str, Any]], None]] = None,
+    ) -> None:
+        self.conversion = conversion
+        self._source = conversion.source
+        self._device = conversion.optimizer
+        self._read_state = read_state or conversion.optimizer.get_state_dict
+        self._write_state = write_state or conversion.optimizer.set_state_dict
+        by_parameter = {id(parameter): name for name, parameter in names.items()}
+        parameters = [parameter for group in self._source.param_groups for parameter in group["params"]]
+        unnamed = [position for position, parameter in enumerate(parameters) if id(parameter) not in by_parameter]
+        if unnamed:
+            raise OptimizerError(f"Parameters {unnamed} of the optimizer are not parameters of the compiled module.")
+        self._parameters = parameters
+        self._names = [by_parameter[id(parameter)] for parameter in parameters]
+        self._shapes = [tuple(parameter.shape) for parameter in parameters]
+        self._group_sizes = [len(group["params"]) for group in self._source.param_groups]
+        self._watched = [
+            tuple(name for name in (*conversion.kind.numbers, *conversion.kind.structural) if name in group)
+            for group in self._source.param_groups
+        ]
+        self._sent = self._values()
+        self._sent_loss_scaling = self._loss_scaling()
+        self._newer_on_device = False
+        self._steps = _most_steps(self._source.state)
+        self._attached = False
+        self._refusal = self._source.register_step_pre_hook(_refuse_step)
+        if not conversion.passed_through:
+            link_handle(self._source, self)
+            self._attached = True
+            if self._source.__dict__["state"]:
+                self._send_state()
+
+    def changes(self) -> Tuple[Change, ...]:
+        """Return what differs from what the device was told last, in O(number of groups).
+
+        Raises:
+            OptimizerError: Groups or their parameters were added or removed, or a value is no finite number.
+        """
+        values = self._values()
+        found = []
+        if values != self._sent:
+            for number, (names, old, new) in enumerate(zip(self._watched, self._sent, values)):
+                found += [Change(number, *change) for change in zip(names, old, new) if change[1] != change[2]]
+        loss_scaling = self._loss_scaling()
+        if loss_scaling != self._sent_loss_scaling:
+            found.append(Change(None, _LOSS_SCALING, self._sent_loss_scaling, loss_scaling))
+        return tuple(found)
+
+    def push(self, executor: Any) -> Tuple[Change, ...]:
+        """Tell the device what changed, if anything did; returns it.
+
+        Before the model is compiled everything may change. After that, constants may not.
+
+        Args:
+            executor: The `poptorch.PoplarExecutor` that trains.
+
+        Raises:
+            ConstantAttributeError: A constant of the compiled program changed; nothing has been sent.
+            OptimizerError: As for `changes`.
+        """
+        changes = self.changes()
+        if not changes:
+            return ()
+        if executor.isCompiled():
+            for change in changes:
+                if change.attribute not in self.conversion.variable:
+                    self._restore(changes)
+                    raise _constant_changed(change, self.conversion)
+        self._apply(changes)
+        try:
+            executor.setOptimizer(self._device)
+        except BaseException:
+            # PopTorch trips over a refused description when the optimizer is used again.
+            self._restore(changes)
+            raise
+        self._sent = self._values()
+        self._sent_loss_scaling = self._loss_scaling()
+        return changes
+
+    def stepped(self, updates: int) -> None:
+        """Note that the device made `updates` weight updates, for whoever asks for the state or schedules by steps."""
+        self._newer_on_device = True
+        self._steps += updates
+        # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the second.
+        self._source._opt_called = True  # type: ignore[attr-defined]
+        if "_step_count" in self._source.__dict__:
+            self._source._step_count += updates  # type: ignore[attr-defined]
+
+    def refresh_state(self) -> None:
+        """Bring the state that the user's optimizer shows up to date with the device's."""
+        if not self._newer_on_device or self.conversion.passed_through:
+            return
+        device_state = self._read_state().get("ipu_state")
+        if device_state is None:
+            return
+        groups = self._numbered_groups()
+        state = state_to_torch(device_state, self._names, groups, self.conversion.kind, steps=self._steps)
+        shown = self._source.__dict__["state"]
+        shown.clear()
+        shown.update({self._parameters[number]: entries for number, entries in state.items()})
+        self._newer_on_device = False
+
+    def load_state(self, load: Callable[[Dict[str, Any]], None], state_dict: Dict[str, Any]) -> None:
+        """Load a torch state dict into the user's optimizer by `load`, and send it to the device.
+
+        Raises:
+            OptimizerError: It is PopTorch's, or of another kind of optimizer.
+        """
+        if "ipu_state" in state_dict:
+            raise OptimizerError(
+                "This state dict was saved by an optimizer of poptorch.optim, not by torch's. Load it into a "
+                f"poptorch.optim.{self.conversion.kind.name}."
+            )
+        stale, self._newer_on_device = self._newer_on_device, False
+        try:
+            load(state_dict)
+        except BaseException:
+            self._newer_on_device = stale
+            raise
+        self._steps = _most_steps(self._source.__dict__["state"])
+        self._send_state()
+
+    def detach(self) -> None:
+        """Make the user's optimizer an ordinary one again, holding the newest state."""
+        self._refusal.remove()
+        if self._attached:
+            self.refresh_state()
+            unlink_handle(self._source)
+            self._attached = False
+
+    def _send_state(self) -> None:
+        current = self._read_state()
+        numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+        state = {
+            numbers[id(key)]: entries for key, entries in self._source.__dict__["state"].items() if id(key) in numbers
+        }
+        converted = state_from_torch(
+            state,
+            self._names,
+            self._shapes,
+            self._numbered_groups(),
+            self.conversion.kind,
+            variable=self.conversion.variable,
+            known=current.get("ipu_state"),
+        )
+        self._write_state({"ipu_state": converted, "ipu_param": current.get("ipu_param") or {}})
+
+    def _numbered_groups(self) -> List[Dict[str, Any]]:
+        """Return the groups with numbers for parameters, as torch writes them."""
+        numbered = []
+        start = 0
+        for group, size in zip(self._source.param_groups, self._group_sizes):
+            numbered.append({**group, "params": list(range(start, start + size))})
+            start += size
+        return numbered
+
+    def _values(self) -> List[Tuple[Any, ...]]:
+        groups = self._source.param_groups
+        if len(groups) != len(self._group_sizes) or any(
+            len(group["params"]) != size for group, size in zip(groups, self._group_sizes)
+        ):
+            raise OptimizerError(
+                f"The optimizer now has groups of {[len(group['params']) for group in groups]} parameters, but its "
+                f"update was made for groups of {self._group_sizes}. Add parameters before creating the trainer."
+            )
+        return [
+            tuple([hyper_parameter(name, group[name]) for name in names]) for names, group in zip(self._watched, groups)
+        ]
+
+    def _loss_scaling(self) -> Any:
+        return getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        if not self.conversion.passed_through:
+            self._write(changes, "new")
+
+    def _restore(self, changes: Sequence[Change]) -> None:
+        self._write(changes, "old")
+
+    def _write(self, changes: Sequence[Change], which: str) -> None:
+        for change in changes:
+            value = getattr(change, which)
+            if change.group is None:
+                setattr(self._device, change.attribute, value)
+            else:
+                self._device.param_groups[change.group][change.attribute] = value
+
+
+def _constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
+    name = change.attribute
+    where = "" if change.group is None else f" of parameter group {change.group}"
+    text = (
+        f"{name}{where} changed from {change.old!r} to {change.new!r}, but it is a constant of the compiled program. "
+    )
+    if name in conversion.kind.structural:
+        text += "It decides which update is compiled: create a new trainer with the value you want."
+    elif conversion.passed_through:
+        text += f"Pass {name} explicitly to poptorch.optim.{conversion.kind.name}, which makes it variable."
+    else:
+        text += f"Create the trainer with variable=({name!r},) to be able to change it."
+    return ConstantAttributeError(name, text)
+
+
+def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    raise OptimizerError(
+        f"{type(optimizer).__name__}.step() was called, but the weights are on an IPU and updated there within each "
+        "training step; there are no gradients on the host. Remove the call."
+    )
+
+
+def _most_steps(state: Mapping[Any, Mapping[str, Any]]) -> int:
+    counts = [int(entries["step"]) for entries in state.values() if entries.get("step") is not None]
+    return max(counts, default=0)

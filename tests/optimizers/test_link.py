@@ -1,0 +1,399 @@
+"""The user's optimizer stays the handle: what it says reaches the device, what the device has shows in it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from typing import Any, Dict, List, Optional
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.optimizers import Change, ConstantAttributeError, OptimizerError, OptimizerLink, convert_optimizer
+
+poptorch = backend.poptorch()
+
+
+class Executor:
+    """Stands in for a PoplarExecutor: remembers what it was sent."""
+
+    def __init__(self, compiled: bool = True, refuses: bool = False) -> None:
+        self.compiled = compiled
+        self.refuses = refuses
+        self.sent: List[Any] = []
+
+    def isCompiled(self) -> bool:
+        return self.compiled
+
+    def setOptimizer(self, optimizer: Any) -> None:
+        if self.refuses:
+            raise poptorch.Error("not a valid replacement")
+        self.sent.append([group["lr"] for group in optimizer.param_groups])
+
+
+class Device:
+    """Stands in for the state on a device, in PopTorch's structure; counts how often it is read and written."""
+
+    def __init__(self, state: Optional[Dict[str, torch.Tensor]] = None) -> None:
+        self.state = state
+        self.reads = self.writes = 0
+
+    def read(self) -> Dict[str, Any]:
+        self.reads += 1
+        return {"ipu_state": self.state, "ipu_param": None if self.state is None else {}}
+
+    def write(self, state: Dict[str, Any]) -> None:
+        self.writes += 1
+        self.state = state["ipu_state"]
+
+
+def linked(make: Any, device: Optional[Device] = None, **arguments: Any) -> Any:
+    """Return a model, its optimizer, and the link between it and a stand-in for the device."""
+    layer = nn.Linear(3, 2)
+    optimizer = make(layer.parameters())
+    names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}
+    device = device or Device()
+    conversion = convert_optimizer(optimizer, **arguments)
+    return layer, optimizer, OptimizerLink(conversion, names, read_state=device.read, write_state=device.write)
+
+
+def momentum_sgd(parameters: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def test_a_change_is_sent_once() -> None:
+    """Unchanged values send nothing; a changed one is sent with the next push, and only then."""
+    _, optimizer, link = linked(momentum_sgd)
+    executor = Executor()
+    assert link.push(executor) == ()
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert link.push(executor) == (Change(0, "lr", 0.1, 0.5),)
+    assert link.push(executor) == ()
+    assert executor.sent == [[0.5]]
+
+
+def test_a_value_changed_there_and_back_is_not_sent() -> None:
+    """Only the value before the next step counts."""
+    _, optimizer, link = linked(momentum_sgd)
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.param_groups[0]["lr"] = 0.1
+    executor = Executor()
+    link.push(executor)
+    assert executor.sent == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10),
+        lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, cycle_momentum=True),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+    ],
+)
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_torch_schedulers_drive_the_device(make: Any, scheduler_first: bool) -> None:
+    """Made before or after the link, they change what the device has, momentum included, without a warning."""
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}
+    scheduler = make(optimizer) if scheduler_first else None
+    link = OptimizerLink(convert_optimizer(optimizer), names)
+    scheduler = scheduler or make(optimizer)
+    for _ in range(4):
+        link.push(Executor())
+        link.stepped(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scheduler.step()
+        link.push(Executor())
+        device = link.conversion.optimizer.param_groups[0]
+        assert device["lr"] == pytest.approx(scheduler.get_last_lr()[0])
+        assert device["momentum"] == optimizer.param_groups[0]["momentum"]
+
+
+def test_schedulers_warn_if_no_step_was_made() -> None:
+    """torch's warning about a wrong order of calls keeps its meaning."""
+    _, optimizer, _ = linked(momentum_sgd)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    with pytest.warns(UserWarning, match="before `optimizer.step"):
+        scheduler.step()
+
+
+def test_a_changed_constant_is_refused_by_name() -> None:
+    """Nothing is sent, the device's optimizer keeps its values, and the message says how to make it variable."""
+    _, optimizer, link = linked(momentum_sgd)
+    executor = Executor()
+    optimizer.param_groups[0].update(lr=0.5, weight_decay=0.1)
+    with pytest.raises(
+        ConstantAttributeError,
+        match=r"group 0 changed from 0\.0 to 0\.1.*variable=\('weight_decay',\)",
+    ) as caught:
+        link.push(executor)
+    assert caught.value.attribute == "weight_decay"
+    assert executor.sent == []
+    assert link.conversion.optimizer.param_groups[0]["lr"] == 0.1
+    optimizer.param_groups[0]["weight_decay"] = 0
+    link.push(executor)
+    assert executor.sent == [[0.5]]
+
+
+def test_structural_changes_are_refused() -> None:
+    """Nesterov decides which update is compiled."""
+    _, optimizer, link = linked(momentum_sgd)
+    optimizer.param_groups[0]["nesterov"] = True
+    with pytest.raises(ConstantAttributeError, match=r"nesterov.*create a new trainer"):
+        link.push(Executor())
+
+
+def test_constants_may_change_until_compiled() -> None:
+    """Before the first call they are not compiled in yet."""
+    _, optimizer, link = linked(momentum_sgd)
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    link.push(Executor(compiled=False))
+    assert link.conversion.optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_a_refused_description_is_taken_back() -> None:
+    """PopTorch trips over it later otherwise."""
+    _, optimizer, link = linked(momentum_sgd)
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(poptorch.Error):
+        link.push(Executor(refuses=True))
+    assert link.conversion.optimizer.param_groups[0]["lr"] == 0.1
+    executor = Executor()
+    link.push(executor)
+    assert executor.sent == [[0.5]]
+
+
+def test_loss_scaling_is_an_attribute() -> None:
+    """As it is for PopTorch; it can be scheduled when it is variable."""
+    _, optimizer, link = linked(momentum_sgd, loss_scaling=128.0)
+    optimizer.loss_scaling = 64.0
+    assert link.push(Executor()) == (Change(None, "loss_scaling", 128.0, 64.0),)
+    assert link.conversion.optimizer.loss_scaling == 64.0
+
+
+@pytest.mark.parametrize(("value", "message"), [(float("nan"), "lr of the optimizer is nan"), ("fast", "no number")])
+def test_values_no_update_survives(value: Any, message: str) -> None:
+    """They are refused before the device sees them."""
+    _, optimizer, link = linked(momentum_sgd)
+    optimizer.param_groups[0]["lr"] = value
+    with pytest.raises(OptimizerError, match=message):
+        link.push(Executor())
+
+
+def test_tensor_and_numpy_values_are_read_as_numbers() -> None:
+    """Schedulers fill tensors in place; only a changed value is a change."""
+    layer = nn.Linear(3, 2)
+    lr = torch.tensor(0.5)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=lr)
+    with pytest.warns(UserWarning, match="tensor"):
+        conversion = convert_optimizer(optimizer)
+    link = OptimizerLink(conversion, {f"model.{n}": p for n, p in layer.named_parameters()})
+    executor = Executor()
+    assert link.push(executor) == ()
+    lr.fill_(0.25)
+    link.push(executor)
+    assert executor.sent == [[0.25]]
+
+
+def test_groups_cannot_be_added() -> None:
+    """The update is compiled for the groups there are."""
+    layer, optimizer, link = linked(lambda parameters: torch.optim.SGD(list(parameters)[:1], lr=0.1))
+    with pytest.raises(OptimizerError, match="A parameter group cannot be added"):
+        optimizer.add_param_group({"params": [layer.bias]})
+    optimizer.param_groups[0]["params"].append(layer.bias)
+    with pytest.raises(OptimizerError, match=r"groups of \[2\] parameters, but .* for groups of \[1\]"):
+        link.push(Executor())
+
+
+def test_host_steps_are_refused() -> None:
+    """There are no gradients on the host; a step there would silently do nothing."""
+    _, optimizer, link = linked(momentum_sgd)
+    with pytest.raises(OptimizerError, match=r"SGD\.step\(\) was called, but the weights are on an IPU"):
+        optimizer.step()
+    link.detach()
+    optimizer.step()
+
+
+def after_training(make: Any, state: Dict[str, torch.Tensor], updates: int, **arguments: Any) -> Any:
+    device = Device()
+    layer, optimizer, link = linked(make, device, **arguments)
+    device.state = state
+    link.stepped(updates)
+    return layer, optimizer, link, device
+
+
+VELOCITY = {"Accl1___model.weight": torch.full((2, 3), 2.0), "Accl1___model.bias": torch.full((2,), 3.0)}
+
+
+def test_state_dict_is_torchs_with_the_devices_values() -> None:
+    """It is read when it is asked for, and once until the next step."""
+    _, optimizer, link, device = after_training(momentum_sgd, VELOCITY, 5)
+    assert device.reads == 0
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["params"] == [0, 1]
+    assert torch.equal(saved["state"][0]["momentum_buffer"], torch.full((2, 3), 2.0))
+    assert torch.equal(saved["state"][1]["momentum_buffer"], torch.full((2,), 3.0))
+    optimizer.state_dict()
+    assert device.reads == 1
+    link.stepped(1)
+    device.state = {name: tensor + 1 for name, tensor in VELOCITY.items()}
+    assert float(optimizer.state_dict()["state"][1]["momentum_buffer"][0]) == 4
+    assert float(saved["state"][1]["momentum_buffer"][0]) == 3
+
+
+def test_state_attribute_is_current() -> None:
+    """`optimizer.state[parameter]` works as on a GPU."""
+    layer, optimizer, _, _ = after_training(momentum_sgd, VELOCITY, 5)
+    assert torch.equal(optimizer.state[layer.bias]["momentum_buffer"], torch.full((2,), 3.0))
+
+
+def test_steps_that_only_torch_counts() -> None:
+    """RMSprop's step count exists in torch's state but not on the device."""
+    state = {f"Accl1___model.{name}": torch.ones(shape) for name, shape in (("weight", (2, 3)), ("bias", (2,)))}
+    _, optimizer, link, _ = after_training(torch.optim.RMSprop, state, 5)
+    link.stepped(2)
+    assert float(optimizer.state_dict()["state"][0]["step"]) == 7
+
+
+def test_before_the_first_step_the_state_is_empty() -> None:
+    """As torch's is."""
+    _, optimizer, _ = linked(momentum_sgd)
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_load_state_dict_reaches_the_device() -> None:
+    """torch's structure goes in; hyper-parameters are sent with the next push, moments are written at once."""
+    _, saved, _, _ = after_training(momentum_sgd, VELOCITY, 5)
+    state_dict = saved.state_dict()
+    state_dict["param_groups"][0]["lr"] = 0.7
+    device = Device()
+    layer, optimizer, link = linked(momentum_sgd, device)
+    optimizer.load_state_dict(state_dict)
+    assert device.writes == 1
+    assert device.state is not None
+    assert {name: tensor.tolist() for name, tensor in device.state.items()} == {
+        name: tensor.tolist() for name, tensor in VELOCITY.items()
+    }
+    assert link.push(Executor()) == (Change(0, "lr", 0.1, 0.7),)
+    assert torch.equal(optimizer.state[layer.bias]["momentum_buffer"], torch.full((2,), 3.0))
+
+
+def test_state_present_before_the_link_reaches_the_device() -> None:
+    """A run begun natively goes on with its moments."""
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    device = Device()
+    names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}
+    OptimizerLink(convert_optimizer(optimizer), names, read_state=device.read, write_state=device.write)
+    assert device.state is not None
+    assert torch.equal(device.state["Accl1___model.weight"], optimizer.state[layer.weight]["exp_avg"])
+    assert float(device.state["Step___model.weight"]) == 1
+
+
+def test_a_state_that_does_not_load_changes_nothing() -> None:
+    """torch's own check speaks, and what the device has is still shown."""
+    _, optimizer, _, device = after_training(momentum_sgd, VELOCITY, 5)
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
+    assert device.writes == 0
+    assert float(optimizer.state_dict()["state"][1]["momentum_buffer"][0]) == 3
+
+
+def test_poptorchs_state_dict_is_refused() -> None:
+    """torch would accept it and lose the moments."""
+    _, optimizer, _ = linked(momentum_sgd)
+    with pytest.raises(OptimizerError, match=r"saved by an optimizer of poptorch\.optim"):
+        optimizer.load_state_dict({"ipu_state": {}, "ipu_param": {}, "state": {}, "param_groups": []})
+
+
+def test_the_object_stays_what_it_was() -> None:
+    """Its class is still a torch.optim.SGD to everybody who asks, and exactly that again after detaching."""
+    _, optimizer, link, _ = after_training(momentum_sgd, VELOCITY, 5)
+    assert isinstance(optimizer, torch.optim.SGD) and type(optimizer).__name__ == "SGD"
+    assert repr(optimizer).startswith("SGD (")
+    link.detach()
+    assert type(optimizer) is torch.optim.SGD
+    assert float(optimizer.state_dict()["state"][1]["momentum_buffer"][0]) == 3
+    link.detach()
+
+
+@pytest.mark.parametrize("copy_it", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_copies_are_plain_torch_with_the_newest_state(copy_it: Any) -> None:
+    """They need neither this package nor a device."""
+    _, optimizer, _, _ = after_training(momentum_sgd, VELOCITY, 5)
+    duplicate = copy_it(optimizer)
+    assert type(duplicate) is torch.optim.SGD
+    assert float(duplicate.state_dict()["state"][1]["momentum_buffer"][0]) == 3
+    assert isinstance(optimizer.state_dict()["state"][1]["momentum_buffer"], torch.Tensor)
+    duplicate.step()
+
+
+def test_checkpoints_hold_plain_types() -> None:
+    """They load with weights_only, so without unpickling anything of ours."""
+    _, optimizer, _, _ = after_training(momentum_sgd, VELOCITY, 5)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert type(loaded["state"][0]["momentum_buffer"]) is torch.Tensor
+
+
+def test_an_optimizer_has_one_session() -> None:
+    """Two would have two states."""
+    layer, optimizer, link = linked(momentum_sgd)
+    names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}
+    with pytest.raises(OptimizerError, match="already trains a model on an IPU"):
+        OptimizerLink(convert_optimizer(optimizer), names)
+    link.detach()
+    OptimizerLink(convert_optimizer(optimizer), names)
+
+
+def test_parameters_need_a_name_on_the_device() -> None:
+    """A parameter the compiled module does not have cannot be updated there."""
+    layer = nn.Linear(3, 2)
+    with pytest.raises(OptimizerError, match=r"Parameters \[1\] of the optimizer are not parameters of the compiled"):
+        OptimizerLink(convert_optimizer(momentum_sgd(layer.parameters())), {"model.weight": layer.weight})
+
+
+def test_poptorch_optimizers_are_linked_as_they_are() -> None:
+    """Changes are pushed; a changed constant is put back, for PopTorch trips over it; the state stays PopTorch's."""
+    layer = nn.Linear(3, 2)
+    optimizer = poptorch.optim.SGD(layer.parameters(), lr=0.1)
+    link = OptimizerLink(convert_optimizer(optimizer), {f"model.{n}": p for n, p in layer.named_parameters()})
+    optimizer.param_groups[0]["lr"] = 0.5
+    executor = Executor()
+    link.push(executor)
+    assert executor.sent == [[0.5]]
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(ConstantAttributeError, match=r"Pass momentum explicitly to poptorch\.optim\.SGD"):
+        link.push(executor)
+    assert optimizer.param_groups[0]["momentum"] == 0
+    assert "ipu_state" in optimizer.state_dict()
+    assert type(optimizer) is poptorch.optim.SGD
+
+
+def test_pushing_touches_no_parameter() -> None:
+    """A wrapped parameter downloads all weights when it is touched; an unchanged push must not."""
+    layer, optimizer, link = linked(momentum_sgd)
+
+    class Untouchable(nn.Parameter):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(f"a parameter was touched: {name}")
+
+    for parameter in layer.parameters():
+        parameter.__class__ = Untouchable
+    executor = Executor()
+    for value in (0.1, 0.2):
+        optimizer.param_groups[0]["lr"] = value
+        link.push(executor)
+        link.stepped(1)
+    assert executor.sent == [[0.2]]
