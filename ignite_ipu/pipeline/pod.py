@@ -39,11 +39,13 @@ class Scaling:
 
     @property
     def pays_up_to(self) -> int:
-        """Replicas beyond which doubling no longer pays."""
-        for before, after, gain in zip(self.plans, self.plans[1:], self.gains[1:]):
-            if gain < self.worthwhile or not after.fits:
-                return before.replicas
-        return self.plans[-1].replicas
+        """Replicas beyond which doubling no longer pays, from the fewest that fit on; 0 if none do."""
+        best = 0
+        for candidate, gain in zip(self.plans, self.gains):
+            if best and (gain < self.worthwhile or not candidate.fits):
+                break
+            best = candidate.replicas if candidate.fits else best
+        return best
 
     def table(self) -> List[Dict[str, str]]:
         """Return one row per plan, as text by column."""
@@ -67,6 +69,8 @@ class Scaling:
         return f"{text_table(self.table())}\n\n{self._verdict()}\nAll times, sizes and rates are estimates."
 
     def _verdict(self) -> str:
+        if not self.pays_up_to:
+            return f"No number of replicas fits. {self.plans[-1].problems[0]}"
         limit = f"(gains {self.worthwhile:.2f} times or more)"
         return f"Doubling the replicas pays {limit} up to {self.pays_up_to}. {self.reason}"
 
@@ -140,7 +144,8 @@ def scale(
             break
         if profile.training and global_batch is None:
             accumulation = plans[-1].accumulation
-        if global_batch is not None and not plans[-1].fits:
+        # Before the first that fits, more replicas may still help: they shard the optimizer's state further.
+        if global_batch is not None and any(p.fits for p in plans) and not plans[-1].fits:
             reason = plans[-1].problems[0]
             break
         replicas *= 2

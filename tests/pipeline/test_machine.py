@@ -28,7 +28,7 @@ def test_ring_all_reduce_within_a_link_domain():
 
 
 def test_all_reduce_between_link_domains_crosses_the_gateways():
-    """256 IPUs, 4 to a replica: 16 replicas in each of 4 domains; a 16th of the bytes crosses, a quarter gateway each."""
+    """256 IPUs, 4 to a replica: 16 replicas in each of 4 domains; a 16th of the bytes crosses, by a quarter gateway."""
     inside = 2 * 15 / 16 * 160e9 / 160e9
     across = 2 * 3 / 4 * (160e9 / 16) / (25e9 / 4)
     assert PLAIN.all_reduce_seconds(160e9, 4, 64) == pytest.approx(inside + across)

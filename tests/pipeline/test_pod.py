@@ -33,6 +33,15 @@ def test_sharded_state_shrinks_with_replicas():
     assert state == [state[0] / n for n in (1, 2, 4, 8)]
 
 
+def test_sharding_may_need_replicas_to_fit():
+    """One replica does not fit, two do: the state is split between them."""
+    scaling = scale(chain(8, parameters=60 * MB), 2, ipus=16, strategy=Strategy(shard_optimizer=True), global_batch=512)
+    assert [p.fits for p in scaling.plans] == [False, False, True, True]
+    assert scaling.pays_up_to == 8
+    hopeless = scale(chain(8, parameters=900 * MB), 2, ipus=4)
+    assert hopeless.pays_up_to == 0 and "No number of replicas fits" in str(hopeless)
+
+
 def test_beyond_64_ipus_it_takes_processes():
     scaling = scale(chain(8), 4, ipus=256, accumulation=32)
     assert scaling.plans[-1].ipus == 256
