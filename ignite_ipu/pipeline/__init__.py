@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .applied import AppliedPlacement
 from .comparison import Comparison, compare
 from .configure import configure
 from .drawing import draw_memory, draw_plan, draw_scaling, draw_schedule
@@ -12,7 +13,7 @@ from .measure import measure
 from .memory import StageMemory, Strategy
 from .optimizer_state import OptimizerState, optimizer_state
 from .partition import Partition, partition_chain
-from .placement import AppliedPlacement, Placement, Start, layers_per_ipu
+from .placement import Placement, Start, layers_per_ipu
 from .plan import Plan, StagePlan
 from .planner import plan
 from .pod import Scaling, scale

@@ -1,0 +1,147 @@
+"""A placement hooked into a model: forward hooks that open PopTorch blocks and watch the order of layers."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Type
+
+from torch import nn
+
+from ignite_ipu import backend
+
+from .errors import PlanError
+from .layers import select_layers
+
+if TYPE_CHECKING:
+    from .placement import Placement, Start
+
+
+def order_text(late: str, early: str) -> str:
+    """Say that a layer ran before one that the placement lists ahead of it."""
+    return (
+        f"Layer {late!r} runs before layer {early!r}, but the placement lists it after. List layers in the order in "
+        "which they run."
+    )
+
+
+class _Progress:
+    """How far a run of the model has come through the placement's starts."""
+
+    def __init__(self, starts: Sequence[Start], ipus: Sequence[int]) -> None:
+        self.starts, self.ipus = tuple(starts), tuple(ipus)
+        self.running = False
+        self.reached = 0
+        self.calls: Dict[str, int] = {}
+        self.homes: Dict[str, Tuple[int, str]] = {}
+
+    def restart(self, module: nn.Module, args: Any) -> None:
+        self.running, self.reached = True, 0
+        self.calls, self.homes = {}, {}
+
+    def finish(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.running = False
+        missing = [start.block for start in self.starts[self.reached :]]
+        if missing:
+            raise PlanError(
+                f"The forward of {type(module).__name__} never reached these layers of the placement: "
+                f"{', '.join(missing)}. Remove "
+                "them, or name layers that run."
+            )
+
+    def enter(self, layer: str) -> Optional[Tuple[str, int]]:
+        """Count a call of a layer; return block and IPU if a stage begins there."""
+        if not self.running:
+            return None
+        call = self.calls.get(layer, 0)
+        self.calls[layer] = call + 1
+        for number, start in enumerate(self.starts):
+            if (start.layer, start.call) == (layer, call):
+                if number != self.reached:
+                    raise PlanError(order_text(start.block, self.starts[self.reached].block))
+                self.reached += 1
+                return start.block, self.ipus[number]
+        return None
+
+    def use(self, weight: str, module: str) -> None:
+        """Note that a module which holds a shared weight runs on the current IPU."""
+        if not self.running:
+            return
+        ipu = self.ipus[max(0, self.reached - 1)]
+        home, first = self.homes.setdefault(weight, (ipu, module))
+        if home != ipu:
+            raise PlanError(
+                f"Weight {weight} is shared by {first} on IPU {home} and {module} on IPU {ipu}. Layers that share a "
+                "weight must be on "
+                f"one IPU: begin a stage at {module!r} on IPU {home}, as ({module!r}, {home})."
+            )
+
+
+class _BeginStage:
+    """Forward pre-hook that opens the block of a stage; an object and no closure, so that models copy and pickle."""
+
+    def __init__(self, progress: _Progress, layer: str) -> None:
+        self.progress, self.layer = progress, layer
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        begun = self.progress.enter(self.layer)
+        if begun is not None:
+            backend.poptorch().Block.start(*begun)
+
+
+class _UseWeight:
+    """Forward pre-hook of a module that owns a shared weight."""
+
+    def __init__(self, progress: _Progress, weight: str, module: str) -> None:
+        self.progress, self.weight, self.module = progress, weight, module
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.progress.use(self.weight, self.module)
+
+
+class AppliedPlacement:
+    """The hooks of one placement on one model; also a context manager."""
+
+    def __init__(self, placement: Placement, model: nn.Module) -> None:
+        modules = dict(model.named_modules())
+        for start in placement.starts:
+            if start.layer not in modules:
+                raise PlanError(
+                    f"{type(model).__name__} has no layer named {start.layer!r}. Its layers are: "
+                    f"{', '.join(select_layers(model))}."
+                )
+        self.placement = placement
+        progress = _Progress(placement.starts, placement.ipus)
+        self._handles = [
+            model.register_forward_pre_hook(progress.restart),
+            model.register_forward_hook(progress.finish),
+        ]
+        for name in dict.fromkeys(start.layer for start in placement.starts):
+            self._handles.append(modules[name].register_forward_pre_hook(_BeginStage(progress, name)))
+        for weight, owners in _shared_parameters(modules):
+            for owner in owners:
+                self._handles.append(modules[owner].register_forward_pre_hook(_UseWeight(progress, weight, owner)))
+
+    def remove(self) -> None:
+        """Take the hooks off the model; doing so again changes nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def __enter__(self) -> AppliedPlacement:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.remove()
+
+
+def _shared_parameters(modules: Dict[str, nn.Module]) -> List[Tuple[str, List[str]]]:
+    """Return each parameter that several modules own directly, by its first name, with those modules' names."""
+    owners: Dict[int, List[str]] = {}
+    names: Dict[int, str] = {}
+    for prefix, module in modules.items():
+        for name, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(prefix)
+            names.setdefault(id(parameter), f"{prefix}.{name}" if prefix else name)
+    return [(names[key], found) for key, found in owners.items() if len(found) > 1]
