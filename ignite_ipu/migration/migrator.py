@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import List, Set, Tuple
+from typing import List, Tuple
 
 import libcst as cst
 
@@ -90,15 +90,25 @@ def _rewritten(source: Source) -> Migration:
 
 def _left_alone(source: Source, after: List[Finding]) -> Migration:
     """Name what stands in the way, at its lines in the file as it is."""
-    remaining = {_signature(finding) for finding in after if finding.severity is Severity.ERROR}
-    original, _ = check_source(replace(source, notebook=None))
-    reasons = [finding for finding in original if _signature(finding) in remaining]
-    remarks = [Remark(finding.line, finding.rule, f"{finding.message}. {finding.remedy}") for finding in reasons]
-    seen: Set[Tuple[str, str]] = {_signature(finding) for finding in reasons}
-    for finding in after:
-        if finding.severity is Severity.ERROR and _signature(finding) not in seen:
-            remarks.append(Remark(1, finding.rule, f"{finding.message}. {finding.remedy}"))
-    return Migration(source, source.text, blocked=True, remarks=sorted(remarks, key=lambda remark: remark.line))
+    errors = [finding for finding in after if finding.severity is Severity.ERROR]
+    original, _ = check_source(source)
+    reasons: List[Finding] = []
+    for error in errors:
+        same = [finding for finding in original if _signature(finding) == _signature(error)]
+        # A rewrite may have changed what the message says; the rule still finds the place.
+        reasons += same or [finding for finding in original if finding.rule == error.rule] or [error]
+    lines = {finding: _line(source, finding) for finding in reasons}
+    remarks = {Remark(line, f.rule, f"{f.message}. {f.remedy}") for f, line in lines.items()}
+    return Migration(
+        source, source.text, blocked=True, remarks=sorted(remarks, key=lambda remark: (remark.line, remark.subject))
+    )
+
+
+def _line(source: Source, finding: Finding) -> int:
+    """Return the line of a finding in the whole text of a notebook."""
+    if source.notebook is None or finding.cell is None:
+        return finding.line
+    return source.notebook.line_of(finding.cell, finding.line)
 
 
 def _signature(finding: Finding) -> Tuple[str, str]:

@@ -94,6 +94,10 @@ class Notebook:
                 number, start = cell_number, marker
         return number, max(1, line - start)
 
+    def line_of(self, cell: int, line: int) -> int:
+        """Return the line of `text` at which a line of a code cell stands."""
+        return next(marker + line for _, number, marker in self.cells if number == cell)
+
     def replace(self, text: str) -> str:
         """Return the file's new text with the code cells taken from `text`; everything else, outputs too, is kept.
 

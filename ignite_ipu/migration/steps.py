@@ -164,25 +164,27 @@ class _Reader:
         Raises:
             _Refused: It is not of the common shape.
         """
-        loss = self._loss_name()
         self._check_surroundings()
+        update_at, optimizer = self._update()
+        loss = self._loss_name()
         loss_at, loss_value = self._assignment(loss, self.index, "the loss")
         forward_at, call, output = self._forward(loss_at, loss_value)
-        update_at, optimizer = self._update()
+        outputs = _stored(output) if output is not None else set()
+        self._check_carried(call, loss_value, outputs)
+        self._check_provenance(call, loss_value, outputs)
         model = dotted(call.func) or ""
-        zero_at = self._zero_grad(optimizer, model, forward_at, update_at)
+        zero_at = self._zero_grad(optimizer, model, update_at)
         clip_at, norm = self._clipping(model, optimizer, update_at)
         chosen = {forward_at, loss_at, self.index, update_at, zero_at, *([] if clip_at is None else [clip_at])}
         self._check_between(forward_at, update_at, chosen, {model, optimizer}, call, loss_value)
         self._check_inputs(call, output, model)
         self._check_optimizer(optimizer, model)
         function, target = self._split_loss(loss_value, call, output)
-        outputs = _stored(output) if output is not None else set()
         per_batch = tuple(sorted((_loaded(loss_value) & self._per_batch_names()) - outputs))
-        self._check_carried(call, loss_value, outputs)
-        self._check_provenance(call, loss_value, outputs)
-        if function is None and (output is None or not per_batch):
-            raise _Refused(self.suite[loss_at], "the loss is not a function of the model's output and a target")
+        if function is None:
+            if output is None or not per_batch:
+                raise _Refused(self.suite[loss_at], "the loss is not a function of the model's output and a target")
+            self._check_reach(loss_value, outputs | set(per_batch))
         return Plan(
             replaced=tuple(self.suite[position] for position in sorted(chosen)),
             model=model,
@@ -285,7 +287,7 @@ class _Reader:
                     raise _Refused(statement, "optimizer.step() is not a statement of its own")
         raise _Refused(self.backward, "no optimizer.step() follows in the same block")
 
-    def _zero_grad(self, optimizer: str, model: str, forward_at: int, update_at: int) -> int:
+    def _zero_grad(self, optimizer: str, model: str, update_at: int) -> int:
         for position, statement in enumerate(self.suite):
             found = _call_statement(statement, "zero_grad")
             if found is None or found[0] not in (optimizer, model):
@@ -361,9 +363,7 @@ class _Reader:
             return None, None
         first, second = value.args
         outputs = _stored(output) if output is not None else set()
-        plain = first is call or (
-            isinstance(first, ast.Name) and isinstance(output, ast.Name) and first.id == output.id
-        )
+        plain = first is call or (output is not None and _same_names(first, output))
         if not plain or isinstance(second, ast.Starred) or _loaded(second) & outputs:
             return None, None
         if _loaded(value.func) & self._per_batch_names():
@@ -385,6 +385,21 @@ class _Reader:
         local = {name for statement in function.body for name in _stored(statement)}
         # A process function's arguments are the batch; a training function without a loop gets it the same way.
         return (arguments | local) - {"self"}
+
+    def _check_reach(self, loss: ast.expr, given: Set[str]) -> None:
+        """Refuse a loss that has to become a function of the module and uses what only this function knows."""
+        local: Set[str] = set()
+        for above in self.program.ancestors(self.statement):
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                arguments = above.args
+                local |= {arg.arg for arg in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
+                local |= {name for statement in above.body for name in _stored(statement)}
+                local |= {
+                    node.name for node in ast.walk(above) if isinstance(node, ast.FunctionDef) and node is not above
+                }
+        unknown = sorted((_loaded(loss) & local) - given)
+        if unknown:
+            raise _Refused(loss, f"the loss is computed with {unknown[0]!r}, which only this function knows")
 
     def _check_carried(self, call: ast.Call, loss: ast.expr, outputs: Set[str]) -> None:
         read = {name for value in (*call.args, *(k.value for k in call.keywords)) for name in _loaded(value)}
@@ -423,7 +438,7 @@ class _Reader:
             return True
         if any(dotted(value) in models for value in call.args):
             # `torch.save(model)` is no forward, but then it is no target either.
-            return self.program.names.resolve(call.func) is None
+            return self.program.names.resolve(call.func) in (None, "ignite_ipu.ipu_evaluate_batch")
         body = self.program.functions.get(name or "")
         return body is not None and any(dotted(part) in models for part in ast.walk(body))
 
@@ -437,6 +452,14 @@ class _Reader:
                 for name in _stored(node):
                     found.setdefault(name, []).append(node.value)
         return found
+
+
+def _same_names(first: ast.expr, second: ast.expr) -> bool:
+    """Whether two expressions are the same name, or tuples of the same names."""
+    if isinstance(first, ast.Tuple) and isinstance(second, ast.Tuple):
+        same = len(first.elts) == len(second.elts)
+        return same and all(_same_names(one, other) for one, other in zip(first.elts, second.elts))
+    return isinstance(first, ast.Name) and isinstance(second, ast.Name) and first.id == second.id
 
 
 def _before(body: Sequence[ast.stmt], last: ast.stmt) -> Iterator[ast.stmt]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Set, Tuple
 
 from ignite_ipu.migration.evaluations import find_evaluations
-from ignite_ipu.migration.names import argument, dotted
+from ignite_ipu.migration.names import argument, dotted, owner_of
 from ignite_ipu.migration.steps import Step, find_steps
 
 if TYPE_CHECKING:
@@ -130,44 +130,62 @@ class Training:
         return find_evaluations(self.program)
 
     @cached_property
-    def training_loaders(self) -> Dict[str, Tuple[ast.Call, ast.AST]]:
-        """Loaders that feed training: their construction, and where they are used for it."""
-        found: Dict[str, Tuple[ast.Call, ast.AST]] = {}
-        for step in self.steps:
-            for loop in self.program.loops_around(step.backward):
-                if isinstance(loop, ast.For):
-                    self._note_loaders(loop.iter, loop, found)
-        for call, _ in self.program.calls("ignite_ipu.ipu_train_batch"):
+    def training_loaders(self) -> Dict[str, Tuple[ast.Call, bool]]:
+        """Loaders that feed training: their construction, and whether an engine of ours replaces them."""
+        found: Dict[str, Tuple[ast.Call, bool]] = {}
+        trainers = {target for target, value in self.assigned if any(value is call for call in self.trainers)}
+        for data in self._run_over(trainers):
+            self._note_loaders(data, True, found)
+        engines = {target for target, value in self.assigned if self._is_training_engine(value)}
+        for data in self._run_over(engines):
+            self._note_loaders(data, False, found)
+        for call in self._step_calls:
             for loop in self.program.loops_around(call):
                 if isinstance(loop, ast.For):
-                    self._note_loaders(loop.iter, loop, found)
-        for _, data in self._trained_loaders():
-            self._note_loaders(data, data, found)
+                    self._note_loaders(loop.iter, False, found)
+                    for data in self._arguments_for(loop.iter):
+                        self._note_loaders(data, False, found)
         return found
 
-    def _trained_loaders(self) -> Iterator[Tuple[str, ast.expr]]:
-        """Yield what is given to the `run` of a trainer."""
-        names = {target for target, value in self.assigned if any(value is call for call in self.trainers)}
-        names |= {target for target, value in self.assigned if self._is_training_engine(value)}
+    @cached_property
+    def _step_calls(self) -> List[ast.Call]:
+        """The calls that train: backward() in hand-written steps, and what takes its place."""
+        ours = [call for call, _ in self.program.calls("ignite_ipu.ipu_train_batch")]
+        return [*(step.backward for step in self.steps), *ours]
+
+    def _run_over(self, engines: Set[str]) -> Iterator[ast.expr]:
+        """Yield what is given to the `run` of these engines."""
         for call in self.program.nodes(ast.Call):
-            function = call.func
-            if isinstance(function, ast.Attribute) and function.attr == "run" and dotted(function.value) in names:
-                data = argument(call, "data", 0)
-                if data is not None:
-                    yield dotted(function.value) or "", data
+            data = argument(call, "data", 0)
+            if owner_of(call, "run") in engines and data is not None:
+                yield data
 
     def _is_training_engine(self, value: ast.expr) -> bool:
         if self.program.names.called(value) != "ignite.engine.Engine" or not isinstance(value, ast.Call):
             return False
         process = argument(value, "process_function", 0)
-        trained = {getattr(step.function, "name", None) for step in self.steps}
+        trained = {getattr(self.program.function_of(call), "name", None) for call in self._step_calls}
         return process is not None and dotted(process) in trained
 
-    def _note_loaders(self, node: ast.AST, where: ast.AST, found: Dict[str, Tuple[ast.Call, ast.AST]]) -> None:
+    def _arguments_for(self, node: ast.expr) -> Iterator[ast.expr]:
+        """Yield what callers within the file give for the parameters that an expression mentions."""
+        function = self.program.function_of(node)
+        if function is None:
+            return
+        parameters = [arg.arg for arg in [*function.args.posonlyargs, *function.args.args]]
+        bound = parameters[1:] if parameters[:1] == ["self"] else parameters
+        for name in sorted({part.id for part in ast.walk(node) if isinstance(part, ast.Name)} & set(bound)):
+            for call in self.program.nodes(ast.Call):
+                if (dotted(call.func) or "").split(".")[-1] == function.name:
+                    given = argument(call, name, bound.index(name))
+                    if given is not None:
+                        yield given
+
+    def _note_loaders(self, node: ast.AST, replaced: bool, found: Dict[str, Tuple[ast.Call, bool]]) -> None:
         for part in ast.walk(node):
             name = dotted(part)
             if name is not None and name in self.loaders:
-                found[name] = (self.loaders[name], where)
+                found[name] = (self.loaders[name], replaced)
 
     def optimizer_class(self, name: str) -> Optional[str]:
         """Return the dotted class of an optimizer variable, where the file shows it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-
 import libcst as cst
 
 from ignite_ipu.migration.names import argument, constant
@@ -12,8 +10,8 @@ from ignite_ipu.migration.rewrite import Editor, Rewrite, keyword_argument, with
 
 def apply(editor: Editor) -> None:
     """Add drop_last=True; loaders that an Ignite engine runs over are left to the engine."""
-    for name, (call, where) in editor.program.training.training_loaders.items():
-        if not isinstance(where, ast.For) or any(keyword.arg in (None, "batch_sampler") for keyword in call.keywords):
+    for name, (call, replaced) in editor.program.training.training_loaders.items():
+        if replaced or any(keyword.arg in (None, "batch_sampler") for keyword in call.keywords):
             continue
         value = argument(call, "drop_last")
         if value is None:

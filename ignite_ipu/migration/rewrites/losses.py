@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import List, Optional, Set
+from typing import List, Set
 
 import libcst as cst
 
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
-from ignite_ipu.migration.steps import Plan, Step
+from ignite_ipu.migration.steps import Plan
 
 
 def apply(editor: Editor) -> None:
@@ -17,10 +17,6 @@ def apply(editor: Editor) -> None:
     taken = set(editor.program.names.bound) | set(editor.program.names.imports)
     for step in editor.program.training.steps:
         if step.plan is None or step.plan.loss_function is not None:
-            continue
-        local = _local_name(editor.program, step, step.plan)
-        if local is not None:
-            editor.remark(step.plan.loss_expression, f"the loss uses {local!r}, which only this function knows")
             continue
         name = _new_name(taken)
         taken.add(name)
@@ -31,26 +27,6 @@ def apply(editor: Editor) -> None:
         outputs = outputs if isinstance(step.plan.output, ast.Name) or outputs.startswith("(") else f"({outputs})"
         editor.expression(step.plan.loss_expression, f"{name}({outputs}, {target})")
         _insert_before(editor, _top_level(editor.program, step.backward), _function(editor, step.plan, name))
-
-
-def _local_name(program: Program, step: Step, plan: Plan) -> Optional[str]:
-    """Return a name that the loss uses and a function of the module could not see."""
-    if step.function is None:
-        return None
-    local: Set[str] = set()
-    for above in [step.function, *program.ancestors(step.function)]:
-        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            arguments = above.args
-            local |= {arg.arg for arg in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
-            local |= {
-                node.id for node in ast.walk(above) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            }
-            local |= {node.name for node in ast.walk(above) if isinstance(node, ast.FunctionDef) and node is not above}
-    assert plan.output is not None
-    outputs = {node.id for node in ast.walk(plan.output) if isinstance(node, ast.Name)}
-    used = {node.id for node in ast.walk(plan.loss_expression) if isinstance(node, ast.Name)}
-    rest = sorted((used & local) - outputs - set(plan.per_batch))
-    return rest[0] if rest else None
 
 
 def _new_name(taken: Set[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
@@ -12,13 +11,13 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find loaders that feed training and keep an incomplete batch."""
-    for name, (call, where) in sorted(program.training.training_loaders.items()):
+    for name, (call, replaced) in sorted(program.training.training_loaders.items()):
         if any(keyword.arg in (None, "batch_sampler") for keyword in call.keywords):
             continue
         value = argument(call, "drop_last")
         if value is not None and constant(value) is not False:
             continue
-        if isinstance(where, ast.For):
+        if not replaced:
             yield Hit(call, f"{name} is trained from, and a smaller last batch does not fit the compiled step")
         else:
             # The engine replaces the loader by one that drops it, and still evaluates every sample.
