@@ -3,13 +3,68 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Dict, List
+from typing import TYPE_CHECKING, Dict, List
+
+if TYPE_CHECKING:
+    from ignite_ipu.arguments import UnsupportedArgumentError as UnsupportedArgumentError
+    from ignite_ipu.backend import BackendError as BackendError
+    from ignite_ipu.batches import BatchError as BatchError
+    from ignite_ipu.engines import IPUEngine as IPUEngine
+    from ignite_ipu.engines import IPUTrainer as IPUTrainer
+    from ignite_ipu.engines import create_ipu_evaluator as create_ipu_evaluator
+    from ignite_ipu.engines import create_ipu_trainer as create_ipu_trainer
+    from ignite_ipu.engines import ipu_evaluation_step as ipu_evaluation_step
+    from ignite_ipu.engines import ipu_training_step as ipu_training_step
+    from ignite_ipu.events import IPUEvents as IPUEvents
+    from ignite_ipu.geometry import BatchGeometry as BatchGeometry
+    from ignite_ipu.loaders import LoaderError as LoaderError
+    from ignite_ipu.loaders import Loaders as Loaders
+    from ignite_ipu.loss import LossError as LossError
+    from ignite_ipu.loss import TrainingStep as TrainingStep
+    from ignite_ipu.optimizers import ConstantAttributeError as ConstantAttributeError
+    from ignite_ipu.optimizers import OptimizerError as OptimizerError
+    from ignite_ipu.optimizers import convert_optimizer as convert_optimizer
+    from ignite_ipu.options import OptionsError as OptionsError
+    from ignite_ipu.options import evaluation_options as evaluation_options
+    from ignite_ipu.options import training_options as training_options
+    from ignite_ipu.rows import RowsError as RowsError
+    from ignite_ipu.session import IPUSession as IPUSession
+    from ignite_ipu.session import SessionError as SessionError
+    from ignite_ipu.step import EvaluationStep as EvaluationStep
+    from ignite_ipu.step import OutputError as OutputError
 
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it. A name is imported when it is first used, so that `import ignite_ipu` loads
 # neither torch nor anything else. To add one: a row here, and the same import under TYPE_CHECKING below.
-_EXPORTS: Dict[str, str] = {}
+_EXPORTS: Dict[str, str] = {
+    "BackendError": "ignite_ipu.backend",
+    "BatchError": "ignite_ipu.batches",
+    "BatchGeometry": "ignite_ipu.geometry",
+    "ConstantAttributeError": "ignite_ipu.optimizers",
+    "EvaluationStep": "ignite_ipu.step",
+    "IPUEngine": "ignite_ipu.engines",
+    "IPUEvents": "ignite_ipu.events",
+    "IPUSession": "ignite_ipu.session",
+    "IPUTrainer": "ignite_ipu.engines",
+    "LoaderError": "ignite_ipu.loaders",
+    "Loaders": "ignite_ipu.loaders",
+    "LossError": "ignite_ipu.loss",
+    "OptimizerError": "ignite_ipu.optimizers",
+    "OptionsError": "ignite_ipu.options",
+    "OutputError": "ignite_ipu.step",
+    "RowsError": "ignite_ipu.rows",
+    "SessionError": "ignite_ipu.session",
+    "TrainingStep": "ignite_ipu.loss",
+    "UnsupportedArgumentError": "ignite_ipu.arguments",
+    "convert_optimizer": "ignite_ipu.optimizers",
+    "create_ipu_evaluator": "ignite_ipu.engines",
+    "create_ipu_trainer": "ignite_ipu.engines",
+    "evaluation_options": "ignite_ipu.options",
+    "ipu_evaluation_step": "ignite_ipu.engines",
+    "ipu_training_step": "ignite_ipu.engines",
+    "training_options": "ignite_ipu.options",
+}
 
 __all__ = ["__version__", *_EXPORTS]
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ignite_ipu.emulator import enums, options, optim, profiling
+from ignite_ipu.emulator import enums, optim, options, profiling
 from ignite_ipu.emulator.annotations import (
     Attribute,
     BeginBlock,
@@ -26,6 +26,7 @@ from ignite_ipu.emulator.executor import PoplarExecutor
 from ignite_ipu.emulator.faults import Fault, inject_faults
 from ignite_ipu.emulator.hardware import ipuHardwareIsAvailable, ipuHardwareVersion, poptorchAtExit
 from ignite_ipu.emulator.logs import setLogLevel
+from ignite_ipu.emulator.ops.loss import identity_loss
 from ignite_ipu.emulator.options import *
 from ignite_ipu.emulator.tracing import isRunningOnIpu, registerPostCompileHook, registerPreCompileHook
 from ignite_ipu.emulator.version import __version__

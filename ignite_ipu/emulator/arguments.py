@@ -1,4 +1,4 @@
-"""The arguments of a wrapped model's call: bound to forward's signature, taken apart, and compared with the compiled ones."""
+"""The arguments of a call: bound to forward's signature, taken apart, and compared with the compiled ones."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from typing import Any, List, Sequence, Tuple
 import torch
 
 from ignite_ipu.emulator.enums import CommGroupType, OutputMode
-from ignite_ipu.emulator.errors import backend_error
 
 _NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 
@@ -52,29 +51,6 @@ class Batching:
     def micro_batches(self) -> int:
         """Forward passes in one call: D * A * R."""
         return self.device_iterations * self.gradient_accumulation * self.replication_factor
-
-    def check(self, pipelined: bool) -> None:
-        """Refuse factors that the back end cannot compile.
-
-        Raises:
-            Error: A factor is not positive, or the return period does not fit.
-        """
-        for name, value in (
-            ("deviceIterations", self.device_iterations),
-            ("gradientAccumulation", self.gradient_accumulation),
-            ("replicationFactor", self.replication_factor),
-        ):
-            if value <= 0:
-                raise backend_error(f"{name} must be greater than zero, got {value}.")
-        if self.output_mode is not OutputMode.EveryN:
-            return
-        period, iterations = self.return_period, self.device_iterations
-        if pipelined:
-            raise backend_error("OutputMode.EVERYN is not valid for pipelined models over several IPUs; use All.")
-        if period > iterations:
-            raise backend_error(f"Return period must be <= deviceIterations ({iterations}), got {period}.")
-        if iterations % period:
-            raise backend_error(f"Return period must be a factor of deviceIterations ({iterations}), got {period}.")
 
     def slot_of(self, replica: int) -> int:
         """Return which input slot `replica` reads."""

@@ -17,7 +17,7 @@ def reducer(processes: int) -> Optional[Reduce]:
     """Return what adds up tensors over `processes` processes in place; None for a single one.
 
     Raises:
-        Error: No process group of that size exists. On a Pod, PopRun connects the instances; here torch.distributed does.
+        Error: No process group of that size exists. On a Pod PopRun connects the instances, here torch.distributed.
     """
     if processes == 1:
         return None

@@ -10,9 +10,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import batching, faults, latency
+from ignite_ipu.emulator import faults, latency
 from ignite_ipu.emulator.arguments import Arguments, Signature, check_call, check_for_compile
-from ignite_ipu.emulator.custom_types import flatten_tensors, replace_tensors
+from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.device import Meter
 from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
 from ignite_ipu.emulator.errors import Error, python_error
@@ -157,7 +157,10 @@ class PoplarExecutor:
         """
         if self._optimizer is None:
             if not self._training:
-                raise AttributeError(f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker'")
+                raise AttributeError(
+                    f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker': an inference "
+                    "executor has no optimizer to set."
+                )
             self._optimizer = OptimizerTracker(optimizer, self._options, self._meter)
         else:
             self._optimizer.set(optimizer)
@@ -461,7 +464,11 @@ class PoplarExecutor:
         self._anchored = program.anchored(outputs)
         arithmetic = program.batching
         self._latency.set(
-            len(program.graph.inputs), arithmetic.micro_batches, len(outputs), arithmetic.returned, 0.0, seconds, seconds
+            len(program.graph.inputs),
+            arithmetic.micro_batches,
+            len(outputs),
+            arithmetic.returned,
+            seconds,
         )
         updates = arithmetic.device_iterations if self._training else 0
         self._meter.add(device_calls=1, micro_batches=arithmetic.micro_batches, optimizer_updates=updates)
@@ -516,6 +523,7 @@ def _resolved(options: Optional[Options], training: bool) -> Options:
     own = options.clone() if options else Options()
     if own.defaultOutputMode():
         own.outputMode(OutputMode.Final if training else OutputMode.All)
+    own._resolve_anchors()
     own._freeze()
     return own
 

@@ -84,7 +84,9 @@ def build(capture: Capture, structure: Any, loss: Optional[fx.Node], extras: Ite
     loss_place = None if loss is None else place(loss)
     extra_places = {node.name: place(node) for node in extras}
 
-    taken = [traced.origin for traced in (*capture.inputs.values(), *capture.weights.values(), *capture.buffers.values())]
+    taken = [
+        traced.origin for traced in (*capture.inputs.values(), *capture.weights.values(), *capture.buffers.values())
+    ]
     needed = _needed(capture.graph, returned, stop=folded, memory={node.meta["memory"] for node in taken})
     constants = {node: value for node, value in folded.items() if node in needed}
     copied = {node: value for node, value in _values(capture).items() if node in needed and node not in folded}
@@ -193,7 +195,9 @@ def _generate(
     for node in body:
         positional = [text(argument) for argument in node.args]
         keywords = [f"{key}={text(argument)}" for key, argument in node.kwargs.items()]
-        kernel = node.target if watch is None or "operator" not in node.meta else watch(node.meta["operator"], node.target)
+        kernel = (
+            node.target if watch is None or "operator" not in node.meta else watch(node.meta["operator"], node.target)
+        )
         call = f"{bound(kernel)}({', '.join([*positional, *keywords])})"
         dead = [used.name for used in node.all_input_nodes if last_use[used] is node and used not in returned]
         release = "".join(f"; {name} = None" for name in dead)

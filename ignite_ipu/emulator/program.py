@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Dict, List, Mapping, Optional, Protocol, Tuple
 
 import torch
 from torch import nn
@@ -68,9 +68,7 @@ class Program:
         self._buffers: Dict[str, torch.Tensor] = dict(model.named_buffers())
         if optimizer is not None:
             optimizer.check_parameters(self._parameters)
-        self._anchors = {
-            short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()
-        }
+        self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
         values = [name for name in self._anchors.values() if not name.startswith(_GRADIENT)]
         self.placement = Placement(options._execution_strategy)
         self.precision = precision.from_options(options)
@@ -81,9 +79,9 @@ class Program:
         finally:
             self.placement.close()
         self.placement.check(options, training)
+        self.placement.check_graph(self.capture.graph)
         for check in self.capture.checks:
             check(self.graph.structure, options, self.placement)
-        self.batching.check(self.placement.pipelined)
         self._check_buffers()
         self._check_gradients()
         self.ipus = self.placement.ipus(options)
@@ -113,13 +111,13 @@ class Program:
         """
         options = self._options
         ipu_id = options("ipu_id") if options.exists("ipu_id") else None
-        self._device = acquire(self.ipus, owner, f"{type(owner).__name__} {options_name(options, self._training)}", ipu_id)
+        self._device = acquire(
+            self.ipus, owner, f"{type(owner).__name__} {options_name(options, self._training)}", ipu_id
+        )
         weights = {name: plain(self._parameters[name]) for name in self.graph.weights}
         buffers = {name: plain(self._buffers[name]) for name in self.graph.buffers}
         trainable = [name for name in self.graph.weights if self._training and self._parameters_requires_grad(name)]
-        executable = Executable(
-            self.graph, self.batching, weights, trainable, buffers, self._groups, self.random
-        )
+        executable = Executable(self.graph, self.batching, weights, trainable, buffers, self._groups, self.random)
         self._executable = executable
         self._meter.add(attaches=1)
         self._count_upload()
@@ -178,8 +176,8 @@ class Program:
         unknown = [name for name in buffers if name not in self.graph.buffers]
         if unknown:
             raise backend_error(
-                f"Named buffer {unknown[0]!r} is not a tensor of the compiled program: only floating-point buffers are. "
-                f"Its buffers are {list(self.graph.buffers)}."
+                f"Named buffer {unknown[0]!r} is not a tensor of the compiled program: only floating-point buffers "
+                f"are. Its buffers are {list(self.graph.buffers)}."
             )
         if self._executable is not None:
             self._executable.set_buffers({name: plain(value) for name, value in buffers.items()})
@@ -211,9 +209,7 @@ class Program:
     def results(self, outputs: List[torch.Tensor]) -> List[torch.Tensor]:
         """Return the tensors of forward's structure, from what `run` returned."""
         graph = self.graph
-        return [
-            graph.frozen[index] if place is None else outputs[place] for index, place in enumerate(graph.positions)
-        ]
+        return [graph.frozen[index] if place is None else outputs[place] for index, place in enumerate(graph.positions)]
 
     def anchored(self, outputs: List[torch.Tensor]) -> Dict[str, torch.Tensor]:
         """Return the anchored tensors of the last run, by short name."""

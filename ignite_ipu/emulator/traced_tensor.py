@@ -89,9 +89,10 @@ class IpuTensor(torch.Tensor):
 
 
 def needs_value(what: str) -> Exception:
+    """Return the error for an operation that asks a traced tensor for its value."""
     return backend_error(
-        f"{what} is only supported in eager mode: it needs the value of a tensor that is on the IPU, and while the model "
-        "is traced there are no values. Keep the computation in tensors (for example torch.where for a condition)."
+        f"{what} is only supported in eager mode: it needs the value of a tensor that is on the IPU, and while the "
+        "model is traced there are no values. Keep the computation in tensors (for example torch.where for a condition)."
     )
 
 

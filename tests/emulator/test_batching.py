@@ -96,9 +96,7 @@ def test_a_batch_that_cannot_be_cut_is_an_assertion_naming_the_factors():
         model(torch.zeros(5, 1))
 
 
-@pytest.mark.parametrize(
-    ("period", "message"), [(5, "Return period must be <="), (3, "must be a factor of")]
-)
+@pytest.mark.parametrize(("period", "message"), [(5, "Return period must be <="), (3, "must be a factor of")])
 def test_a_return_period_must_divide_the_iterations(period, message):
     """EveryN with an unsuitable period is refused at compile time."""
     options = poptorch.Options().deviceIterations(4).outputMode(OutputMode.EveryN, period)

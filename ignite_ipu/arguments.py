@@ -1,0 +1,48 @@
+"""Arguments of Ignite's factories that cannot be honoured on an IPU: refused by name, with the way out."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import torch
+
+__all__ = ["UnsupportedArgumentError", "refuse_unsupported"]
+
+
+class UnsupportedArgumentError(ValueError):
+    """An argument that means something on a GPU and cannot mean it on an IPU."""
+
+
+def refuse_unsupported(
+    device: Optional[Union[str, torch.device]] = None,
+    deterministic: bool = False,
+    amp_mode: Optional[str] = None,
+    scaler: Any = False,
+) -> None:
+    """Refuse what a factory cannot honour.
+
+    Raises:
+        UnsupportedArgumentError: `device` is another one than the IPU, or an argument is not its default.
+    """
+    if device is not None and torch.device(device).type != "ipu":
+        raise UnsupportedArgumentError(
+            f"device={device!r}: these engines run on IPUs, and PopTorch moves model and batches there by itself. "
+            'Leave device out, or pass "ipu".'
+        )
+    if amp_mode is not None:
+        raise UnsupportedArgumentError(
+            f"amp_mode={amp_mode!r}: the compiled program fixes the type of every operator, there is no automatic "
+            "mixed precision to switch on. Call model.half() and convert the inputs in the data set, with "
+            "loss_scaling=... against underflow."
+        )
+    if scaler:
+        raise UnsupportedArgumentError(
+            f"scaler={scaler!r}: a GradScaler inspects gradients on the host, where an IPU's never are. Pass "
+            "loss_scaling=... instead, or use options.Training.setAutomaticLossScaling(True)."
+        )
+    if deterministic:
+        raise UnsupportedArgumentError(
+            "deterministic=True: Ignite's DeterministicEngine rebuilds the loader in a way that poptorch.DataLoader "
+            "does not allow. Pass seed=... and save the trainer's state dictionary, which holds the random states of "
+            "host and device."
+        )

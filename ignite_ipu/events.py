@@ -1,0 +1,26 @@
+"""What happens between host and device, as Ignite events."""
+
+from __future__ import annotations
+
+from ignite.engine import EventEnum
+
+__all__ = ["IPUEvents"]
+
+
+class IPUEvents(EventEnum):
+    """Events of the engines that `create_ipu_trainer` and `create_ipu_evaluator` return.
+
+    - COMPILE_STARTED, COMPILE_COMPLETED: around the first step, which compiles the program.
+    - DEVICE_ATTACHED, DEVICE_DETACHED: a program took its IPUs or gave them back.
+    - WEIGHTS_TO_HOST, WEIGHTS_TO_DEVICE: all weights were copied, by our doing; what PopTorch copies by itself when a
+      program is loaded, or when a weight is read, is part of that and fires nothing.
+    - OPTIMIZER_SENT: changed hyper-parameters went to the device.
+    """
+
+    COMPILE_STARTED = "compile_started"
+    COMPILE_COMPLETED = "compile_completed"
+    DEVICE_ATTACHED = "device_attached"
+    DEVICE_DETACHED = "device_detached"
+    WEIGHTS_TO_HOST = "weights_to_host"
+    WEIGHTS_TO_DEVICE = "weights_to_device"
+    OPTIMIZER_SENT = "optimizer_sent"

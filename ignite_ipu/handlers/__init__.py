@@ -1,0 +1,9 @@
+"""Event handlers for engines that run on IPUs; each is usable alone, with hand-written PopTorch loops too."""
+
+from __future__ import annotations
+
+from ignite_ipu.handlers.compilation import CompilationProgress
+from ignite_ipu.handlers.release import DeviceRelease
+from ignite_ipu.handlers.weight_sync import WeightSync
+
+__all__ = ["CompilationProgress", "DeviceRelease", "WeightSync"]

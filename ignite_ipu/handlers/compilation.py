@@ -1,0 +1,44 @@
+"""`CompilationProgress`: a progress bar for the compilation, which on an IPU can take longer than an epoch."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from ignite.engine import Engine
+from tqdm.auto import tqdm
+
+from ignite_ipu.events import IPUEvents
+
+__all__ = ["CompilationProgress"]
+
+_FORMAT = "{desc}: {elapsed} {bar} {n_fmt}/{total_fmt}"
+
+
+class CompilationProgress:
+    """Shows that a program is being compiled, and for how long it was.
+
+    Args:
+        desc: Text before the bar.
+        **tqdm_kwargs: Handed to tqdm, such as `file` and `leave`.
+    """
+
+    def __init__(self, desc: str = "Compiling for the IPU", **tqdm_kwargs: Any) -> None:
+        self._desc = desc
+        self._tqdm_kwargs = tqdm_kwargs
+        self._bar: Optional[Any] = None
+
+    def attach(self, engine: Engine) -> None:
+        """Show the compilations of the engine's session; the engine is one of this library's."""
+        engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._start)
+        engine.add_event_handler(IPUEvents.COMPILE_COMPLETED, self._complete)
+
+    def _start(self) -> None:
+        self._bar = tqdm(
+            total=1, desc=self._desc, bar_format="{desc}: {elapsed} {bar} {n_fmt}/{total_fmt}", **self._tqdm_kwargs
+        )
+
+    def _complete(self) -> None:
+        if self._bar is not None:
+            self._bar.update()
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,75 @@
+"""`WeightSync`: an evaluation sees the newest weights, for one copy each way and only when there are newer ones."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from ignite.engine import Engine, Events
+
+from ignite_ipu.weights import Weights
+
+__all__ = ["WeightSync"]
+
+
+class WeightSync:
+    """Copies weights between the host, a training program and an inference program when one of them is stale.
+
+    The engines of this library attach one by themselves. With hand-written PopTorch loops, give it the two executors::
+
+        sync = WeightSync.between(training_model, inference_model, model)
+        sync.attach(trainer, evaluator)
+
+    Args:
+        weights: Who holds the newest weights, as in `session.weights`.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+
+    @classmethod
+    def between(cls, training: Any, inference: Optional[Any], model: Any) -> WeightSync:
+        """Make one for executors of your own.
+
+        Args:
+            training: The executor that trains.
+            inference: The executor that evaluates; None when only the host's copy matters.
+            model: The user's model, the one whose parameters both executors have.
+        """
+        weights = Weights(model)
+        weights.add(training, training=True)
+        if inference is not None:
+            weights.add(inference, training=False)
+        sync = cls(weights)
+        sync._counts_steps = True
+        return sync
+
+    _counts_steps = False
+
+    def attach(self, trainer: Optional[Engine] = None, evaluator: Optional[Engine] = None) -> None:
+        """Sync when an evaluation starts, when training goes on with weights set on the host, and when it ends.
+
+        Args:
+            trainer: Engine that trains.
+            evaluator: Engine that evaluates; call again for each further one.
+        """
+        if trainer is not None:
+            trainer.add_event_handler(Events.STARTED | Events.EPOCH_STARTED, self.before_training)
+            trainer.add_event_handler(Events.COMPLETED, self.to_host)
+            if self._counts_steps:
+                trainer.add_event_handler(Events.ITERATION_COMPLETED, self.weights.trained)
+        if evaluator is not None:
+            evaluator.add_event_handler(Events.STARTED, self.before_evaluation)
+
+    def before_training(self) -> None:
+        """Upload weights that were set on the host since the last step."""
+        self.weights.notice_edits()
+        self.weights.to_training()
+
+    def before_evaluation(self) -> None:
+        """Give the inference program the newest weights."""
+        self.weights.notice_edits()
+        self.weights.to_inference()
+
+    def to_host(self) -> None:
+        """Give the host the newest weights."""
+        self.weights.to_host()

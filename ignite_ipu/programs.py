@@ -1,0 +1,123 @@
+"""One compiled program of a session: its module, its options, its executor, and whether it is on its IPUs."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence
+
+from torch import nn
+
+from ignite_ipu.events import IPUEvents
+from ignite_ipu.geometry import BatchGeometry
+from ignite_ipu.rows import row_count
+from ignite_ipu.step import BatchStep
+from ignite_ipu.weights import Weights
+
+__all__ = ["Program"]
+
+
+class Program:
+    """A module compiled for training or for evaluation, on first use.
+
+    Args:
+        step: The module.
+        options: The `poptorch.Options` it is wrapped with.
+        wrap: Makes the executor from the module and the options.
+        training: Whether the user's model is compiled in training mode.
+        weights: Who holds the newest weights.
+        fire: Called with what happens.
+
+    Attributes:
+        executor: The PopTorch executor, None before first use.
+        rows: Samples in one call, None before first use.
+    """
+
+    def __init__(
+        self,
+        step: BatchStep,
+        options: Any,
+        wrap: Callable[[nn.Module, Any], Any],
+        training: bool,
+        weights: Weights,
+        fire: Callable[[IPUEvents], None],
+    ) -> None:
+        self.step = step
+        self.options = options
+        self.training = training
+        self.executor: Optional[Any] = None
+        self.rows: Optional[int] = None
+        self.random_state: Optional[List[int]] = None
+        self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
+        self._wrap = wrap
+        self._weights = weights
+        self._fire = fire
+
+    @property
+    def ready(self) -> bool:
+        """Whether the program is compiled and on its IPUs."""
+        return self.executor is not None and bool(self.executor.isAttachedToDevice())
+
+    @property
+    def geometry(self) -> Optional[BatchGeometry]:
+        """The arithmetic of one call, None before first use."""
+        if self.rows is None:
+            return None
+        return BatchGeometry.from_options(self.options, self.rows // self.micro_batches)
+
+    def arguments(self, *parts: Any) -> List[Any]:
+        """Return what to call the program with for one batch."""
+        return self.step.arguments(*parts, micro_batches=self.micro_batches)
+
+    def load(self, leaves: Sequence[Any], batch: Any) -> None:
+        """Bring the program to its IPUs, compiled for this batch if it has not been compiled yet.
+
+        Raises:
+            Exception: Whatever PopTorch refuses to compile; the next batch may try again.
+        """
+        if self.executor is None:
+            self.executor = self._wrap(self.step, self.options)
+            self._weights.add(self.executor, self.training)
+        if not self.executor.isCompiled():
+            self._compile(leaves)
+            self.rows = row_count(batch)
+        if not self.executor.isAttachedToDevice():
+            self.executor.attachToDevice()
+        self._weights.loaded(self.executor)
+        self._fire(IPUEvents.DEVICE_ATTACHED)
+        if self.random_state is not None:
+            self.executor.rng_state = self.random_state
+            self.random_state = None
+
+    def detach(self) -> None:
+        """Give the IPUs back and keep the compiled program; what only the device knew is saved on the host."""
+        if self.ready:
+            assert self.executor is not None
+            self.executor.detachFromDevice()
+            self._fire(IPUEvents.DEVICE_DETACHED)
+
+    def destroy(self) -> None:
+        """Give everything back; the next use compiles again."""
+        executor = self.executor
+        if executor is None or not executor.isCompiled():
+            return  # PopTorch cannot undo a wrapping that was never compiled: it is kept for the next try
+        attached = self.ready
+        if attached:
+            self.random_state = list(executor.rng_state)
+        executor.destroy()
+        self._weights.remove(executor)
+        self.executor = None
+        self.step.forget_layout()
+        if attached:
+            self._fire(IPUEvents.DEVICE_DETACHED)
+
+    def _compile(self, leaves: Sequence[Any]) -> None:
+        assert self.executor is not None
+        self._weights.to_host()
+        self._fire(IPUEvents.COMPILE_STARTED)
+        # The flags of the user's model are read while it is traced, and wrapping does not set them.
+        self.step.train(self.training)
+        try:
+            self.executor.compile(*leaves)
+        except BaseException:
+            self.step.forget_layout()
+            raise
+        self._fire(IPUEvents.COMPILE_COMPLETED)

@@ -1,0 +1,331 @@
+"""`IPUSession`: one model, its optimizer, its programs, and who holds the newest weights."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from ignite.engine import Engine
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.events import IPUEvents
+from ignite_ipu.loss import TrainingStep
+from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
+from ignite_ipu.options import check_ipus, evaluation_options, output_mode
+from ignite_ipu.programs import Program
+from ignite_ipu.rows import join_rows, row_count, select_rows, split_rows, take_rows
+from ignite_ipu.step import EvaluationStep
+from ignite_ipu.summary import summarise
+from ignite_ipu.weights import Weights
+
+__all__ = ["IPUSession", "SessionError"]
+
+logger = logging.getLogger("ignite_ipu")
+
+_SESSIONS: weakref.WeakKeyDictionary[nn.Module, IPUSession] = weakref.WeakKeyDictionary()
+
+
+class SessionError(RuntimeError):
+    """Engines over one model that contradict each other, or a model that cannot go to an IPU."""
+
+
+class IPUSession:
+    """What the engines over one model share: `IPUSession.of(model)` is the `ipu` of its trainer and its evaluators.
+
+    Args:
+        model: The user's model, on the CPU.
+
+    Attributes:
+        weights: Who holds the newest weights.
+        training: The training program, None without a trainer.
+        link: The tie between the user's optimizer and the device's, None without a trainer.
+        evaluations: The inference programs.
+        data: The arithmetic from sample to epoch of the trainer's data, once it is known.
+        shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
+
+    Raises:
+        SessionError: Some of the model is on another device than the CPU.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        _check_on_host(model)
+        self._model = weakref.ref(model)
+        self.weights = Weights(model, self.fire)
+        self.training: Optional[Program] = None
+        self.link: Optional[OptimizerLink] = None
+        self.evaluations: List[Program] = []
+        self.shares_ipus = False
+        self.data: Optional[str] = None
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._updates_per_call = 0
+        self._evaluation_options: Dict[Any, Any] = {}
+        _SESSIONS[model] = self
+        _follow_loading(model, self)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> IPUSession:
+        """Return the session of a model, a new one if it has none.
+
+        Raises:
+            TypeError: `model` is no module.
+            SessionError: Some of it is on another device than the CPU.
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"The model is a {type(model).__qualname__}; a torch.nn.Module is needed.")
+        session = _SESSIONS.get(model)
+        return cls(model) if session is None else session
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model.
+
+        Raises:
+            SessionError: It does not exist any more.
+        """
+        model = self._model()
+        if model is None:
+            raise SessionError("The model of this session has been deleted.")
+        return model
+
+    # -- setting up -----------------------------------------------------------------------------------------------
+
+    def prepare_training(self, step: TrainingStep, conversion: Conversion, options: Any) -> None:
+        """Say what training this model means; the program is compiled when the first batch comes.
+
+        Raises:
+            SessionError: The model has a trainer already.
+            OptimizerError: The optimizer does not hold exactly the model's trainable parameters.
+            OptionsError: No IPUs can be had for these options.
+        """
+        self.refuse_second_trainer()
+        check_parameters(conversion.source, step)
+        check_ipus(options)
+        names = {name: parameter for name, parameter in step.named_parameters()}
+        self.link = OptimizerLink(conversion, names)
+        wrap = functools.partial(_wrap_for_training, optimizer=conversion.optimizer)
+        self.training = Program(step, options, wrap, True, self.weights, self.fire)
+        self._updates_per_call = options.device_iterations
+
+    def refuse_second_trainer(self) -> None:
+        """Refuse to make another trainer.
+
+        Raises:
+            SessionError: The model has one.
+        """
+        if self.training is not None:
+            raise SessionError(
+                "This model has a trainer already, and one model can be trained by one program at a time. Use that "
+                "trainer, or call trainer.ipu.close() before making another."
+            )
+
+    def evaluation_options(
+        self,
+        options: Optional[Any] = None,
+        device_iterations: Optional[int] = None,
+        replication_factor: Optional[int] = None,
+    ) -> Any:
+        """Return the options to evaluate with: the given ones, else ones derived from the trainer's, once per wish.
+
+        Raises:
+            OptionsError: They contradict each other or ask for gradient accumulation.
+        """
+        training = None if self.training is None else self.training.options
+        wish = (id(options), id(training), device_iterations, replication_factor)
+        if wish not in self._evaluation_options:
+            self._evaluation_options[wish] = evaluation_options(
+                options, training=training, device_iterations=device_iterations, replication_factor=replication_factor
+            )
+        return self._evaluation_options[wish]
+
+    def prepare_evaluation(self, step: EvaluationStep, options: Any) -> Program:
+        """Return the program that evaluates this model so; evaluators that ask for the same share one.
+
+        Raises:
+            OptionsError: No IPUs can be had for these options.
+        """
+        for program in self.evaluations:
+            if program.options is options and program.step.computes_like(step):
+                return program
+        check_ipus(options)
+        program = Program(step, options, _wrap_for_inference, False, self.weights, self.fire)
+        self.evaluations.append(program)
+        return program
+
+    def listen(self, engine: Engine) -> None:
+        """Fire this session's events on an engine, too."""
+        engine.register_events(*IPUEvents)
+        self._engines.add(engine)
+
+    def fire(self, event: IPUEvents) -> None:
+        """Fire an event on every engine of this session."""
+        logger.debug("%s", event.value)
+        for engine in list(self._engines):
+            engine.fire_event(event)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def train(self, x: Any, y: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
+        """Train on one global batch.
+
+        Args:
+            x, y: Inputs and targets for deviceIterations * gradientAccumulation * replicationFactor micro-batches.
+
+        Returns:
+            Inputs, targets and predictions of the micro-batches whose outputs come back, and the mean of their losses
+            as a scalar. The predictions are None when the step returns none.
+
+        Raises:
+            SessionError: The model has no trainer.
+            BatchError: The batch cannot be cut, or is not like the first one.
+            ConstantAttributeError: A hyper-parameter that is compiled in was changed.
+        """
+        program, link = self.training, self.link
+        if program is None or link is None:
+            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        leaves = program.arguments(x, y)
+        if not program.ready:
+            self._make_room_for(program)
+            program.load(leaves, (x, y))
+        if link.push(program.executor):
+            self.fire(IPUEvents.OPTIMIZER_SENT)
+        if self.weights.training_is_stale:
+            self.weights.to_training()
+        assert program.executor is not None
+        y_pred, loss = program.executor(*leaves)
+        self.weights.trained()
+        link.stepped(self._updates_per_call)
+        if y_pred is not None:
+            x, y = self._matching(program, x, y)
+        return x, y, y_pred, self._mean_loss(program, loss)
+
+    def evaluate(self, program: Program, x: Any) -> Any:
+        """Return the predictions for a batch of any number of samples, one row each, by the newest weights.
+
+        Raises:
+            BatchError: The inputs are not like the first ones.
+            RowsError: The batch has to be filled up, and an output has not one row per sample.
+        """
+        if not program.ready:
+            self._make_room_for(program)
+            rows = program.rows or _filled_up(row_count(x), program.micro_batches)
+            first, _ = next(split_rows(x, rows))
+            program.load(program.arguments(first), first)
+        assert program.executor is not None and program.rows is not None
+        self.weights.to_inference(program.executor)
+        predictions = []
+        for piece, valid in split_rows(x, program.rows):
+            output = program.executor(*program.arguments(piece))
+            predictions.append(take_rows(output, valid, program.rows))
+        return join_rows(predictions)
+
+    # -- giving back ----------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Bring the newest weights and optimizer state to the host and give the IPUs back, until the next step.
+
+        The model can be used natively afterwards. Whatever fails on the way is logged, not raised: this is also what
+        happens after an exception.
+        """
+        for what, action in (
+            ("bring the newest weights to the host", self.weights.to_host),
+            *(("give IPUs back", program.destroy) for program in self._programs()),
+        ):
+            try:
+                action()
+            except Exception:
+                logger.exception("Could not %s.", what)
+
+    def close(self) -> None:
+        """Release everything and end the session: the model and its optimizer are ordinary ones again."""
+        self.release()
+        if self.link is not None:
+            self.link.detach()
+        self.link = self.training = None
+        self.evaluations.clear()
+        model = self._model()
+        if model is not None:
+            _SESSIONS.pop(model, None)
+
+    def random_state(self) -> Optional[List[int]]:
+        """Return the training program's random state, None before it was compiled."""
+        program = self.training
+        if program is None or program.executor is None or not program.executor.isCompiled():
+            return None if program is None else program.random_state
+        return list(program.executor.rng_state)
+
+    def set_random_state(self, state: List[int]) -> None:
+        """Continue a random stream with the next training step."""
+        program = self.training
+        if program is None:
+            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        if program.executor is not None and program.executor.isCompiled():
+            program.executor.rng_state = list(state)
+        else:
+            program.random_state = list(state)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _programs(self) -> List[Program]:
+        return [*([self.training] if self.training is not None else []), *self.evaluations]
+
+    def _make_room_for(self, wanted: Program) -> None:
+        if self.shares_ipus:
+            for program in self._programs():
+                if program is not wanted:
+                    self.weights.to_host()
+                    program.detach()
+
+    def _matching(self, program: Program, x: Any, y: Any) -> Tuple[Any, Any]:
+        """Return the rows of inputs and targets that belong to the predictions which come back."""
+        geometry = program.geometry
+        assert geometry is not None and program.rows is not None
+        mode = output_mode(program.options, training=True)
+        rows = geometry.returned_rows(mode, program.options.output_return_period)
+        return select_rows(x, rows, program.rows), select_rows(y, rows, program.rows)
+
+    def _mean_loss(self, program: Program, loss: torch.Tensor) -> torch.Tensor:
+        mean = loss.mean() if loss.dim() else loss
+        if output_mode(program.options, training=True).name == "Sum":
+            per_replica = program.options.device_iterations * program.options.Training.gradient_accumulation
+            mean = mean / per_replica
+        return mean
+
+    def __repr__(self) -> str:
+        return summarise(self)
+
+
+def _wrap_for_training(step: nn.Module, options: Any, optimizer: Any) -> Any:
+    return backend.poptorch().trainingModel(step, options=options, optimizer=optimizer)
+
+
+def _wrap_for_inference(step: nn.Module, options: Any) -> Any:
+    return backend.poptorch().inferenceModel(step, options=options)
+
+
+def _filled_up(rows: int, micro_batches: int) -> int:
+    return -(-rows // micro_batches) * micro_batches
+
+
+def _check_on_host(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type != "cpu":
+            raise SessionError(
+                f"The model's {name} is on {tensor.device}. PopTorch copies a model to the IPU from the host's memory: "
+                "leave it on the CPU (remove .to(device) and .cuda())."
+            )
+
+
+def _follow_loading(model: nn.Module, session: IPUSession) -> None:
+    """Notice `model.load_state_dict`: what it loads is the newest."""
+    reference = weakref.ref(session)
+
+    def loaded(module: nn.Module, incompatible: Any) -> None:
+        current = reference()
+        if current is not None:
+            current.weights.host_changed()
+
+    model.register_load_state_dict_post_hook(loaded)  # type: ignore[no-untyped-call]

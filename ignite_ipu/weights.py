@@ -1,0 +1,136 @@
+"""Who holds the newest weights of a model: the host, the training program or an inference program."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, List, Optional
+
+import torch
+from torch import nn
+
+from ignite_ipu.events import IPUEvents
+
+__all__ = ["Weights"]
+
+Fire = Callable[[IPUEvents], None]
+
+
+@dataclasses.dataclass
+class _Copy:
+    """One program's weights."""
+
+    executor: Any
+    stale: bool = False
+
+
+class Weights:
+    """The weights of one model in all their places, each copied only when it is stale.
+
+    Args:
+        model: The user's model. Its parameters and buffers are the host's copy.
+        fire: Called with the event after a copy.
+
+    PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
+    was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
+    every copy is one of ours.
+    """
+
+    def __init__(self, model: nn.Module, fire: Optional[Fire] = None) -> None:
+        self._fire = fire or (lambda event: None)
+        self._tensors: List[torch.Tensor] = [*model.parameters(), *model.buffers()]
+        self._training: Optional[_Copy] = None
+        self._inference: List[_Copy] = []
+        self._host_is_stale = False
+        self._versions = self._count_edits()
+
+    @property
+    def host_is_stale(self) -> bool:
+        """Whether the training program has weights that the host has not."""
+        return self._host_is_stale
+
+    @property
+    def training_is_stale(self) -> bool:
+        """Whether the host has weights that the training program has not."""
+        return self._training is not None and self._training.stale
+
+    def add(self, executor: Any, training: bool) -> None:
+        """Take charge of an executor's weights; loading its program uploads the host's."""
+        copy = _Copy(executor)
+        if training:
+            self._training = copy
+        else:
+            self._inference.append(copy)
+
+    def remove(self, executor: Any) -> None:
+        """Forget an executor that was destroyed."""
+        self._inference = [copy for copy in self._inference if copy.executor is not executor]
+        if self._training is not None and self._training.executor is executor:
+            self._training = None
+            self._host_is_stale = False
+
+    def trained(self) -> None:
+        """Remember that a training call has changed the weights on the device."""
+        self._host_is_stale = True
+        for copy in self._inference:
+            copy.stale = True
+
+    def host_changed(self) -> None:
+        """Remember that the host's weights were set, for example by `load_state_dict`: they are now the newest."""
+        self._host_is_stale = False
+        for copy in (*self._inference, *([self._training] if self._training else ())):
+            copy.stale = True
+        self._versions = self._count_edits()
+
+    def notice_edits(self) -> bool:
+        """Find out whether somebody wrote into the host's weights, and tell. Costs a look at every tensor.
+
+        An edit can only follow a download, since touching a parameter of a model in training downloads it first.
+        """
+        if self._count_edits() == self._versions:
+            return False
+        self.host_changed()
+        return True
+
+    def to_host(self) -> bool:
+        """Make the host's copy the newest, and tell whether that took a copy."""
+        if not self._host_is_stale or self._training is None:
+            return False
+        copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
+        self._host_is_stale = False
+        self._versions = self._count_edits()
+        if copied:
+            self._fire(IPUEvents.WEIGHTS_TO_HOST)
+        return copied
+
+    def to_training(self) -> bool:
+        """Make the training program's copy the newest, and tell whether that took a copy."""
+        return self._training is not None and self._upload(self._training)
+
+    def to_inference(self, executor: Optional[Any] = None) -> bool:
+        """Make the copy of an inference program, or of all of them, the newest, and tell whether that took a copy."""
+        copied = False
+        for copy in self._inference:
+            if copy.stale and (executor is None or copy.executor is executor):
+                self.to_host()
+                copied |= self._upload(copy)
+        return copied
+
+    def loaded(self, executor: Any) -> None:
+        """Remember that a program was loaded, which uploaded the host's weights."""
+        for copy in (*self._inference, *([self._training] if self._training else ())):
+            if copy.executor is executor:
+                copy.stale = False
+
+    def _upload(self, copy: _Copy) -> bool:
+        if not copy.stale or not copy.executor.isAttachedToDevice():
+            return False  # loading the program uploads them
+        copy.stale = False
+        copy.executor.copyWeightsToDevice()
+        self._fire(IPUEvents.WEIGHTS_TO_DEVICE)
+        return True
+
+    def _count_edits(self) -> int:
+        # PyTorch counts the writes to each tensor. Asked in the ordinary way, a wrapped tensor would download first.
+        with torch._C.DisableTorchFunctionSubclass():
+            read = torch.Tensor._version.__get__  # type: ignore[attr-defined]
+            return sum(read(tensor) for tensor in self._tensors)
