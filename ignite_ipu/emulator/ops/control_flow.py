@@ -1,0 +1,168 @@
+"""Loops and branches that run on the device: the only control flow that does not unroll."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+
+from ignite_ipu.emulator import capture as captures
+from ignite_ipu.emulator.body import Body, trace_body
+from ignite_ipu.emulator.capture import Capture
+from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.logs import logger
+
+_BodyFunction = Callable[..., Any]
+
+
+def for_loop(
+    count: int,
+    body: _BodyFunction,
+    inputs: List[torch.Tensor],
+) -> List[torch.Tensor]:
+    """Run `body` `count` times on the device, each time on what it returned before; for inference only.
+
+    The body is traced once, so that Python values in it are those of the trace. It may read tensors from outside.
+    Outside a traced model it runs once, as in PopTorch, with a warning when `count` is not 1.
+
+    Args:
+        count: How often the body runs.
+        body: Takes as many tensors as `inputs` has, and returns as many of the same shapes and types.
+        inputs: What the first run gets copies of.
+
+    Returns:
+        What the last run returned, as a list.
+
+    Raises:
+        ValueError: `inputs` is no list of tensors.
+        Error: The model is a training model, or the body returns something else than it takes.
+    """
+    _check_list("for_loop", "inputs", inputs)
+    for index, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(f"for_loop: input {index} must be a tensor, got {value!r}.")
+    trace = captures.active()
+    if trace is None:
+        if count != 1:
+            logger.warning("for_loop runs its body once outside a wrapped model, not %s times, as in PopTorch.", count)
+        return _listed(body(*[value.clone() for value in inputs]))
+    _refuse_training("for_loop", trace)
+    _check_count(count)
+    traced = trace_body("for_loop", body, inputs)
+    inside = [trace._to_traced(value).meta for value in inputs]
+    _check_same("for_loop", "the body's outputs", traced.outputs, "its inputs", inside)
+
+    def run_loop(values: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        # Copies: on the device no two tensors share memory, and a body may work in place.
+        current = [value.clone() for value in values]
+        for _ in range(count):
+            current = [value.clone() for value in traced.run(current, captured)]
+        return current
+
+    return _record(trace, "for_loop", run_loop, traced, list(inputs), list(traced.captured))
+
+
+def cond(
+    condition: torch.Tensor,
+    then_body: _BodyFunction,
+    then_inps: List[torch.Tensor],
+    else_body: _BodyFunction,
+    else_inps: List[torch.Tensor],
+) -> List[torch.Tensor]:
+    """Run one of two bodies on the device, chosen anew at every execution; for inference only.
+
+    Both bodies are traced, and must return the same number of tensors of the same shapes and types.
+
+    Args:
+        condition: A scalar of type bool: true runs `then_body(*then_inps)`.
+
+    Returns:
+        What the chosen body returned, as a list.
+
+    Raises:
+        ValueError: `then_inps` or `else_inps` is no list.
+        Error: The model is a training model, the condition is no bool scalar, or the bodies differ in what they return.
+    """
+    _check_list("cond", "then_inps", then_inps)
+    _check_list("cond", "else_inps", else_inps)
+    trace = captures.active()
+    if trace is None:
+        return _listed(then_body(*then_inps) if bool(condition) else else_body(*else_inps))
+    _refuse_training("cond", trace)
+    meta = trace._to_traced(condition).meta
+    if meta.dtype is not torch.bool or meta.numel() != 1:
+        raise backend_error(
+            f"cond: the condition must be a scalar tensor of type bool, got {meta.dtype} of shape {tuple(meta.shape)}."
+        )
+    then, other = trace_body("cond", then_body, then_inps), trace_body("cond", else_body, else_inps)
+    _check_same("cond", "then_body's outputs", then.outputs, "else_body's outputs", other.outputs)
+
+    def run_branch(
+        chosen: torch.Tensor,
+        then_values: Sequence[torch.Tensor],
+        then_captured: Sequence[torch.Tensor],
+        else_values: Sequence[torch.Tensor],
+        else_captured: Sequence[torch.Tensor],
+    ) -> List[torch.Tensor]:
+        if bool(chosen):
+            branch, values, captured = then, then_values, then_captured
+        else:
+            branch, values, captured = other, else_values, else_captured
+        copies = [value.clone() for value in values]
+        return [value.clone() for value in branch.run(copies, captured)]
+
+    return _record(
+        trace,
+        "cond",
+        run_branch,
+        then,
+        condition,
+        list(then_inps),
+        list(then.captured),
+        list(else_inps),
+        list(other.captured),
+    )
+
+
+def _record(trace: Capture, name: str, kernel: Callable[..., Any], body: Body, *args: Any) -> List[torch.Tensor]:
+    kernel.__name__ = name
+    with trace.outside():
+        result = [torch.empty_like(output) for output in body.outputs]
+    outputs: List[torch.Tensor] = trace.record(kernel, *args, result=result)
+    return outputs
+
+
+def _check_list(name: str, argument: str, value: Any) -> None:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} expects {argument} to be a list of tensors, got {type(value).__qualname__}.")
+
+
+def _check_count(count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise backend_error(f"for_loop: count must be an int of 0 or more, got {count!r}.")
+
+
+def _refuse_training(name: str, trace: Capture) -> None:
+    if trace.training:
+        raise backend_error(f"{name} is only supported in inference: wrap the model with poptorch.inferenceModel.")
+
+
+def _check_same(
+    name: str, what: str, found: Sequence[torch.Tensor], like: str, expected: Sequence[torch.Tensor]
+) -> None:
+    if len(found) != len(expected):
+        raise backend_error(f"{name}: {what} must be as many as {like}: {len(found)} and {len(expected)}.")
+    for index, (one, other) in enumerate(zip(found, expected)):
+        problem = _difference(one, other)
+        if problem is not None:
+            raise backend_error(f"{name}: {what} and {like} must have the same {problem} at position {index}.")
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> Optional[str]:
+    if one.shape != other.shape:
+        return f"shape, not {tuple(one.shape)} and {tuple(other.shape)},"
+    return f"type, not {one.dtype} and {other.dtype}," if one.dtype != other.dtype else None
+
+
+def _listed(result: Any) -> List[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)

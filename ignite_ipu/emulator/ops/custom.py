@@ -1,0 +1,158 @@
+"""Custom operators: on an IPU compiled from C++, here stood in for by Python functions."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
+
+import torch
+
+from ignite_ipu.emulator import capture as captures
+from ignite_ipu.emulator.errors import backend_error
+
+AttributeValue = Union[float, int, str, list, tuple]  # type: ignore[type-arg]
+StandIn = Callable[..., Any]
+_StandIn = TypeVar("_StandIn", bound=StandIn)
+
+attributes_lists: List[Dict[str, AttributeValue]] = []
+
+_STAND_INS: Dict[Tuple[str, str, int], StandIn] = {}
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
+_LARGEST_INT = 2**63 - 1
+
+
+def register_custom_op(name: str, domain: str, domain_version: int = 1) -> Callable[[_StandIn], _StandIn]:
+    """Return a decorator that lets a Python function stand in for a custom operator.
+
+    The function gets the operator's inputs as CPU tensors and its attributes as keyword arguments, and returns a tensor
+    or a sequence of tensors, of the shapes and types of the operator's example outputs. Gradients flow through it as
+    autograd finds them; write a `torch.autograd.Function` to give other ones. A later registration of the same operator
+    replaces an earlier one.
+    """
+
+    def register(function: _StandIn) -> _StandIn:
+        _STAND_INS[(name, domain, domain_version)] = function
+        return function
+
+    return register
+
+
+def unregister_custom_op(name: str, domain: str, domain_version: int = 1) -> None:
+    """Forget the function that stands in for a custom operator; nothing when there is none."""
+    _STAND_INS.pop((name, domain, domain_version), None)
+
+
+def custom_op(
+    inputs: Tuple[torch.Tensor],
+    name: str,
+    domain: str,
+    domain_version: int,
+    example_outputs: Tuple[torch.Tensor],
+    attributes: Optional[Dict[str, AttributeValue]] = None,
+) -> List[torch.Tensor]:
+    """Apply a custom operator; outside a traced model it only gives zeros.
+
+    Args:
+        inputs: What the operator takes.
+        name: Its name.
+        domain: Its domain.
+        domain_version: The version of the domain.
+        example_outputs: Tensors with the shapes and types that it returns.
+        attributes: Strings, numbers, and lists of one of these, by name.
+
+    Returns:
+        One tensor for each example.
+
+    Raises:
+        ValueError: An attribute is of another kind.
+        Error: Nothing stands in for the operator, an attribute is out of range, or, when the model runs, the stand-in
+            returns something unlike the examples.
+    """
+    attributes = dict(attributes or {})
+    _check_attributes(attributes)
+    if attributes not in attributes_lists:
+        attributes_lists.append(attributes)
+    trace = captures.active()
+    if trace is None:
+        return [_zeros_like(example) for example in example_outputs]
+    for value in attributes.values():
+        for number in value if isinstance(value, (list, tuple)) else (value,):
+            _check_range(number)
+    stand_in = _STAND_INS.get((name, domain, domain_version))
+    if stand_in is None:
+        raise backend_error(
+            f"Could not find a creator function for the custom operator {domain}.{name}:{domain_version}. On an IPU "
+            "its library must be loaded; in the emulator register a Python function that stands in for it with "
+            f"@ignite_ipu.emulator.register_custom_op({name!r}, {domain!r}, {domain_version}). "
+            f"Registered are {sorted(_STAND_INS) or 'none'}."
+        )
+    with trace.outside():
+        result = [_meta_like(trace, example) for example in example_outputs]
+    expected = [(tuple(each.shape), each.dtype) for each in result]
+
+    def kernel(*values: torch.Tensor) -> List[torch.Tensor]:
+        outputs = stand_in(*values, **attributes)
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        found = [(tuple(each.shape), each.dtype) for each in outputs]
+        if found != expected:
+            raise backend_error(
+                f"The function registered for the custom operator {domain}.{name}:{domain_version} returned {found}, "
+                f"and its example outputs are {expected}."
+            )
+        return outputs
+
+    kernel.__name__ = name
+    kernel.runs_every_time = True  # type: ignore[attr-defined]
+    outputs: List[torch.Tensor] = trace.record(kernel, *inputs, result=result)
+    return outputs
+
+
+def _zeros_like(example: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(example, requires_grad=example.requires_grad)
+
+
+def _meta_like(trace: captures.Capture, example: torch.Tensor) -> torch.Tensor:
+    known = trace._stand_ins.get(id(example), example)
+    meta = getattr(known, "meta", known)
+    return torch.empty(meta.shape, dtype=meta.dtype, device="meta", requires_grad=meta.requires_grad)
+
+
+def _check_attributes(attributes: Dict[str, Any]) -> None:
+    for key, value in attributes.items():
+        if not isinstance(key, str):
+            raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
+        _check_ascii(key)
+        if not isinstance(value, (float, int, str, list, tuple)):
+            raise ValueError(
+                f"Attribute values must be floats, ints, strings, or lists or tuples of these; {key} is {value!r}."
+            )
+        if isinstance(value, (list, tuple)):
+            _check_sequence(key, value)
+        else:
+            _check_ascii(value)
+
+
+def _check_sequence(key: str, values: Sequence[Any]) -> None:
+    for value in values:
+        if not isinstance(value, (float, int, str)):
+            raise ValueError(f"Attribute values must be floats, ints or strings; the list {key} holds {value!r}.")
+        _check_ascii(value)
+    if len({type(value) for value in values}) > 1:
+        raise ValueError(f"The elements of an attribute's list must be all the same type; {key} is {list(values)!r}.")
+
+
+def _check_ascii(value: Any) -> None:
+    if isinstance(value, str) and any(ord(character) > 127 for character in value):
+        raise ValueError(f"{value!r} contains non-ASCII characters, which attributes cannot hold.")
+
+
+def _check_range(value: Any) -> None:
+    if isinstance(value, float):
+        if value > _LARGEST_FLOAT:
+            raise backend_error(f"{value} is too high for a Popart float attribute; the largest is {_LARGEST_FLOAT}.")
+        if value < -_LARGEST_FLOAT:
+            raise backend_error(f"{value} is too low for a Popart float attribute; the lowest is {-_LARGEST_FLOAT}.")
+    elif isinstance(value, int):
+        if value > _LARGEST_INT:
+            raise backend_error(f"{value} is too high for a Popart int attribute; the largest is {_LARGEST_INT}.")
+        if value < -_LARGEST_INT - 1:
+            raise backend_error(f"{value} is too low for a Popart int attribute; the lowest is {-_LARGEST_INT - 1}.")

@@ -1,0 +1,163 @@
+"""Printing a tensor, and its gradient, each time the device computes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any, List
+
+import torch
+
+from ignite_ipu.emulator import capture as captures
+from ignite_ipu.emulator.errors import python_error
+
+_FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
+_TOO_LARGE, _TOO_SMALL = 1e6, 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFormat:
+    """How the text of a tensor looks; `ipu_print_tensor` explains the attributes."""
+
+    summarise_threshold: int = 1000
+    edge_items: int = 3
+    max_line_width: int = 80
+    digits: int = 4
+    float_format: str = "auto"
+    separator: str = ", "
+    open_bracket: str = "("
+    close_bracket: str = ")"
+
+    def text(self, tensor: torch.Tensor) -> str:
+        """Return the text of a tensor's values."""
+        summarise = tensor.numel() > self.summarise_threshold
+        scientific = self._is_scientific(tensor)
+        return self._nested(tensor, summarise, scientific, depth=1)
+
+    def _nested(self, tensor: torch.Tensor, summarise: bool, scientific: bool, depth: int) -> str:
+        if tensor.dim() == 0:
+            return self._number(tensor.item(), scientific)
+        positions: List[Any] = list(range(tensor.shape[0]))
+        if summarise and len(positions) > 2 * self.edge_items:
+            edge = self.edge_items
+            positions = [*positions[:edge], None, *positions[len(positions) - edge :]]
+        items = [
+            "..." if position is None else self._nested(tensor[position], summarise, scientific, depth + 1)
+            for position in positions
+        ]
+        indent = " " * depth * len(self.open_bracket)
+        if tensor.dim() > 1:
+            body = f"{self.separator.rstrip()}\n{indent}".join(items)
+        else:
+            body = self._wrapped(items, indent)
+        return f"{self.open_bracket}{body}{self.close_bracket}"
+
+    def _wrapped(self, items: List[str], indent: str) -> str:
+        lines = [""]
+        for index, item in enumerate(items):
+            text = item if index == len(items) - 1 else item + self.separator
+            if lines[-1] and len(indent) + len(lines[-1]) + len(text.rstrip()) > self.max_line_width:
+                lines[-1] = lines[-1].rstrip()
+                lines.append("")
+            lines[-1] += text
+        return f"\n{indent}".join(lines)
+
+    def _number(self, value: Any, scientific: bool) -> str:
+        if isinstance(value, bool):
+            return str(int(value))
+        if not isinstance(value, float):
+            return str(value)
+        if self.float_format == "none":
+            return repr(value)
+        if not math.isfinite(value):
+            return str(value)
+        return f"{value:.{self.digits}{'e' if scientific else 'f'}}"
+
+    def _is_scientific(self, tensor: torch.Tensor) -> bool:
+        if self.float_format != "auto":
+            return self.float_format == "scientific"
+        if not tensor.is_floating_point():
+            return False
+        sizes = tensor.abs()
+        sizes = sizes[torch.isfinite(sizes) & (sizes > 0)]
+        return bool(sizes.numel()) and bool(sizes.max() >= _TOO_LARGE or sizes.min() < _TOO_SMALL)
+
+
+def ipu_print_tensor(
+    tensor: torch.Tensor,
+    title: str = "",
+    print_gradient: bool = True,
+    summarise_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 80,
+    digits: int = 4,
+    float_format: str = "auto",
+    separator: str = ", ",
+    open_bracket: str = "(",
+    close_bracket: str = ")",
+) -> torch.Tensor:
+    """Return the tensor; its values go to standard error at every execution, for each micro-batch and replica.
+
+    Use the returned tensor: what is not used may be left out of the program. Outside a traced model nothing is printed.
+
+    Args:
+        title: Stands before the values; the gradient's title ends in `_gradient`. Empty means the tensor's name.
+        print_gradient: In training, print the gradient as well.
+        summarise_threshold: Number of elements above which only the edges are shown.
+        edge_items: How many elements are shown at both ends of each dimension then.
+        max_line_width: Characters in a line.
+        digits: Digits after the decimal point.
+        float_format: `"fixed"`, `"scientific"`, `"auto"` (whichever is shorter to read) or `"none"` (all digits).
+        separator: Between elements.
+        open_bracket: Before the elements of a dimension.
+        close_bracket: After them.
+
+    Raises:
+        Error: It is no tensor.
+        KeyError: There is no such float format.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise python_error(f"ipu_print_tensor must take a torch.tensor argument, got {tensor!r}.")
+    if float_format not in _FLOAT_FORMATS:
+        raise KeyError(f"{float_format!r} is no float format: choose one of {_FLOAT_FORMATS}.")
+    trace = captures.active()
+    if trace is None:
+        return tensor
+    style = TensorFormat(
+        summarise_threshold, edge_items, max_line_width, digits, float_format, separator, open_bracket, close_bracket
+    )
+    title = title or trace._to_traced(tensor).node.name
+    trace.watches_gradients |= trace.training and print_gradient
+    printed: torch.Tensor = trace.record(_print, tensor, title, print_gradient, style)
+    return printed
+
+
+def _print(tensor: torch.Tensor, title: str, print_gradient: bool, style: TensorFormat) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor.clone()
+    _write(title, tensor, style)
+    if print_gradient and tensor.requires_grad and torch.is_grad_enabled():
+        shown: torch.Tensor = _PrintGradient.apply(tensor, title, style)
+        return shown
+    return tensor.clone()
+
+
+_print.__name__ = "ipu_print_tensor"
+_print.runs_every_time = True  # type: ignore[attr-defined]
+
+
+class _PrintGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, title: str, style: TensorFormat) -> torch.Tensor:
+        ctx.title, ctx.style = title, style
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        _write(f"{ctx.title}_gradient", gradient, ctx.style)
+        return gradient, None, None
+
+
+def _write(title: str, tensor: torch.Tensor, style: TensorFormat) -> None:
+    print(f"{title}: {style.text(tensor.detach())}", file=sys.stderr, flush=True)

@@ -1,0 +1,180 @@
+"""What `Options.Precision` asks of a compiled program: floating-point exceptions, stochastic rounding, autocasting.
+
+The types of partial sums are recorded in the options; on a CPU they have no meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.emulator.autocasting import Policy
+from ignite_ipu.emulator.errors import Error, backend_error
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.options import Options
+
+
+def _words(text: str) -> Tuple[str, ...]:
+    return tuple(text.split())
+
+
+# They move or make values without computing: an infinity or NaN that they produce was asked for.
+_NO_ARITHMETIC = frozenset(
+    _words(
+        "fill_ full full_like masked_fill masked_fill_ where clone copy_ __setitem__ __getitem__ cat stack tensor "
+        "getattr empty empty_like empty_strided new_empty new_full index_fill index_fill_ nan_to_num isnan isinf "
+        "isfinite view reshape expand permute transpose contiguous detach nop ipu_print_tensor triu tril triu_ "
+        "tril_ constant_pad_nd pad"
+    )
+)
+_COMPARISONS = frozenset(
+    _words(
+        "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ max min maximum minimum argmax argmin sort "
+        "argsort topk clamp clamp_ amax amin"
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """The settings of one program.
+
+    Attributes:
+        policy: What autocasting casts where a model switches it on; None forbids autocasting.
+        floating_point_exceptions: Whether an invalid operation, a division by zero or an overflow stops the run.
+        stochastic_rounding: Whether half weights are rounded at random when they are updated.
+    """
+
+    policy: Optional[Policy] = dataclasses.field(default_factory=Policy)
+    floating_point_exceptions: bool = False
+    stochastic_rounding: bool = False
+
+
+def from_options(options: Options) -> Precision:
+    """Return what `options.Precision` says."""
+    precision, back_end = options.Precision, options._Popart.options
+    policy = (precision.autocast_policy or Policy()) if precision.autocast_enabled else None
+    return Precision(
+        policy=policy,
+        floating_point_exceptions=bool(back_end.get("popart.enableFloatingPointExceptions", False)),
+        stochastic_rounding=bool(back_end.get("popart.enableStochasticRounding", False)),
+    )
+
+
+def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `kernel` with a check of what it computes, as the device's exception flags would have it.
+
+    An operator fails when its result holds an infinity or NaN that none of its operands held, or when it orders or
+    compares NaN. Operators that only move values never fail.
+    """
+    if name in _NO_ARITHMETIC:
+        return kernel
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        operands = list(_floating((args, kwargs)))
+        had_nan = any(_any(torch.isnan, operand) for operand in operands)
+        had_infinity = any(_any(torch.isinf, operand) for operand in operands)
+        if had_nan and name in _COMPARISONS:
+            raise _exception(f"{name} compares NaN")
+        result = kernel(*args, **kwargs)
+        produced = list(_floating(result))
+        if not had_nan and any(_any(torch.isnan, value) for value in produced):
+            raise _exception(
+                f"{name} made NaN of operands without NaN: an invalid operation (0/0, inf-inf, 0*inf, ...)"
+            )
+        if not had_infinity and not had_nan and any(_any(torch.isinf, value) for value in produced):
+            raise _exception(f"{name} made an infinity of finite operands: an overflow or a division by zero")
+        return result
+
+    checked.__name__ = name
+    return checked
+
+
+def check_finite(what: str, tensors: Iterable[Optional[torch.Tensor]]) -> None:
+    """Refuse values that the backward pass or the optimizer cannot have computed without an exception.
+
+    Raises:
+        Error: A tensor holds an infinity or NaN.
+    """
+    for tensor in tensors:
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            raise _exception(f"{what} holds an infinity or NaN")
+
+
+def round_stochastically(values: torch.Tensor, generator: Optional[torch.Generator] = None) -> torch.Tensor:
+    """Return float16 values, each one of the two neighbours of a float32 value, the nearer one more often.
+
+    The chance of a neighbour is linear in the distance to the other, so that the expected result is the value itself.
+    Values beyond float16's range become infinite.
+    """
+    nearest = values.to(torch.float16)
+    rounded = nearest.to(torch.float32)
+    # The neighbour on the other side of the value; stepping the bit pattern by one steps to the next half.
+    away = torch.where(values > rounded, 1, -1) * torch.where(rounded < 0, -1, 1)
+    bits = nearest.view(torch.int16).to(torch.int32)
+    zero = rounded == 0
+    stepped = torch.where(zero, torch.where(values > 0, 1, 1 - 2**15), bits + away).to(torch.int16)
+    other = stepped.view(torch.float16)
+    gap = (other.to(torch.float32) - rounded).abs()
+    chance = torch.where(gap > 0, (values - rounded).abs() / gap, torch.zeros_like(gap))
+    draw = torch.rand(values.shape, generator=generator)
+    exact = (rounded == values) | ~torch.isfinite(rounded)
+    return torch.where(exact | (draw >= chance), nearest, other)
+
+
+class _Updates(Protocol):
+    def update(self, grads: Sequence[Optional[torch.Tensor]]) -> None: ...
+
+
+class StochasticUpdates:
+    """An optimizer whose updates of half weights are rounded at random.
+
+    The optimizer inside works on float32 copies; what it makes of them is rounded back into the weights.
+
+    Args:
+        weights: The weights on the device, by name.
+        optimizer: Makes the optimizer for the weights it is given.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], optimizer: Callable[[Mapping[str, torch.Tensor]], _Updates]
+    ) -> None:
+        self._half = [(name, weight) for name, weight in weights.items() if weight.dtype is torch.float16]
+        self._wide = {name: weight.detach().float() for name, weight in self._half}
+        self._optimizer = optimizer({**weights, **self._wide})
+
+    def update(self, grads: Sequence[Optional[torch.Tensor]]) -> None:
+        """Update the weights from their reduced, unscaled gradients."""
+        for name, weight in self._half:
+            self._wide[name].copy_(weight)
+        self._optimizer.update([None if grad is None else grad.float() for grad in grads])
+        for name, weight in self._half:
+            # Drawn from the stream that is current: the device's.
+            weight.copy_(round_stochastically(self._wide[name]))
+
+
+def _exception(what: str) -> Error:
+    return backend_error(
+        f"Floating point exception: {what}. Options.Precision.enableFloatingPointExceptions(False) lets it pass.",
+        type="poplar_application_runtime_error",
+    )
+
+
+def _any(test: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> bool:
+    return bool(test(value.detach()).any())
+
+
+def _floating(value: Any) -> Iterator[torch.Tensor]:
+    pending: List[Any] = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, torch.Tensor):
+            if item.is_floating_point() and not item.is_meta:
+                yield item
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+        elif isinstance(item, dict):
+            pending.extend(item.values())
