@@ -21,6 +21,7 @@ from typing import Any, Deque, Iterable, List, Optional, Tuple
 from ignite_ipu.emulator.custom_types import registered_parsers
 from ignite_ipu.emulator.data import worker
 from ignite_ipu.emulator.data.channel import Channel, Kind, Message, read_anonymous_file
+from ignite_ipu.emulator.data.process_group import kill_group
 from ignite_ipu.emulator.data.strictness import TIMEOUT_VARIABLE, worker_timeout
 from ignite_ipu.emulator.enums import SharingStrategy
 
@@ -63,6 +64,10 @@ class WorkerProcess:
         self._channel, theirs = Channel.pair()
         try:
             source = self._source(dataset, strategy)
+            if getattr(dataset, "num_workers", 0):
+                # Made here, it is inherited by all loader processes and removed when this program ends, whatever
+                # becomes of them.
+                multiprocessing.util.get_temp_dir()
             context: Any = multiprocessing.get_context(_START_METHODS[strategy])
             if strategy == SharingStrategy.ForkServer:
                 _preload_in_fork_server(context)
@@ -148,9 +153,8 @@ class WorkerProcess:
         self.is_running = False
         _running.discard(self)
         if kill:
-            # Its loader processes are in its group. It is not reaped yet, so the number is still its own.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            # Its loader processes are in its group; it is itself only once it has begun to run.
+            kill_group(self.pid)
             self._process.kill()
         self._process.join()
         code: Optional[int] = self._process.exitcode

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import fcntl
 import itertools
+import multiprocessing.process
 import os
 import pickle
 import select
@@ -27,6 +28,7 @@ from ignite_ipu.emulator.data.seeding import RandomState, adopt_state
 
 _LONGEST_REPORT = 64 * 1024
 _NOT_ASKED = -2
+_DEATH_SECONDS = 0.05
 
 # Iterators inherited by a fork belong to the parent's worker processes: destroying one here would stop those.
 _inherited: List[Any] = []
@@ -122,13 +124,21 @@ def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: 
     # OpenMP's threads do not survive a fork; a parallel loop would wait for them for ever.
     torch.set_num_threads(1)
     worker = _Worker(channel, settings)
+    has_failed = False
     try:
         worker.serve(source)
     except (_Stop, KeyboardInterrupt):
-        return
+        pass
     except BaseException as error:
+        has_failed = True
+        _disarm_loader()
         with contextlib.suppress(OSError):
             channel.send(Message(Kind.FAILED, body=_report(worker.doing, error)))
+    _disarm_loader()
+    # Only here, where no traceback holds an iterator any more. multiprocessing would terminate loader processes in the
+    # middle of making shared memory.
+    worker.end_loader_processes()
+    if has_failed:
         sys.exit(1)
 
 
@@ -150,15 +160,17 @@ class _Worker:
         self._structure: Optional[Structure] = None
         self._specs: List[TensorSpec] = []
         self._ring: Optional[Ring] = None
+        self._dataset: Iterable[Any] = ()
 
     def serve(self, source: Any) -> None:
+        """Load epoch after epoch, until an exception ends it."""
         stack = anonymous_file(0)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True, chain=False)
         self._send(Message(Kind.STARTED, files=(stack,)))
         for pair in self._settings.parsers:
             registerCustomArgParser(*pickle.loads(pair))
         self.doing = "unpickling the data set"
-        dataset = source.load()
+        dataset = self._dataset = source.load()
         _forget_iterator(dataset)
         if self._settings.random_state is not None:
             self._settings.random_state.restore()
@@ -172,6 +184,13 @@ class _Worker:
             with contextlib.suppress(_Abandoned):
                 self._load_epoch(number, dataset)
             number += 1
+
+    def end_loader_processes(self) -> None:
+        """Let the persistent processes of a torch loader finish what they do, and end."""
+        iterator = getattr(self._dataset, "_iterator", None)
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
 
     def _wait_until_allowed(self, number: int) -> None:
         self._handle_messages()
@@ -357,6 +376,17 @@ def _forget_iterator(dataset: Iterable[Any]) -> None:
         dataset._iterator = None
 
 
+def _dead_children() -> str:
+    """Name the loader processes that have died: torch often just reports the connection that broke with one."""
+    children: Any = getattr(multiprocessing.process, "_children", ())
+    if not children:
+        return ""
+    # A connection breaks a moment before its process can be waited for.
+    time.sleep(_DEATH_SECONDS)
+    dead = [f"{child.pid} (exit code {child.exitcode})" for child in list(children) if child.exitcode]
+    return f". DataLoader worker process {', '.join(dead)} had died" if dead else ""
+
+
 def _mismatch(name: str, tensor: torch.Tensor, spec: TensorSpec, extent: str) -> AssertionError:
     return AssertionError(
         f"{name} has shape {tuple(tensor.shape)} and type {tensor.dtype}, but the first item fixed {spec.shape} and "
@@ -364,7 +394,12 @@ def _mismatch(name: str, tensor: torch.Tensor, spec: TensorSpec, extent: str) ->
     )
 
 
+def _disarm_loader() -> None:
+    """Undo torch's handler, which raises wherever this program happens to be when a loader process has died."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def _report(doing: str, error: BaseException) -> bytes:
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    text = f"{type(error).__qualname__} while {doing}: {error}\n\nTraceback of the worker:\n{trace}"
+    text = f"{type(error).__qualname__} while {doing}: {error}{_dead_children()}\n\nTraceback of the worker:\n{trace}"
     return text[:_LONGEST_REPORT].encode("utf-8", "replace")
