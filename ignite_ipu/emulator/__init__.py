@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ignite_ipu.emulator import enums, optim, options, profiling
+from ignite_ipu.emulator import autocasting, enums, operators, ops, optim, options, profiling
 from ignite_ipu.emulator.annotations import (
     Attribute,
     BeginBlock,
@@ -17,6 +17,7 @@ from ignite_ipu.emulator.annotations import (
     print,
     removeBlocks,
 )
+from ignite_ipu.emulator.autocasting import autocast
 from ignite_ipu.emulator.custom_types import ICustomArgParser, registerCustomArgParser
 from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader
 from ignite_ipu.emulator.device import Counters, counters
@@ -26,7 +27,7 @@ from ignite_ipu.emulator.executor import PoplarExecutor
 from ignite_ipu.emulator.faults import Fault, inject_faults
 from ignite_ipu.emulator.hardware import ipuHardwareIsAvailable, ipuHardwareVersion, poptorchAtExit
 from ignite_ipu.emulator.logs import setLogLevel
-from ignite_ipu.emulator.ops.loss import identity_loss
+from ignite_ipu.emulator.ops import *
 from ignite_ipu.emulator.options import *
 from ignite_ipu.emulator.tracing import isRunningOnIpu, registerPostCompileHook, registerPreCompileHook
 from ignite_ipu.emulator.version import __version__

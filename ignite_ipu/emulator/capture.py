@@ -55,6 +55,17 @@ def active() -> Optional[Capture]:
     return getattr(_ACTIVE, "capture", None)
 
 
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Run the `with` block as if no trace were running: code of the host inside a traced model."""
+    before = active()
+    _ACTIVE.capture = None
+    try:
+        yield
+    finally:
+        _ACTIVE.capture = before
+
+
 class Capture(TorchFunctionMode):
     """The trace of one forward.
 
