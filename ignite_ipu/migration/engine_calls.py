@@ -8,8 +8,7 @@ from typing import Mapping, Optional
 
 import libcst as cst
 
-from ignite_ipu.migration.names import argument, constant, dotted
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.names import argument, constant
 from ignite_ipu.migration.rewrite import Edit, Editor, with_arguments
 
 
@@ -34,13 +33,16 @@ def replace_engine_calls(editor: Editor, replacements: Mapping[str, Replacement]
         if refused is not None:
             editor.remark(call, f"{refused} has no counterpart on an IPU")
             continue
+        if any(isinstance(value, ast.Starred) for value in call.args) or any(k.arg is None for k in call.keywords):
+            editor.remark(call, "its arguments are not written out")
+            continue
+        # Our engines run on the IPU, and natively where the model is.
         device = argument(call, "device", replacement.device_position)
-        drop = device is not None and _is_host_device(editor.program, device)
-        if drop and isinstance(device, ast.Call):
+        if isinstance(device, ast.Call):
             editor.forget("ignite_ipu.host_device")
         editor.forget(name)
         new = editor.need(replacement.name, call)
-        editor.replace(call, _replaced(new, replacement.device_position if drop else None))
+        editor.replace(call, _replaced(new, replacement.device_position if device is not None else None))
 
 
 def _refused_argument(call: ast.Call) -> Optional[str]:
@@ -48,21 +50,6 @@ def _refused_argument(call: ast.Call) -> Optional[str]:
         if keyword.arg in ("amp_mode", "scaler") and constant(keyword.value) not in (None, False):
             return keyword.arg
     return None
-
-
-def _is_host_device(program: Program, node: ast.expr) -> bool:
-    """Whether an expression is what ignite_ipu's engines take by default."""
-    call = node
-    name = dotted(node)
-    if name is not None:
-        values = [value for target, value in program.training.assigned if target == name]
-        arguments = {arg.arg for arg in program.nodes(ast.arg)}
-        if len(values) != 1 or name in arguments:
-            return False
-        call = values[0]
-    if program.names.called(call) == "str" and isinstance(call, ast.Call) and len(call.args) == 1:
-        call = call.args[0]
-    return program.names.called(call) == "ignite_ipu.host_device" and not getattr(call, "args", True)
 
 
 def _replaced(name: str, dropped: Optional[int]) -> Edit:

@@ -1,4 +1,4 @@
-"""Ignite's trainer factory and training step become those for an IPU."""
+"""Ignite's trainer factory becomes the one for an IPU."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from ignite_ipu.migration.rewrite import Editor, Rewrite
 
 _REPLACEMENTS = {
     "ignite.engine.create_supervised_trainer": Replacement("create_ipu_trainer", device_position=3),
-    "ignite.engine.supervised_training_step": Replacement("ipu_training_step", device_position=3),
 }
 
 
 def apply(editor: Editor) -> None:
-    """Replace the functions and leave out a device that host_device() chooses anyway."""
+    """Replace the function and leave out the device, which is the model's own."""
     replace_engine_calls(editor, _REPLACEMENTS)
 
 

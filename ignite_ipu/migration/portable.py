@@ -1,0 +1,213 @@
+"""What migrated code calls beside the engines: functions that mean the IPU's thing, or the native one.
+
+With `IGNITE_IPU_BACKEND=native` each does what the code it replaced did, so that one file serves a GPU and an IPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+
+if TYPE_CHECKING:
+    from ignite_ipu.session import IPUSession
+
+__all__ = ["auto_model", "host_device", "ipu_evaluate_batch", "ipu_train_batch", "process_backend"]
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+def is_native() -> bool:
+    """Whether programs are to run as they were written for."""
+    return backend.choice() == "native"
+
+
+def host_device(gpu: str = "cuda") -> torch.device:
+    """Return the device of the tensors that a program holds itself.
+
+    Beside an IPU that is the CPU, whatever else the machine has: PopTorch takes models and batches from there.
+    Natively it is the GPU where there is one.
+
+    Args:
+        gpu: Which GPU, in a native run.
+    """
+    native_gpu = is_native() and torch.cuda.is_available()
+    return torch.device(gpu if native_gpu else "cpu")
+
+
+def process_backend(native: str) -> str:
+    """Return the backend for torch's process groups: `native` in a native run, and gloo where there are IPUs."""
+    return native if is_native() else "gloo"
+
+
+def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Module:
+    """Return the model as it is; natively, what Ignite's `auto_model` makes of it.
+
+    On IPUs PopTorch copies a model to all replicas itself, so there is nothing to wrap.
+
+    Args:
+        model: The model.
+        sync_bn: Only meant for native runs: on an IPU each replica normalises its own micro-batch.
+        kwargs: For torch's DistributedDataParallel, in native runs.
+    """
+    if not is_native():
+        return model
+    import ignite.distributed as idist
+
+    return idist.auto_model(model, sync_bn=sync_bn, **kwargs)
+
+
+@dataclass
+class _Training:
+    """What a model was set up to be trained with."""
+
+    program: Any
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    loss_fn: LossFunction
+    max_grad_norm: Optional[float]
+
+    def serves(self, optimizer: torch.optim.Optimizer, loss_fn: LossFunction, max_grad_norm: Optional[float]) -> bool:
+        same = self.optimizer() is optimizer and self.max_grad_norm == max_grad_norm
+        return same and _same_loss(self.loss_fn, loss_fn)
+
+
+_TRAINING: weakref.WeakKeyDictionary[nn.Module, _Training] = weakref.WeakKeyDictionary()
+_EVALUATION: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+
+
+def ipu_train_batch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFunction,
+    *inputs: Any,
+    target: Any,
+    max_grad_norm: Optional[float] = None,
+    **keyword_inputs: Any,
+) -> Tuple[Any, torch.Tensor]:
+    """Train on one batch: clear the gradients, run the model, compute the loss, go back and update the weights.
+
+    The first call compiles all of that into one program for the IPU, which later calls with batches of the same shape
+    run. The model and the optimizer stay the ones to save, load and schedule.
+
+    Args:
+        model: The model, in training mode.
+        optimizer: Over the model's parameters.
+        loss_fn: Called with the model's output and `target`; the same function in every call.
+        inputs: What the model is called with.
+        target: The loss function's second argument.
+        max_grad_norm: The norm that gradients are clipped to.
+        keyword_inputs: What the model is called with by keyword.
+
+    Returns:
+        The model's output and the loss, without gradients.
+
+    Raises:
+        SessionError: A trainer made by create_ipu_trainer trains this model already.
+    """
+    if is_native():
+        return _train_natively(model, optimizer, loss_fn, inputs, keyword_inputs, target, max_grad_norm)
+    from ignite_ipu.session import IPUSession
+
+    session = IPUSession.of(model)
+    current = _TRAINING.get(model)
+    ours = current is not None and session.training is current.program
+    if not ours or not current.serves(optimizer, loss_fn, max_grad_norm):  # type: ignore[union-attr]
+        if ours:
+            session.close()
+            session = IPUSession.of(model)
+        _TRAINING[model] = _prepare(session, model, optimizer, loss_fn, max_grad_norm)
+    _, _, output, loss = session.train((inputs, keyword_inputs), target)
+    return output, loss
+
+
+def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) -> Any:
+    """Return the model's output for one batch of any number of samples, in evaluation mode, with the newest weights.
+
+    Args:
+        model: The model.
+        inputs: What it is called with.
+        keyword_inputs: What it is called with by keyword.
+    """
+    if is_native():
+        with torch.no_grad():
+            return model(*inputs, **keyword_inputs)
+    from ignite_ipu.session import IPUSession
+    from ignite_ipu.step import EvaluationStep
+
+    session = IPUSession.of(model)
+    program = _EVALUATION.get(model)
+    if program not in session.evaluations:
+        step = EvaluationStep(model, model_fn=_call)
+        program = session.prepare_evaluation(step, session.evaluation_options())
+        _EVALUATION[model] = program
+    return session.evaluate(program, (inputs, keyword_inputs))
+
+
+def _train_natively(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFunction,
+    inputs: Tuple[Any, ...],
+    keyword_inputs: Dict[str, Any],
+    target: Any,
+    max_grad_norm: Optional[float],
+) -> Tuple[Any, torch.Tensor]:
+    optimizer.zero_grad()
+    output = model(*inputs, **keyword_inputs)
+    loss = loss_fn(output, target)
+    loss.backward()  # type: ignore[no-untyped-call]
+    if max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    optimizer.step()
+    return _detached(output), loss.detach()
+
+
+def _prepare(
+    session: IPUSession,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: LossFunction,
+    max_grad_norm: Optional[float],
+) -> _Training:
+    from ignite_ipu.loss import TrainingStep
+    from ignite_ipu.optimizers import convert_optimizer
+    from ignite_ipu.options import training_options
+
+    session.refuse_second_trainer()
+    step = TrainingStep(model, loss_fn, model_fn=_call)
+    session.prepare_training(step, convert_optimizer(optimizer, max_grad_norm=max_grad_norm), training_options())
+    return _Training(session.training, weakref.ref(optimizer), loss_fn, max_grad_norm)
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    inputs, keyword_inputs = batch
+    return model(*inputs, **keyword_inputs)
+
+
+def _same_loss(first: LossFunction, second: LossFunction) -> bool:
+    """Whether two loss functions compute the same: a training function often makes its own at every call."""
+    if first is second:
+        return True
+    if not isinstance(first, nn.Module) or not isinstance(second, nn.Module) or type(first) is not type(second):
+        return False
+    if list(first.parameters()) or list(first.buffers()) or list(first.children()):
+        return False
+    own = {name: value for name, value in vars(first).items() if not name.startswith("_")}
+    return own == {name: value for name, value in vars(second).items() if not name.startswith("_")}
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_detached(item) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_detached(item) for item in value)
+    if isinstance(value, dict):
+        return type(value)((key, _detached(item)) for key, item in value.items())
+    return value
