@@ -20,8 +20,6 @@ from ignite_ipu.step import BatchStep, check_output, describe_value, guarded
 
 __all__ = ["LossError", "TrainingStep", "find_loss"]
 
-_NUMBERS_OF_A_LOSS = 1
-
 
 class TrainingStep(BatchStep):
     """The module that is compiled for training: it returns the predictions and the loss of a micro-batch.
@@ -115,7 +113,7 @@ def _scalar(loss: Any, traced: bool) -> torch.Tensor:
             f"The loss is {describe_value(loss)}, not a tensor. Return the tensor itself, without calling item() or "
             "float() on it."
         )
-    if loss.numel() != _NUMBERS_OF_A_LOSS:
+    if loss.numel() != 1:
         raise LossError(
             f"The loss has shape {tuple(loss.shape)}; it must be a scalar, as loss.backward() demands. Reduce it: "
             "reduction='mean' or 'sum', or call .mean() on it."
@@ -128,4 +126,4 @@ def _scalar(loss: Any, traced: bool) -> torch.Tensor:
 
 
 def _could_be_loss(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == _NUMBERS_OF_A_LOSS and value.is_floating_point()
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple, Union
 
 import torch
 
@@ -99,13 +99,18 @@ def join_rows(structures: Sequence[Any]) -> Any:
     return map_tensors(structures[0], lambda _: next(joined))
 
 
-def select_rows(structure: Any, rows: Sequence[int], total: int) -> Any:
+def select_rows(structure: Any, rows: Union[Sequence[int], torch.Tensor, None], total: int) -> Any:
     """Return the given rows of every tensor that has `total` rows, in the given order; other values stay as they are.
+
+    Args:
+        structure: Nested tensors.
+        rows: Which rows; None is all of them, at no cost. See `BatchGeometry.row_index`.
+        total: Rows that each tensor has.
 
     Raises:
         RowsError: A tensor with dimensions has another number of rows.
     """
-    if list(rows) == list(range(total)):
+    if rows is None:
         return structure
     index = torch.as_tensor(rows, dtype=torch.long)
     return map_tensors(structure, lambda tensor: _checked(tensor, total)[index] if tensor.dim() else tensor)

@@ -70,6 +70,10 @@ def test_returned_rows_are_those_of_the_micro_batches_kept(geometry: BatchGeomet
     for mode, keeps in kept.items():
         expected = [row for (d, a, _), rows in dealt.items() if keeps(d, a) for row in rows]
         assert geometry.returned_rows(mode, period) == expected
+        index = geometry.row_index(mode, period)
+        everything = list(range(geometry.global_batch_size))
+        assert (everything if index is None else index.tolist()) == expected
+        assert (index is None) == (expected == everything)
 
 
 @given(geometries, st.integers(0, 500))

@@ -28,6 +28,7 @@ class Kind:
             optimizer's hyper-parameters leave unused exists on neither side.
         counts_steps: Whether torch keeps a step count in the state.
         device_counts_steps: Whether the device does.
+        scaled: Slots that the device keeps multiplied by the loss scaling.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Kind:
     slots: Mapping[str, str]
     counts_steps: bool
     device_counts_steps: bool
+    scaled: Tuple[str, ...] = ()
 
     def slots_in_torch(self, group: Mapping[str, Any]) -> Dict[str, str]:
         """Return the slots that torch keeps for a parameter group with these hyper-parameters."""
@@ -60,6 +62,7 @@ SGD = Kind(
     slots={"momentum_buffer": "Accl1"},
     counts_steps=False,
     device_counts_steps=False,
+    scaled=("momentum_buffer",),
 )
 ADAM = Kind(
     name="Adam",

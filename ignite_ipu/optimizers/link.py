@@ -85,6 +85,7 @@ class OptimizerLink:
         self._sent_loss_scaling = self._loss_scaling()
         self._newer_on_device = False
         self._steps = _most_steps(self._source.state)
+        self._loaded = False
         self._attached = False
         self._refusal = self._source.register_step_pre_hook(_refuse_step)
         if not conversion.passed_through:
@@ -136,13 +137,26 @@ class OptimizerLink:
             # PopTorch trips over a refused description when the optimizer is used again.
             self._restore(changes)
             raise
-        self._sent = self._values()
-        self._sent_loss_scaling = self._loss_scaling()
+        self._note_sent(changes)
+        return changes
+
+    def prepare(self) -> Tuple[Change, ...]:
+        """Write every changed value, constants too, into the device's optimizer; returns the changes.
+
+        For use before a model is wrapped: PopTorch reads the optimizer then, and compiles the constants it finds.
+
+        Raises:
+            OptimizerError: As for `changes`.
+        """
+        changes = self.changes()
+        self._apply(changes)
+        self._note_sent(changes)
         return changes
 
     def stepped(self, updates: int) -> None:
         """Note that the device made `updates` weight updates, for whoever asks for the state or schedules by steps."""
         self._newer_on_device = True
+        self._loaded = False
         self._steps += updates
         # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the second.
         self._source._opt_called = True  # type: ignore[attr-defined]
@@ -153,11 +167,18 @@ class OptimizerLink:
         """Bring the state that the user's optimizer shows up to date with the device's."""
         if not self._newer_on_device or self.conversion.passed_through:
             return
-        device_state = self._read_state().get("ipu_state")
+        current = self._read_state()
+        device_state = current.get("ipu_state")
         if device_state is None:
             return
-        groups = self._numbered_groups()
-        state = state_to_torch(device_state, self._names, groups, self.conversion.kind, steps=self._steps)
+        state = state_to_torch(
+            device_state,
+            self._names,
+            self._numbered_groups(),
+            self.conversion.kind,
+            steps=self._steps,
+            loss_scaling=self._loss_scaling_of(current),
+        )
         shown = self._source.__dict__["state"]
         shown.clear()
         shown.update({self._parameters[number]: entries for number, entries in state.items()})
@@ -205,7 +226,9 @@ class OptimizerLink:
             self.conversion.kind,
             variable=self.conversion.variable,
             known=current.get("ipu_state"),
+            loss_scaling=self._loss_scaling_of(current),
         )
+        self._loaded = True
         self._write_state({"ipu_state": converted, "ipu_param": current.get("ipu_param") or {}})
 
     def _numbered_groups(self) -> List[Dict[str, Any]]:
@@ -232,6 +255,18 @@ class OptimizerLink:
 
     def _loss_scaling(self) -> Any:
         return getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
+
+    def _loss_scaling_of(self, current: Mapping[str, Any]) -> float:
+        # Automatic loss scaling changes the value on the device alone.
+        entry = (current.get("ipu_param") or {}).get("lossScaling_FLOAT") if self._newer_on_device else None
+        return float(self._device.loss_scaling if entry is None else entry)
+
+    def _note_sent(self, changes: Sequence[Change]) -> None:
+        self._sent = self._values()
+        self._sent_loss_scaling = self._loss_scaling()
+        if self._loaded and any(change.attribute == _LOSS_SCALING for change in changes):
+            # A velocity that waits to be uploaded carries the loss scaling from before.
+            self._send_state()
 
     def _apply(self, changes: Sequence[Change]) -> None:
         if not self.conversion.passed_through:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Iterator, List, Tuple
 
-__all__ = ["FATES", "Receipt", "Row"]
-
-FATES = ("kept", "mapped", "dropped", "refused")
+__all__ = ["Receipt", "Row"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Row:
     Attributes:
         attribute: Its name.
         value: Its value, or one for each parameter group.
-        fate: One of `FATES`.
+        fate: `kept`, `mapped` to something that does the same, `dropped`, or `refused`.
         on_device: `variable`, `constant` or `compiled in`; empty for what does not reach the device.
         note: Why, in a few words.
     """

@@ -26,6 +26,7 @@ def state_to_torch(
     kind: Kind,
     *,
     steps: float = 0.0,
+    loss_scaling: float = 1.0,
 ) -> Dict[int, Dict[str, torch.Tensor]]:
     """Return torch's state for a device's.
 
@@ -35,6 +36,7 @@ def state_to_torch(
         param_groups: Hyper-parameters of each group, with the numbers of its parameters under `params`.
         kind: Which optimizer it is.
         steps: Updates made so far, for optimizers whose steps only torch counts.
+        loss_scaling: The device's loss scaling, which SGD's velocity carries.
 
     Returns:
         State by parameter number; parameters the device keeps no state for (it never updated them) have none.
@@ -45,7 +47,11 @@ def state_to_torch(
         for number in group["params"]:
             name = names[number]
             found = {slot: device_state.get(_entry(prefix, name)) for slot, prefix in slots.items()}
-            present = {slot: _copied(tensor) for slot, tensor in found.items() if tensor is not None}
+            present = {
+                slot: _copied(tensor, loss_scaling if slot in kind.scaled else 1.0)
+                for slot, tensor in found.items()
+                if tensor is not None
+            }
             if not present:
                 continue
             if kind.counts_steps:
@@ -65,6 +71,7 @@ def state_from_torch(
     *,
     variable: Collection[str] = (),
     known: Optional[Mapping[str, torch.Tensor]] = None,
+    loss_scaling: float = 1.0,
 ) -> Dict[str, torch.Tensor]:
     """Return the device's state for torch's.
 
@@ -76,6 +83,7 @@ def state_from_torch(
         kind: Which optimizer it is.
         variable: Hyper-parameters that are variable on the device: their state exists even while they are zero.
         known: What the device holds now, if that is known: only its entries are made, in their types.
+        loss_scaling: The device's loss scaling, which SGD's velocity carries.
 
     Returns:
         Tensors by the names PopTorch gives them.
@@ -90,7 +98,10 @@ def state_from_torch(
             entries = state.get(number, {})
             _check_entries(entries, names[number], kind)
             for slot, prefix in slots.items():
-                _put(result, _entry(prefix, names[number]), entries.get(slot), shapes[number], known, slot)
+                value = entries.get(slot)
+                if value is not None and slot in kind.scaled:
+                    value = value * loss_scaling
+                _put(result, _entry(prefix, names[number]), value, shapes[number], known, slot)
             if kind.device_counts_steps:
                 _put(result, _entry(STEP, names[number]), entries.get("step"), (), known, "step")
     return result
@@ -131,8 +142,9 @@ def _check_entries(entries: Mapping[str, Any], name: str, kind: Kind) -> None:
         )
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to(torch.float32, copy=True)
+def _copied(tensor: torch.Tensor, scaling: float) -> torch.Tensor:
+    copied = tensor.detach().to(torch.float32, copy=True)
+    return copied if scaling == 1.0 else copied.div_(scaling)
 
 
 def _entry(prefix: str, name: str) -> str:

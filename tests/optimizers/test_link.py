@@ -158,6 +158,15 @@ def test_constants_may_change_until_compiled() -> None:
     assert link.conversion.optimizer.param_groups[0]["weight_decay"] == 0.1
 
 
+def test_a_model_that_is_wrapped_anew_takes_every_value() -> None:
+    """PopTorch reads the optimizer when it wraps the model: constants are compiled anew, nothing needs sending."""
+    _, optimizer, link = linked(momentum_sgd)
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    assert link.prepare() == (Change(0, "weight_decay", 0.0, 0.1),)
+    assert link.conversion.optimizer.param_groups[0]["weight_decay"] == 0.1
+    assert link.prepare() == () and link.push(Executor()) == ()
+
+
 def test_a_refused_description_is_taken_back() -> None:
     """PopTorch trips over it later otherwise."""
     _, optimizer, link = linked(momentum_sgd)
@@ -266,6 +275,21 @@ def test_before_the_first_step_the_state_is_empty() -> None:
     """As torch's is."""
     _, optimizer, _ = linked(momentum_sgd)
     assert optimizer.state_dict()["state"] == {}
+
+
+def test_velocities_on_the_device_carry_the_loss_scaling() -> None:
+    """torch's do not: reading divides it out, loading puts it in, and a change meanwhile is minded."""
+    device = Device()
+    _, optimizer, link = linked(momentum_sgd, device, loss_scaling=4.0)
+    device.state = {name: tensor * 4 for name, tensor in VELOCITY.items()}
+    link.stepped(1)
+    saved = optimizer.state_dict()
+    assert float(saved["state"][1]["momentum_buffer"][0]) == 3
+    optimizer.load_state_dict(saved)
+    assert float(device.state["Accl1___model.bias"][0]) == 12
+    optimizer.loss_scaling = 8.0
+    link.push(Executor())
+    assert float(device.state["Accl1___model.bias"][0]) == 24
 
 
 def test_load_state_dict_reaches_the_device() -> None:
