@@ -10,6 +10,7 @@ after the link is made.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -81,8 +82,11 @@ class OptimizerLink:
             tuple(name for name in (*conversion.kind.numbers, *conversion.kind.structural) if name in group)
             for group in self._source.param_groups
         ]
+        self._getters = [operator.itemgetter(*names) for names in self._watched]
         self._sent = self._values()
         self._sent_loss_scaling = self._loss_scaling()
+        # As found in the groups; only if this differs, or may have changed in place, are values converted and compared.
+        self._seen: List[Any] = []
         self._newer_on_device = False
         self._steps = _most_steps(self._source.state)
         self._loaded = False
@@ -100,9 +104,11 @@ class OptimizerLink:
         Raises:
             OptimizerError: Groups or their parameters were added or removed, or a value is no finite number.
         """
-        values = self._values()
+        seen = self._as_found()
         found = []
-        if values != self._sent:
+        if seen != self._seen:
+            values = self._values()
+            self._seen = seen if values == self._sent and not _may_change_in_place(seen) else []
             for number, (names, old, new) in enumerate(zip(self._watched, self._sent, values)):
                 found += [Change(number, *change) for change in zip(names, old, new) if change[1] != change[2]]
         loss_scaling = self._loss_scaling()
@@ -240,17 +246,21 @@ class OptimizerLink:
             start += size
         return numbered
 
-    def _values(self) -> List[Tuple[Any, ...]]:
+    def _as_found(self) -> List[Any]:
+        """Return every group's watched values as they stand there."""
         groups = self._source.param_groups
-        if len(groups) != len(self._group_sizes) or any(
-            len(group["params"]) != size for group, size in zip(groups, self._group_sizes)
-        ):
+        if [len(group["params"]) for group in groups] != self._group_sizes:
             raise OptimizerError(
                 f"The optimizer now has groups of {[len(group['params']) for group in groups]} parameters, but its "
                 f"update was made for groups of {self._group_sizes}. Add parameters before creating the trainer."
             )
+        return [get(group) for get, group in zip(self._getters, groups)]
+
+    def _values(self) -> List[Tuple[Any, ...]]:
+        """Return every group's watched values as PopTorch takes them."""
         return [
-            tuple([hyper_parameter(name, group[name]) for name in names]) for names, group in zip(self._watched, groups)
+            tuple([hyper_parameter(name, group[name]) for name in names])
+            for names, group in zip(self._watched, self._source.param_groups)
         ]
 
     def _loss_scaling(self) -> Any:
@@ -282,6 +292,10 @@ class OptimizerLink:
                 setattr(self._device, change.attribute, value)
             else:
                 self._device.param_groups[change.group][change.attribute] = value
+
+
+def _may_change_in_place(groups: Sequence[Any]) -> bool:
+    return not all(isinstance(value, (float, int, tuple)) for values in groups for value in values)
 
 
 def _constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
