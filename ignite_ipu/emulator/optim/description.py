@@ -213,10 +213,19 @@ def _kind(optimizer: torch.optim.Optimizer) -> Kind:
 
 
 def _common(optimizer: torch.optim.Optimizer, name: str, found: List[bool]) -> bool:
-    found = [*found, *(bool(group.get(name, optimizer.defaults[name])) for group in optimizer.param_groups)]
+    for index, group in enumerate(optimizer.param_groups):
+        found = [*found, bool(_mandatory(optimizer, group, name, f"group {index}"))]
     if any(value != found[0] for value in found):
         raise AssertionError(f"All parameter groups must have the same value for the '{name}' option, not {found}.")
     return found[0]
+
+
+def _mandatory(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in group:
+        raise AssertionError(
+            f"Mandatory attribute '{name}' not found in {where} of the {_name(type(optimizer))} optimizer."
+        )
+    return group[name]
 
 
 def _check_features(optimizer: torch.optim.Optimizer) -> None:
@@ -258,17 +267,13 @@ def _read_group(
     entries = []
     for name in GROUP_VALUES[kind]:
         argument = "betas" if name in ("beta1", "beta2") else name
-        if argument not in group:
-            # Nothing puts the velocity scaling into the groups of a torch.optim.SGD but its user.
-            if name != "velocity_scaling":
-                raise AssertionError(
-                    f"Mandatory attribute '{argument}' not found in {where} of the {_name(type(optimizer))} optimizer."
-                )
+        if name == "velocity_scaling" and name not in group:
+            # Nothing puts it into the groups of a torch.optim.SGD but its user.
             value = _number(getattr(optimizer, name, 1.0), name)
         elif argument == "betas":
-            value = _pair(group[argument], f"{argument} in {where}")[0 if name == "beta1" else 1]
+            value = _pair(_mandatory(optimizer, group, argument, where), f"{argument} in {where}")[name == "beta2"]
         else:
-            value = _number(group[argument], f"{name} in {where}")
+            value = _number(_mandatory(optimizer, group, name, where), f"{name} in {where}")
         entries.append((name, HyperParameter(value, constancy.of(argument, value))))
     return HyperParameters(tuple(entries))
 

@@ -257,13 +257,20 @@ class RmsProp(Rule):
     def _root(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
         alpha, eps = values["alpha"], values["eps"]
         square = foreach.average_square(bucket.states[ACCL1], alpha, grads, self.store)
+        # The state itself must survive: the root is taken in place only of what was made from it.
         if self._centered:
             mean = foreach.average(bucket.states[ACCL2], alpha, grads, self.store)
-            square = torch._foreach_addcmul(square, mean, mean, -1)
-        if self._tf_variant:
-            return torch._foreach_sqrt(torch._foreach_add(square, eps))
-        root = torch._foreach_sqrt(square)
-        torch._foreach_add_(root, eps)
+            root = torch._foreach_addcmul(square, mean, mean, -1)
+            if self._tf_variant:
+                torch._foreach_add_(root, eps)
+            torch._foreach_sqrt_(root)
+        elif self._tf_variant:
+            root = torch._foreach_add(square, eps)
+            torch._foreach_sqrt_(root)
+        else:
+            root = torch._foreach_sqrt(square)
+        if not self._tf_variant:
+            torch._foreach_add_(root, eps)
         return root
 
 

@@ -1,0 +1,267 @@
+"""The optimizer on the device: groups, missing gradients, replicas, state, and loss scaling."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, List, Optional
+
+import pytest
+import torch
+
+from ignite_ipu.emulator import optim
+from ignite_ipu.emulator.errors import Error
+from ignite_ipu.emulator.optim import foreach
+from ignite_ipu.emulator.optim.description import describe
+from ignite_ipu.emulator.optim.device_optimizer import DeviceOptimizer
+
+MAKERS: Dict[str, Any] = {
+    "sgd": lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.1),
+    "combined": lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.1, use_combined_accum=True, velocity_scaling=4.0),
+    "adam": lambda p: optim.Adam(p, 0.1, weight_decay=0.1),
+    "adamw": lambda p: optim.AdamW(p, 0.1),
+    "rmsprop": lambda p: optim.RMSprop(p, 0.1, momentum=0.5, centered=True),
+    "lamb": lambda p: optim.LAMB(p, 0.1),
+}
+STATES = {
+    "sgd": {"Accl1"},
+    "combined": {"Accl1"},
+    "adam": {"Accl1", "Accl2", "Step"},
+    "adamw": {"Accl1", "Accl2", "Step"},
+    "rmsprop": {"Accl1", "Accl2", "Accl3"},
+    "lamb": {"Accl1", "Accl2", "Step"},
+}
+
+
+def params(count: int = 2) -> List[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.full((3,), 1.0 + index)) for index in range(count)]
+
+
+def device(optimizer: torch.optim.Optimizer, group_of: Optional[Dict[str, Optional[int]]] = None, **more: Any) -> Any:
+    """Return the device's optimizer over copies of the parameters, named a, b, c ..., with the copies as `.weights`."""
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = [index for index, group in enumerate(optimizer.param_groups) for _ in group["params"]]
+    weights = {"abcdef"[i]: p.detach().clone() for i, p in enumerate(own)}
+    found: Any = DeviceOptimizer(describe(optimizer), weights, group_of or dict(zip(weights, groups)), **more)
+    found.weights = weights
+    return found
+
+
+def steps(which: Any, count: int, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        which.update([torch.randn(w.shape, generator=generator) for w in which.weights.values()])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+def test_every_group_has_values_of_its_own(kind: Any) -> None:
+    """Three groups with different rates and decays end where torch's end."""
+    own = params(4)
+    optimizer = kind(
+        [{"params": own[:1]}, {"params": own[1:3], "lr": 0.05, "weight_decay": 0.1}, {"params": own[3:], "lr": 0.0}],
+        lr=0.01,
+    )
+    which = device(optimizer)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        grads = [torch.randn(3, generator=generator) for _ in own]
+        which.update(grads)
+        for parameter, grad in zip(own, grads):
+            parameter.grad = grad
+        optimizer.step()
+    for weight, parameter in zip(which.weights.values(), own):
+        torch.testing.assert_close(weight, parameter.detach(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(which.weights["d"], torch.full((3,), 4.0))
+
+
+def test_a_weight_in_no_group_trains_with_the_defaults() -> None:
+    optimizer = torch.optim.SGD([{"params": params(2), "lr": 0.5}], lr=0.1)
+    which = device(optimizer, {"a": 0, "b": None})
+    which.update([torch.ones(3), torch.ones(3)])
+    assert which.weights["a"].tolist() == pytest.approx([0.5] * 3)
+    assert which.weights["b"].tolist() == pytest.approx([1.9] * 3)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_weight_without_gradient_is_left_alone_and_counts_no_update(name: str) -> None:
+    """Updates missed now and then leave a weight where its own updates alone would have brought it."""
+    which, alone = device(MAKERS[name](params(2))), device(MAKERS[name](params(1)))
+    for turn in range(9):
+        grad = torch.full((3,), float(turn % 4) - 1.0)
+        which.update([None if turn % 3 == 1 else grad, grad])
+        if turn % 3 != 1:
+            alone.update([grad])
+    torch.testing.assert_close(which.weights["a"], alone.weights["a"])
+    before = which.weights["a"].clone()
+    which.update([None, None])
+    assert torch.equal(which.weights["a"], before)
+
+
+def test_a_new_description_takes_effect_at_the_next_update() -> None:
+    optimizer = torch.optim.SGD(params(1), lr=0.1)
+    which = device(optimizer)
+    which.update([torch.ones(3)])
+    optimizer.param_groups[0]["lr"] = 0.01
+    which.update([torch.ones(3)])
+    which.set_description(describe(optimizer))
+    which.update([torch.ones(3)])
+    assert which.weights["a"].tolist() == pytest.approx([1.0 - 0.1 - 0.1 - 0.01] * 3)
+
+
+# -- state ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_state_has_one_entry_of_each_kind_for_each_weight(name: str) -> None:
+    state, _ = device(MAKERS[name](params(2))).read_state()
+    assert set(state) == {f"{kind}___{weight}" for kind in STATES[name] for weight in "ab"}
+    assert all(tensor.shape == (() if key.startswith("Step") else (3,)) for key, tensor in state.items())
+
+
+def test_state_that_the_maths_does_not_need_does_not_exist() -> None:
+    assert device(optim.SGD(params(), 0.1)).read_state()[0] == {}
+    assert device(optim.SGD(params(), 0.1)).state_bytes == 0
+    assert set(device(optim.RMSprop(params(1))).read_state()[0]) == {"Accl1___a"}
+    assert set(device(optim.RMSprop(params(1), momentum=0.0)).read_state()[0]) == {"Accl1___a", "Accl3___a"}
+
+
+def test_state_bytes_count_the_types_of_the_moments() -> None:
+    assert device(optim.Adam(params(2))).state_bytes == 2 * 2 * 3 * 4
+    half = optim.Adam(params(2), first_order_momentum_accum_type=torch.float16)
+    assert device(half).state_bytes == 2 * 3 * (2 + 4)
+
+
+def test_moments_are_those_of_the_formulas() -> None:
+    which = device(optim.Adam(params(1)))
+    which.update([torch.tensor([1.0, 2.0, 0.0])])
+    state, _ = which.read_state()
+    torch.testing.assert_close(state["Accl1___a"], torch.tensor([0.1, 0.2, 0.0]))
+    torch.testing.assert_close(state["Accl2___a"], torch.tensor([0.001, 0.004, 0.0]))
+    assert state["Step___a"].item() == 1.0
+
+
+def test_stored_velocities_carry_the_scaling() -> None:
+    """The loss scaling in the separate variant, the velocity scaling in the combined one."""
+    separate = device(optim.SGD(params(1), 0.1, 0.9, loss_scaling=8.0))
+    separate.update([torch.ones(3)])
+    assert separate.read_state()[0]["Accl1___a"].tolist() == [8.0] * 3
+    combined = device(optim.SGD(params(1), 0.1, 0.5, loss_scaling=8.0, velocity_scaling=4.0, use_combined_accum=True))
+    combined.update([torch.ones(3)])
+    assert combined.read_state()[0]["Accl1___a"].tolist() == [2.0] * 3  # the next update's: already decayed by 0.5
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_state_written_elsewhere_continues_the_run(name: str) -> None:
+    """Weights and state moved to another device after 5 updates give the same weights after 10."""
+    one = device(MAKERS[name](params()))
+    steps(one, 5)
+    two = device(MAKERS[name](params()))
+    two.write_state(*one.read_state())
+    for weight in one.weights:
+        two.weights[weight].copy_(one.weights[weight])
+    steps(one, 5, seed=1)
+    steps(two, 5, seed=1)
+    for weight in one.weights:
+        assert torch.equal(one.weights[weight], two.weights[weight])
+
+
+def test_what_is_read_is_a_copy() -> None:
+    which = device(MAKERS["adam"](params()))
+    state, _ = which.read_state()
+    steps(which, 1)
+    assert state["Accl1___a"].tolist() == [0.0] * 3
+    assert state["Step___a"].item() == 0.0
+
+
+def test_missing_names_are_reported_and_keep_their_values(caplog: pytest.LogCaptureFixture) -> None:
+    which = device(MAKERS["adam"](params(1)))
+    steps(which, 3)
+    state, param = which.read_state()
+    kept = state.pop("Accl2___a")
+    state["Accl1___a"] = torch.full((3,), 9.0)
+    del param["learningRate___specific___a"]
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        which.write_state(state, param)
+    assert "lacks Accl2___a, learningRate___specific___a" in caplog.text
+    now, _ = which.read_state()
+    assert torch.equal(now["Accl2___a"], kept)
+    assert now["Accl1___a"].tolist() == [9.0] * 3
+
+
+def test_a_state_of_another_shape_is_refused_as_a_whole() -> None:
+    which = device(MAKERS["adam"](params(1)))
+    state, param = which.read_state()
+    state["Accl1___a"] = torch.ones(3)
+    state["Accl2___a"] = torch.ones(4)
+    with pytest.raises(Error, match=r"Accl2___a to load has shape \(4,\), the device's \(3,\)"):
+        which.write_state(state, param)
+    assert which.read_state()[0]["Accl1___a"].tolist() == [0.0] * 3
+
+
+def test_loading_a_state_leaves_hyper_parameters_to_the_description() -> None:
+    which = device(optim.SGD(params(1), 0.1))
+    state, param = which.read_state()
+    param["scaledLearningRate0___specific___a"] = torch.tensor(99.0)
+    which.write_state(state, param)
+    which.update([torch.ones(3)])
+    assert which.weights["a"].tolist() == pytest.approx([0.9] * 3)
+
+
+# -- loss scaling ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sgd", "combined", "adam", "rmsprop", "lamb"])
+def test_a_change_of_loss_scaling_does_not_disturb_the_run(name: str) -> None:
+    plain, changing = device(MAKERS[name](params())), device(MAKERS[name](params()))
+    for turn, scaling in enumerate([1.0, 2.0, 64.0, 0.5]):
+        changing.loss_scaling = scaling
+        assert changing.loss_scaling == scaling
+        steps(plain, 3, seed=turn)
+        steps(changing, 3, seed=turn)
+    for weight in plain.weights:
+        torch.testing.assert_close(plain.weights[weight], changing.weights[weight], rtol=1e-6, atol=1e-6)
+
+
+def test_a_description_changes_the_loss_scaling_only_if_it_changed_itself() -> None:
+    """A scaling that the device has adjusted outlives changes of other values."""
+    optimizer = optim.SGD(params(1), 0.1, 0.9, loss_scaling=4.0)
+    which = device(optimizer)
+    which.loss_scaling = 16.0
+    optimizer.param_groups[0]["lr"] = 0.2
+    which.set_description(describe(optimizer))
+    assert which.loss_scaling == 16.0
+    optimizer.loss_scaling = 2.0
+    which.set_description(describe(optimizer))
+    assert which.loss_scaling == 2.0
+    assert which.read_state()[1]["lossScaling_FLOAT"].item() == 2.0
+
+
+# -- replicas -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_weights_with_a_value_per_replica_group_train_as_weights_apart(name: str) -> None:
+    """Dimension 0 of "a" counts groups: each slice ends where a weight of its own would, LAMB's norms included."""
+    values = torch.tensor([[1.0, 2.0, 3.0], [-4.0, 0.5, 0.0]])
+    together = device(MAKERS[name]([torch.nn.Parameter(values.clone())]), per_replica=["a"])
+    apart = device(MAKERS[name]([torch.nn.Parameter(value.clone()) for value in values]))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        grads = torch.randn(2, 3, generator=generator)
+        together.update([grads])
+        apart.update(list(grads))
+    torch.testing.assert_close(together.weights["a"], torch.stack(list(apart.weights.values())))
+
+
+def test_clipping_with_weights_that_differ_between_replicas_is_refused() -> None:
+    with pytest.raises(Error, match=r"max_grad_norm=1\.0 cannot bound gradients while parameters differ"):
+        device(optim.Adam(params(2), max_grad_norm=1.0), per_replica=["b"])
+
+
+def test_float16_weights_are_stored_the_way_the_device_rounds() -> None:
+    def floor(to: foreach.Tensors, values: foreach.Tensors) -> None:
+        foreach.store_nearest(to, [value.floor() for value in values])
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.tensor([4.0]).half())], lr=0.1)
+    which = device(optimizer, store=floor)
+    which.update([torch.tensor([1.0]).half()])
+    assert which.weights["a"].item() == 3.0
