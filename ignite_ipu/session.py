@@ -12,6 +12,7 @@ from ignite.engine import Engine
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.copies import copy_as_ordinary_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.loss import TrainingStep
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
@@ -164,7 +165,10 @@ class IPUSession:
         """Fire an event on every engine of this session."""
         logger.debug("%s", event.value)
         for engine in list(self._engines):
+            # Handlers of the event that is being handled may still ask which one that is.
+            last = engine.last_event_name
             engine.fire_event(event)
+            engine.last_event_name = last
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -189,6 +193,8 @@ class IPUSession:
         leaves = program.arguments(x, y)
         if not program.ready:
             self._make_room_for(program)
+            if program.executor is None:
+                link.prepare()
             program.load(leaves, (x, y))
         if link.push(program.executor):
             self.fire(IPUEvents.OPTIMIZER_SENT)
@@ -221,6 +227,20 @@ class IPUSession:
             output = program.executor(*program.arguments(piece))
             predictions.append(take_rows(output, valid, program.rows))
         return join_rows(predictions)
+
+    def check_model(self) -> None:
+        """Refuse to go on with a model whose parameters or buffers are not the ones that were compiled.
+
+        Raises:
+            SessionError: Some were replaced, added or removed.
+        """
+        changed = self.weights.replaced(self.model)
+        if changed:
+            raise SessionError(
+                f"{', '.join(changed)} of the model was replaced, added or removed since its session began, but the "
+                "programs and the optimizer hold the tensors of that time. Change parameters in place (with copy_() "
+                "under torch.no_grad(), or load_state_dict), or call trainer.ipu.close() and create the engines again."
+            )
 
     # -- giving back ----------------------------------------------------------------------------------------------
 
@@ -284,7 +304,7 @@ class IPUSession:
         geometry = program.geometry
         assert geometry is not None and program.rows is not None
         mode = output_mode(program.options, training=True)
-        rows = geometry.returned_rows(mode, program.options.output_return_period)
+        rows = geometry.row_index(mode, program.options.output_return_period)
         return select_rows(x, rows, program.rows), select_rows(y, rows, program.rows)
 
     def _mean_loss(self, program: Program, loss: torch.Tensor) -> torch.Tensor:
@@ -299,7 +319,9 @@ class IPUSession:
 
 
 def _wrap_for_training(step: nn.Module, options: Any, optimizer: Any) -> Any:
-    return backend.poptorch().trainingModel(step, options=options, optimizer=optimizer)
+    executor = backend.poptorch().trainingModel(step, options=options, optimizer=optimizer)
+    copy_as_ordinary_tensors(step)
+    return executor
 
 
 def _wrap_for_inference(step: nn.Module, options: Any) -> Any:

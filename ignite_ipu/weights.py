@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import nn
@@ -37,7 +37,8 @@ class Weights:
 
     def __init__(self, model: nn.Module, fire: Optional[Fire] = None) -> None:
         self._fire = fire or (lambda event: None)
-        self._tensors: List[torch.Tensor] = [*model.parameters(), *model.buffers()]
+        self._named = _named_tensors(model)
+        self._tensors: List[torch.Tensor] = list(self._named.values())
         self._training: Optional[_Copy] = None
         self._inference: List[_Copy] = []
         self._host_is_stale = False
@@ -91,6 +92,12 @@ class Weights:
         self.host_changed()
         return True
 
+    def replaced(self, model: nn.Module) -> List[str]:
+        """Return the names of parameters and buffers that are not the ones that the model had at first."""
+        now = _named_tensors(model)
+        names = [*self._named, *(name for name in now if name not in self._named)]
+        return [name for name in names if now.get(name) is not self._named.get(name)]
+
     def to_host(self) -> bool:
         """Make the host's copy the newest, and tell whether that took a copy."""
         if not self._host_is_stale or self._training is None:
@@ -134,3 +141,14 @@ class Weights:
         with torch._C.DisableTorchFunctionSubclass():
             read = torch.Tensor._version.__get__  # type: ignore[attr-defined]
             return sum(read(tensor) for tensor in self._tensors)
+
+
+def _named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:
+    """Return parameters and buffers by name, without the look at them that makes a wrapped model download."""
+    found: Dict[str, torch.Tensor] = {}
+    for prefix, module in model.named_modules():
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in module.__dict__[kind].items():
+                if tensor is not None:
+                    found[f"{prefix}.{name}" if prefix else name] = tensor
+    return found

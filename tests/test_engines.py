@@ -1,0 +1,305 @@
+"""An Ignite script on an IPU does what it does on Ignite's own engines."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import textwrap
+
+import ignite.engine
+import pytest
+import torch
+from ignite.engine import Engine, Events
+from ignite.handlers import Checkpoint, DiskSaver
+from ignite.metrics import Accuracy, ConfusionMatrix, Loss
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import IPUSession, create_ipu_evaluator, create_ipu_trainer, ipu_evaluation_step, ipu_training_step
+from tests.supervised import assert_same_weights, network, pair, task, train_natively
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (create_ipu_trainer, ignite.engine.create_supervised_trainer),
+        (create_ipu_evaluator, ignite.engine.create_supervised_evaluator),
+    ],
+)
+def test_the_factories_take_ignites_arguments(ours, theirs):
+    """Names, order and kinds are Ignite's; what is added is keyword-only."""
+    expected = list(inspect.signature(theirs).parameters.values())
+    parameters = list(inspect.signature(ours).parameters.values())
+    given = parameters[: len(expected)]
+    assert [(p.name, p.kind) for p in given] == [(p.name, p.kind) for p in expected]
+    for mine, other in zip(given, expected):
+        if not callable(other.default):
+            assert mine.default == other.default, mine.name
+    assert all(p.kind is p.KEYWORD_ONLY for p in parameters[len(expected) :])
+
+
+def test_losses_and_weights_are_those_of_ignites_engine():
+    """The same script on both engines sees the same loss at every iteration and ends with the same weights."""
+    losses = {}
+    models = {}
+    for create in (ignite.engine.create_supervised_trainer, create_ipu_trainer):
+        model, optimizer = pair(momentum=0.9)
+        trainer = create(model, optimizer, CROSS_ENTROPY)
+        seen = losses[create] = []
+        trainer.add_event_handler(
+            Events.ITERATION_COMPLETED, lambda engine, seen=seen: seen.append(engine.state.output)
+        )
+        torch.manual_seed(3)
+        trainer.run(DataLoader(task(), batch_size=8, shuffle=True), max_epochs=3)
+        models[create] = model
+    native, ipu = losses.values()
+    assert len(ipu) == 24
+    assert ipu == pytest.approx(native, rel=1e-5)
+    assert_same_weights(*models.values())
+
+
+@pytest.mark.parametrize("device_iterations", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_iteration_is_one_device_call(device_iterations, accumulation, replicas):
+    """It consumes D * A * R micro-batches, makes D updates, and reports the mean loss of all of them."""
+    model, optimizer = pair(lr=0.0001)
+    trainer = create_ipu_trainer(
+        model,
+        optimizer,
+        CROSS_ENTROPY,
+        gradient_accumulation_steps=accumulation,
+        device_iterations=device_iterations,
+        replication_factor=replicas,
+    )
+    loader = DataLoader(task(), batch_size=4)
+    trainer.run(loader)
+    calls = 16 // (device_iterations * accumulation * replicas)
+    assert trainer.state.iteration == calls
+    counted = poptorch.counters(trainer.ipu.training.executor)
+    assert (counted.device_calls, counted.micro_batches, counted.optimizer_updates) == (
+        calls,
+        16,
+        calls * device_iterations,
+    )
+    reference, reference_optimizer = pair(lr=0.0001)
+    train_natively(reference, reference_optimizer, loader, accumulation * replicas)
+    assert_same_weights(model, reference)
+    last = list(loader)[-16 // calls :]
+    expected = sum(CROSS_ENTROPY(reference(x), y).item() for x, y in last) / len(last)
+    assert trainer.state.output == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["All", "Final", "EveryN"])
+def test_labels_belong_to_the_predictions(mode):
+    """Whatever the output mode returns, `output_transform` gets the inputs and targets of those samples."""
+    options = poptorch.Options().deviceIterations(4).replicationFactor(2)
+    options.Training.gradientAccumulation(2)
+    options.outputMode(poptorch.OutputMode[mode], *([2] if mode == "EveryN" else []))
+    model, optimizer = pair(lr=1e-9)
+    trainer = create_ipu_trainer(
+        model, optimizer, CROSS_ENTROPY, options=options, output_transform=lambda x, y, y_pred, loss: (x, y, y_pred)
+    )
+    trainer.run(DataLoader(task(), batch_size=4))
+    x, y, y_pred = trainer.state.output
+    assert len(x) == len(y) == len(y_pred) == {"All": 64, "Final": 8, "EveryN": 32}[mode]
+    torch.testing.assert_close(y_pred, network()(x), rtol=1e-4, atol=1e-4)
+    data = task()
+    rows = [int((data.tensors[0] == row).all(1).nonzero()) for row in x]
+    assert torch.equal(data.tensors[1][rows], y)
+
+
+@pytest.mark.parametrize("samples", [1, 7, 40, 64, 61])
+def test_every_sample_counts_once_in_an_evaluation(samples):
+    """Metrics equal Ignite's own engine's, ragged last batch included, and count each sample once."""
+    data = task(samples)
+    metrics = lambda: {"accuracy": Accuracy(), "loss": Loss(CROSS_ENTROPY), "matrix": ConfusionMatrix(3)}  # noqa: E731
+    native = ignite.engine.create_supervised_evaluator(network(), metrics()).run(DataLoader(data, batch_size=4))
+    model = network()
+    evaluator = create_ipu_evaluator(model, metrics(), device_iterations=3)
+    state = evaluator.run(DataLoader(data, batch_size=4))
+    assert int(state.metrics["matrix"].sum()) == samples
+    assert torch.equal(state.metrics["matrix"], native.metrics["matrix"])
+    assert state.metrics["accuracy"] == native.metrics["accuracy"]
+    assert state.metrics["loss"] == pytest.approx(native.metrics["loss"], rel=1e-6)
+    evaluator.ipu.close()
+
+
+def test_schedulers_reach_the_device_once_per_change():
+    """A scheduler bound to the user's optimizer changes the device's learning rate before the next step."""
+    model, optimizer = pair(lr=0.1)
+    reference, reference_optimizer = pair(lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    reference_scheduler = torch.optim.lr_scheduler.StepLR(reference_optimizer, 1, gamma=0.5)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: scheduler.step())
+    loader = DataLoader(task(), batch_size=8)
+    trainer.run(loader, max_epochs=3)
+    for _ in range(3):
+        train_natively(reference, reference_optimizer, loader)
+        reference_scheduler.step()
+    assert_same_weights(model, reference)
+    # Once when the program was loaded, then for the second and the third epoch.
+    assert poptorch.counters(trainer.ipu.training.executor).optimizer_uploads == 3
+
+
+def test_steps_of_ones_own_engine():
+    """The step functions are public, for engines that somebody builds."""
+    model, optimizer = pair()
+    factory = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+    trainer = Engine(ipu_training_step(factory.ipu, output_transform=lambda x, y, y_pred, loss: float(loss)))
+    evaluator = Engine(ipu_evaluation_step(factory.ipu))
+    loader = DataLoader(task(), batch_size=8)
+    trainer.run(loader)
+    Accuracy().attach(evaluator, "accuracy")
+    state = evaluator.run(loader)
+    reference, reference_optimizer = pair()
+    train_natively(reference, reference_optimizer, loader)
+    expected = sum(int((reference(x).argmax(1) == y).sum()) for x, y in loader) / 64
+    assert state.metrics["accuracy"] == pytest.approx(expected)
+
+
+def test_batches_of_dictionaries_with_scalars():
+    """Nested batches reach the model as they are; a Python number may change from batch to batch."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, batch):
+            return self.inner(batch["features"]["x"]) * batch["scale"]
+
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = create_ipu_trainer(
+        model, optimizer, CROSS_ENTROPY, prepare_batch=lambda batch, device, non_blocking: (batch, batch["target"])
+    )
+    x, y = task().tensors
+    batches = [{"features": {"x": x[i : i + 8]}, "scale": 1.0 + i, "target": y[i : i + 8]} for i in range(0, 64, 8)]
+    trainer.run(batches)
+    reference = Scaled()
+    reference_optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    train_natively(reference, reference_optimizer, [(batch, batch["target"]) for batch in batches])
+    assert_same_weights(model, reference)
+
+
+def test_a_model_that_returns_its_own_loss():
+    """loss_fn=None takes the loss from the model's output."""
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, batch):
+            x, y = batch
+            logits = self.inner(x)
+            return {"loss": CROSS_ENTROPY(logits, y), "logits": logits}
+
+    model = WithLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    trainer = create_ipu_trainer(
+        model, optimizer, None, prepare_batch=lambda batch, device, non_blocking: (tuple(batch), batch[1])
+    )
+    loader = DataLoader(task(), batch_size=8)
+    trainer.run(loader)
+    reference, reference_optimizer = pair(lr=0.05)
+    train_natively(reference, reference_optimizer, loader)
+    assert_same_weights(model.inner, reference)
+
+
+SCRIPT = """
+import sys, torch
+from ignite.engine import Events
+from ignite.handlers import Checkpoint, DiskSaver
+from ignite.metrics import Accuracy
+from torch import nn
+from torch.utils.data import DataLoader
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from tests.supervised import task
+
+folder, stop, resume = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), device_iterations=2)
+evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+loader = DataLoader(task(), batch_size=8, shuffle=True)
+to_save = {"model": model, "optimizer": optimizer, "trainer": trainer, "lr_scheduler": scheduler}
+trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: scheduler.step())
+trainer.add_event_handler(Events.EPOCH_COMPLETED, Checkpoint(to_save, DiskSaver(folder, require_empty=False)))
+trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(loader))
+trainer.add_event_handler(Events.EPOCH_COMPLETED(once=stop), trainer.terminate)
+if resume:
+    Checkpoint.load_objects(to_save, torch.load(resume[0], weights_only=True))
+trainer.run(loader, max_epochs=4)
+"""
+
+
+def test_a_resumed_run_ends_with_the_uninterrupted_runs_weights(tmp_path):
+    """Stopped after any epoch and resumed in a new process: bit for bit the same, with shuffling and dropout."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    def run(folder, stop, *resume):
+        command = [sys.executable, str(script), str(tmp_path / folder), str(stop), *map(str, resume)]
+        subprocess.run(command, check=True, cwd=".", env={**__import__("os").environ, "PYTHONPATH": "."}, timeout=120)
+
+    run("whole", 4)
+    whole = torch.load(tmp_path / "whole" / "checkpoint_16.pt", weights_only=True)
+    run("stopped", 2)
+    run("stopped", 4, tmp_path / "stopped" / "checkpoint_8.pt")
+    resumed = torch.load(tmp_path / "stopped" / "checkpoint_16.pt", weights_only=True)
+    assert whole["model"].keys() == resumed["model"].keys()
+    for name, value in whole["model"].items():
+        assert torch.equal(value, resumed["model"][name]), name
+    for number, state in whole["optimizer"]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, resumed["optimizer"]["state"][number][name]), (number, name)
+
+
+def test_a_checkpoint_loads_where_neither_this_library_nor_poptorch_is(tmp_path):
+    """The files hold plain tensors under plain names."""
+    model, optimizer = pair(momentum=0.9)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+    to_save = {"model": model, "optimizer": optimizer, "trainer": trainer}
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, Checkpoint(to_save, DiskSaver(str(tmp_path))))
+    trainer.run(DataLoader(task(), batch_size=8))
+    program = textwrap.dedent(
+        """
+        import sys, torch
+        saved = torch.load(sys.argv[1], weights_only=True)
+        assert list(saved["model"]) == ["0.weight", "0.bias", "2.weight", "2.bias"], saved["model"].keys()
+        assert all(type(value) is torch.Tensor for value in saved["model"].values())
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        model.load_state_dict(saved["model"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        optimizer.load_state_dict(saved["optimizer"])
+        assert optimizer.state[model[0].weight]["momentum_buffer"].shape == (8, 6)
+        assert not [name for name in sys.modules if "ignite" in name or "poptorch" in name]
+        """
+    )
+    file = tmp_path / "checkpoint_8.pt"
+    subprocess.run([sys.executable, "-I", "-c", program, str(file)], check=True, timeout=60)
+
+
+def test_the_session_answers_before_the_first_step():
+    """Printing it tells batch arithmetic, IPUs, backend, variable attributes and how often weights move."""
+    model, optimizer = pair(momentum=0.9)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, device_iterations=2, gradient_accumulation_steps=3)
+    texts = []
+    trainer.add_event_handler(Events.STARTED, lambda: texts.append(str(trainer.ipu)))
+    trainer.run(DataLoader(task(), batch_size=8))
+    (text,) = texts
+    for part in ("emulator", "24 samples per weight update", "48 samples per device call", "1 steps per epoch"):
+        assert part in text, text
+    for part in ("16 samples dropped", "1 for training", "lr, momentum", "one copy to the host"):
+        assert part in text, text
+    assert str(IPUSession.of(model)) == str(trainer.ipu)

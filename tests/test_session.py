@@ -1,0 +1,238 @@
+"""Weights move when they must and never otherwise, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ignite.engine import Events
+from ignite.metrics import Accuracy
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import IPUEvents, IPUSession, SessionError, create_ipu_evaluator, create_ipu_trainer
+from tests.supervised import assert_same_weights, network, pair, task, train_natively
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+def loader(**settings):
+    return DataLoader(task(), batch_size=8, **settings)
+
+
+def trainer_for(model, optimizer, **settings):
+    return create_ipu_trainer(model, optimizer, CROSS_ENTROPY, **settings)
+
+
+def counts(program):
+    return poptorch.counters(program.executor)
+
+
+def test_an_epoch_and_its_validations_cost_one_copy_each_way():
+    """Several evaluators and a checkpoint after each epoch share one download and one upload."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    evaluators = [create_ipu_evaluator(model, {"accuracy": Accuracy()}) for _ in range(3)]
+
+    @trainer.on(Events.EPOCH_COMPLETED)
+    def evaluate():
+        for evaluator in evaluators:
+            evaluator.run(loader())
+        model.state_dict()
+
+    trainer.run(loader(), max_epochs=4)
+    (evaluation,) = trainer.ipu.evaluations
+    training = counts(trainer.ipu.training)
+    assert (training.weight_downloads, training.weight_uploads) == (4, 1)
+    assert (counts(evaluation).weight_uploads, counts(evaluation).weight_downloads) == (4, 0)
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert training.weight_download_bytes == 4 * size
+
+
+def test_evaluations_in_a_row_copy_nothing():
+    """Only the first evaluation after training needs weights."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    evaluator = create_ipu_evaluator(model)
+    trainer.run(loader())
+    evaluator.run(loader())
+    before = poptorch.counters()
+    for _ in range(3):
+        evaluator.run(loader())
+    moved = poptorch.counters() - before
+    assert (moved.weight_uploads, moved.weight_downloads) == (0, 0)
+
+
+def test_an_evaluator_before_any_training_sees_later_training():
+    """The order in which engines are made and run does not matter."""
+    model, optimizer = pair(lr=0.5)
+    evaluator = create_ipu_evaluator(model, output_transform=lambda x, y, y_pred: y_pred)
+    x = task().tensors[0]
+    evaluator.run(loader())
+    trainer = trainer_for(model, optimizer)
+    trainer.run(loader())
+    evaluator.run([(x[:8], x[:8])])
+    reference, reference_optimizer = pair(lr=0.5)
+    train_natively(reference, reference_optimizer, loader())
+    torch.testing.assert_close(evaluator.state.output, reference(x[:8]), rtol=1e-4, atol=1e-5)
+
+
+def test_taking_turns_on_the_same_ipus():
+    """With share_ipus only one program holds IPUs at a time, and training goes on where it was."""
+    model, optimizer = pair(momentum=0.9)
+    trainer = trainer_for(model, optimizer, share_ipus=True)
+    evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
+    attached = []
+
+    @trainer.on(Events.EPOCH_COMPLETED)
+    def evaluate():
+        evaluator.run(loader())
+        programs = [trainer.ipu.training, *trainer.ipu.evaluations]
+        attached.append([program.ready for program in programs])
+
+    trainer.run(loader(), max_epochs=3)
+    assert attached == [[False, True]] * 3
+    reference, reference_optimizer = pair(momentum=0.9)
+    for _ in range(3):
+        train_natively(reference, reference_optimizer, loader())
+    assert_same_weights(model, reference)
+    assert counts(trainer.ipu.training).compiles == 1
+
+
+def test_weights_set_on_the_host_reach_the_device():
+    """`load_state_dict` and in-place edits between epochs are what training goes on from."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+
+    @trainer.on(Events.EPOCH_STARTED(once=2))
+    def load():
+        model.load_state_dict(network().state_dict())
+
+    @trainer.on(Events.EPOCH_COMPLETED(once=2))
+    def edit():
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+
+    trainer.run(loader(), max_epochs=3)
+    reference, reference_optimizer = pair()
+    train_natively(reference, reference_optimizer, loader())
+    with torch.no_grad():
+        reference[0].weight.mul_(0.5)
+    train_natively(reference, reference_optimizer, loader())
+    assert_same_weights(model, reference)
+
+
+def test_an_optimizer_state_goes_from_gpu_style_training_to_the_ipu_and_back():
+    """A run begun natively continues on the IPU, and natively again, as if never interrupted."""
+    reference, reference_optimizer = pair(momentum=0.9)
+    for _ in range(3):
+        train_natively(reference, reference_optimizer, loader())
+
+    first, first_optimizer = pair(momentum=0.9)
+    train_natively(first, first_optimizer, loader())
+    model, optimizer = pair(momentum=0.9)
+    trainer = trainer_for(model, optimizer)
+    model.load_state_dict(first.state_dict())
+    optimizer.load_state_dict(first_optimizer.state_dict())
+    trainer.run(loader())
+
+    last, last_optimizer = pair(momentum=0.9)
+    last.load_state_dict(model.state_dict())
+    last_optimizer.load_state_dict(optimizer.state_dict())
+    train_natively(last, last_optimizer, loader())
+    assert_same_weights(last, reference)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("handler"), KeyboardInterrupt()])
+def test_an_exception_leaves_the_device_released_and_the_weights_on_the_host(error):
+    """Whatever ends a run, the newest weights are on the host, the IPUs are free and the model works natively."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+
+    @trainer.on(Events.ITERATION_COMPLETED(once=5))
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)):
+        trainer.run(loader())
+    assert trainer.ipu.training.executor is None
+    reference, reference_optimizer = pair()
+    train_natively(reference, reference_optimizer, list(loader())[:5])
+    assert type(model[0].weight) is nn.Parameter
+    assert_same_weights(model, reference)
+    trainer.run(loader())  # Ignite goes on with the three iterations that the epoch lacks
+    train_natively(reference, reference_optimizer, list(loader())[:3])
+    assert_same_weights(model, reference)
+
+
+def test_closing_makes_model_and_optimizer_ordinary_again():
+    """After close() native PyTorch goes on where the device was, and another trainer may be made."""
+    model, optimizer = pair(momentum=0.9)
+    trainer = trainer_for(model, optimizer)
+    trainer.run(loader())
+    trainer.ipu.close()
+    train_natively(model, optimizer, loader())
+    reference, reference_optimizer = pair(momentum=0.9)
+    for _ in range(2):
+        train_natively(reference, reference_optimizer, loader())
+    assert_same_weights(model, reference)
+    trainer_for(model, optimizer)
+
+
+def test_events_tell_what_happens():
+    """Compilations, attaches and copies are Ignite events on the engines."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    evaluator = create_ipu_evaluator(model)
+    seen = []
+    for event in IPUEvents:
+        trainer.add_event_handler(event, lambda engine, name=event.name: seen.append(name))
+    seen.clear()
+    trainer.run(loader())
+    assert seen == ["COMPILE_STARTED", "COMPILE_COMPLETED", "DEVICE_ATTACHED", "WEIGHTS_TO_HOST"]
+    seen.clear()
+    optimizer.param_groups[0]["lr"] = 0.01
+    trainer.run(loader())
+    assert seen == ["OPTIMIZER_SENT", "WEIGHTS_TO_HOST"]
+    seen.clear()
+    evaluator.run(loader())
+    assert seen == ["COMPILE_STARTED", "COMPILE_COMPLETED", "DEVICE_ATTACHED"]
+
+
+def test_weights_survive_when_trainer_and_executor_go():
+    """A function that trains and returns the model returns the trained weights."""
+
+    def train():
+        model, optimizer = pair()
+        trainer_for(model, optimizer).run(loader())
+        return model
+
+    reference, reference_optimizer = pair()
+    train_natively(reference, reference_optimizer, loader())
+    assert_same_weights(train(), reference)
+
+
+def test_one_session_per_model():
+    """Engines over one model share its session; a second trainer is refused."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    assert create_ipu_evaluator(model).ipu is trainer.ipu is IPUSession.of(model)
+    with pytest.raises(SessionError, match="has a trainer already"):
+        trainer_for(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_parameter_replaced_after_compilation_is_refused():
+    """The programs hold the old tensors, so going on would train something else."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    trainer.run(loader())
+    model[2] = nn.Linear(8, 3)
+    with pytest.raises(SessionError, match=r"2\.weight, 2\.bias of the model was replaced"):
+        trainer.run(loader())
+
+
+def test_a_model_on_another_device_is_refused():
+    """PopTorch copies a model from the host's memory."""
+    model = nn.Linear(2, 2, device="meta")
+    with pytest.raises(SessionError, match=r"weight is on meta.*leave it on the CPU"):
+        create_ipu_evaluator(model)
