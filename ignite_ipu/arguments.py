@@ -6,6 +6,8 @@ from typing import Any, Optional, Union
 
 import torch
 
+from ignite_ipu import backend
+
 __all__ = ["UnsupportedArgumentError", "refuse_unsupported"]
 
 
@@ -18,6 +20,7 @@ def refuse_unsupported(
     deterministic: bool = False,
     amp_mode: Optional[str] = None,
     scaler: Any = False,
+    loader_mode: Optional[Any] = None,
 ) -> None:
     """Refuse what a factory cannot honour.
 
@@ -40,9 +43,8 @@ def refuse_unsupported(
             f"scaler={scaler!r}: a GradScaler inspects gradients on the host, where an IPU's never are. Pass "
             "loss_scaling=... instead, or use options.Training.setAutomaticLossScaling(True)."
         )
-    if deterministic:
+    if deterministic and loader_mode is not None and loader_mode is not backend.poptorch().DataLoaderMode.Sync:
         raise UnsupportedArgumentError(
-            "deterministic=True: Ignite's DeterministicEngine rebuilds the loader in a way that poptorch.DataLoader "
-            "does not allow. Pass seed=... and save the trainer's state dictionary, which holds the random states of "
-            "host and device."
+            f"deterministic=True with loader_mode={loader_mode!r}: an asynchronous loader prepares batches ahead in "
+            "another process, where the seeds that the engine sets do not reach. Use DataLoaderMode.Sync."
         )

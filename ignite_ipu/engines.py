@@ -12,16 +12,20 @@ from ignite.metrics import Metric
 from torch import nn
 
 from ignite_ipu.arguments import refuse_unsupported
+from ignite_ipu.counting import Counts
+from ignite_ipu.deterministic import DeterministicRuns
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.loaders import Loaders
 from ignite_ipu.loss import TrainingStep
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.options import training_options as _training_options
 from ignite_ipu.programs import Program
+from ignite_ipu.rows import map_tensors
 from ignite_ipu.session import IPUSession
 from ignite_ipu.step import EvaluationStep
 
 __all__ = [
+    "DeterministicIPUTrainer",
     "IPUEngine",
     "IPUTrainer",
     "create_ipu_evaluator",
@@ -70,6 +74,8 @@ class IPUEngine(Engine):
         self.ipu = session
         self._loaders = loaders
         session.listen(self)
+        self.add_event_handler(Events.EPOCH_STARTED, session.check_model)
+        self.add_event_handler(Events.GET_BATCH_COMPLETED, self._own_batch)
 
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
         """Run as `Engine.run` does, over PopTorch's loader for `data`.
@@ -83,6 +89,11 @@ class IPUEngine(Engine):
         """Go on with other data, as `Engine.set_data` does."""
         super().set_data(self._loaders().swap(data))
 
+    def _own_batch(self) -> None:
+        # An asynchronous loader yields its own memory, which the next batch overwrites; handlers and metrics keep batches.
+        if getattr(self.state.dataloader, "_accessor", None) is not None:
+            self.state.batch = map_tensors(self.state.batch, torch.clone)
+
     def _handle_exception(self, e: BaseException) -> None:
         # Not an EXCEPTION_RAISED handler: with one attached, Ignite takes the exception for handled.
         self.ipu.release()
@@ -95,12 +106,17 @@ class IPUTrainer(IPUEngine):
     Its state dictionary also holds the random states of host and device, so that a resumed run draws what the
     uninterrupted one does. Taking it at the end of an epoch pins the host's: the next epoch starts from it, whatever
     other handlers draw in between.
+
+    Attributes:
+        counts: Counts weight updates, micro-batches and samples into `state`, and fires `CountEvents`.
     """
 
     def __init__(self, process_function: Step, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
         super().__init__(process_function, session, loaders)
         self._pinned: Optional[torch.Tensor] = None
         self.add_event_handler(Events.EPOCH_STARTED, self._restore_pinned)
+        self.counts = Counts(lambda: None if session.training is None else session.training.geometry)
+        self.counts.attach(self)
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return Ignite's state dictionary with the random states as `ipu`."""
@@ -110,6 +126,7 @@ class IPUTrainer(IPUEngine):
         state["ipu"] = {
             "host_random_state": self._pinned,
             "device_random_state": None if device is None else torch.tensor(device, dtype=torch.int64),
+            "counts": self.counts.state_dict(self),
         }
         return state
 
@@ -117,12 +134,15 @@ class IPUTrainer(IPUEngine):
         """Take over what `state_dict` returned, or the one of an ordinary Ignite engine."""
         plain = {key: value for key, value in state_dict.items() if key != "ipu"}
         super().load_state_dict(plain)
-        random = state_dict.get("ipu")
-        if random is None:
+        saved = state_dict.get("ipu")
+        if saved is None:
+            # An ordinary engine makes one weight update from one batch in each iteration; samples it did not count.
+            self.counts.load_state_dict(dict.fromkeys(("weight_updates", "micro_batches"), self.state.iteration))
             return
-        self._pinned = random["host_random_state"]
-        if random["device_random_state"] is not None:
-            self.ipu.set_random_state(random["device_random_state"].tolist())
+        self._pinned = saved["host_random_state"]
+        self.counts.load_state_dict(saved["counts"])
+        if saved["device_random_state"] is not None:
+            self.ipu.set_random_state(saved["device_random_state"].tolist())
 
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
         """Run as `IPUEngine.run` does, and tell the session about the data."""
@@ -134,6 +154,14 @@ class IPUTrainer(IPUEngine):
         pinned, self._pinned = self._pinned, None
         if pinned is not None and self.state.epoch_length and self.state.iteration % self.state.epoch_length == 0:
             torch.random.set_rng_state(pinned)
+
+
+class DeterministicIPUTrainer(IPUTrainer, DeterministicRuns):
+    """The engine that `create_ipu_trainer(..., deterministic=True)` returns; see Ignite's `DeterministicEngine`."""
+
+    def _restore_pinned(self) -> None:
+        # The engine seeds the host itself, at every start of the data.
+        self._pinned = None
 
 
 def ipu_training_step(
@@ -240,7 +268,8 @@ def create_ipu_trainer(
         model_transform: Turns the model's output into the predictions, inside the compiled program.
         output_transform: Called with `x, y, y_pred, loss`; returns `state.output`. The default needs no predictions,
             and then none are copied from the device.
-        deterministic: Only False: `seed` and the trainer's state dictionary make runs repeatable.
+        deterministic: Return a `DeterministicIPUTrainer`, which seeds the host at every start of the data and finds its
+            place in it after a resume. The device's random numbers follow `seed` either way.
         amp_mode: Only None.
         scaler: Only False: the device scales the loss itself, see `loss_scaling`.
         gradient_accumulation_steps: Micro-batches per weight update and replica, all in one iteration.
@@ -266,7 +295,7 @@ def create_ipu_trainer(
         UnsupportedArgumentError: An argument cannot be honoured on an IPU.
         OptionsError, OptimizerError, LossError, SessionError: The options, the optimizer, the loss or the model cannot.
     """
-    refuse_unsupported(device=device, deterministic=deterministic, amp_mode=amp_mode, scaler=scaler)
+    refuse_unsupported(device=device, deterministic=deterministic, loader_mode=loader_mode, amp_mode=amp_mode, scaler=scaler)
     session = IPUSession.of(model)
     session.refuse_second_trainer()
     predictions = output_transform is not _loss_item
@@ -287,8 +316,9 @@ def create_ipu_trainer(
     process = ipu_training_step(
         session, non_blocking=non_blocking, prepare_batch=prepare_batch, output_transform=output_transform
     )
-    loaders = Loaders(training, training=True, mode=loader_mode)
-    trainer = IPUTrainer(process, session, lambda: loaders)
+    loaders = Loaders(training, training=True, mode=loader_mode, rewindable=deterministic)
+    engine = DeterministicIPUTrainer if deterministic else IPUTrainer
+    trainer = engine(process, session, lambda: loaders)
     if weight_sync:
         WeightSync(session.weights).attach(trainer=trainer)
     return trainer

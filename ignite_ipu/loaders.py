@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sized, Tuple
 from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu import backend
+from ignite_ipu.deterministic import RewindableSampler
 from ignite_ipu.geometry import BatchGeometry
 
 __all__ = ["LoaderError", "Loaders"]
@@ -37,6 +38,7 @@ class Loaders:
         training: Whether incomplete device calls are dropped (True) or kept for filling up (False).
         mode: A `poptorch.DataLoaderMode`; `Sync` unless given.
         async_options: Arguments for PopTorch's asynchronous accessor.
+        rewindable: Whether loaders get a `RewindableSampler`, for a deterministic engine.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Loaders:
         training: bool,
         mode: Optional[Any] = None,
         async_options: Optional[Dict[str, Any]] = None,
+        rewindable: bool = False,
     ) -> None:
         self._options = options
         self._training = training
         self._mode = mode
         self._async_options = async_options
+        self._rewindable = rewindable
         self._made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def swap(self, data: Any) -> Any:
@@ -134,7 +138,8 @@ class Loaders:
         arguments["batch_size"] = geometry.micro_batch_size
         arguments["drop_last"] = self._training
         if not isinstance(loader.dataset, IterableDataset):
-            arguments["sampler"] = self._sampler(loader, geometry)
+            sampler = self._sampler(loader, geometry)
+            arguments["sampler"] = RewindableSampler(sampler) if self._rewindable else sampler
         if self._mode is not None:
             arguments["mode"] = self._mode
         if self._async_options is not None:

@@ -1,0 +1,41 @@
+"""`copy.deepcopy` of a model that PopTorch has wrapped gives an ordinary model with the newest weights.
+
+PopTorch changes the classes of a model's tensors, and a deep copy of such a tensor either stays tied to the executor or
+fails. Handlers copy models: Ignite's `EMAHandler`, a "best model so far", torch's `AveragedModel`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict
+
+import torch
+from torch import nn
+
+__all__ = ["copy_as_ordinary_tensors"]
+
+
+def copy_as_ordinary_tensors(model: nn.Module) -> None:
+    """Make deep copies of a wrapped model's parameters and buffers ordinary parameters and tensors.
+
+    Args:
+        model: The module that was handed to `poptorch.trainingModel`. Its tensors' classes are PopTorch's own, made
+            for this one executor, so nobody else's tensors are touched.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        wrapped = type(tensor)
+        if wrapped not in (torch.Tensor, nn.Parameter):
+            wrapped.__deepcopy__ = _ordinary_copy  # type: ignore[method-assign, assignment]
+
+
+def _ordinary_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
+    # Looking up __deepcopy__ has fetched newer weights from the device, as every access to a wrapped tensor does.
+    with torch._C.DisableTorchFunctionSubclass():
+        ordinary = torch.Tensor.detach(tensor).clone().as_subclass(torch.Tensor)
+        gradient = torch.Tensor.grad.__get__(tensor)  # type: ignore[attr-defined]
+        needs_gradient = torch.Tensor.requires_grad.__get__(tensor)  # type: ignore[attr-defined]
+    if isinstance(tensor, nn.Parameter):
+        ordinary = nn.Parameter(ordinary, needs_gradient)
+        ordinary.grad = copy.deepcopy(gradient, memo)
+    memo[id(tensor)] = ordinary
+    return ordinary

@@ -1,0 +1,63 @@
+"""Ignite's `DeterministicEngine` over PopTorch's loader: the same samples in the same order in every run and resume.
+
+Ignite's own rebuilds a torch loader around a batch sampler that it can rewind. `poptorch.DataLoader` cannot be rebuilt
+so, and cuts its batches itself: here the sampler under it is rewound instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List
+
+from ignite.engine.deterministic import DeterministicEngine, _set_rng_states
+
+__all__ = ["DeterministicRuns", "RewindableSampler"]
+
+
+class RewindableSampler:
+    """A sampler that draws all indices of an epoch first, and can leave out those that were used before a resume.
+
+    Args:
+        sampler: Draws the indices.
+
+    Attributes:
+        skip: Indices to leave out of the next epoch.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.skip = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        indices: List[Any] = list(self._sampler)
+        skip, self.skip = self.skip, 0
+        yield from indices[skip:]
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class DeterministicRuns(DeterministicEngine):
+    """What differs from Ignite's deterministic engine: how data is set up, and where in it a resumed run starts."""
+
+    def _setup_engine(self) -> None:
+        data = self.state.dataloader
+        if data is None:
+            raise ValueError("A deterministic engine needs data: data=None leaves it nothing to repeat.")
+        self._dataloader_len = self._get_data_length(data)
+        iteration = self.state.iteration
+        self._dataloader_iter = self._from_iteration(iteration)
+        self._init_iter = iteration % self.state.epoch_length if self.state.epoch_length else iteration
+        states = getattr(self.state, "rng_states", None)
+        if states is not None and self._dataloader_len and iteration % self._dataloader_len:
+            _set_rng_states(states)
+            self.state.rng_states = None
+
+    def _from_iteration(self, iteration: int) -> Iterator[Any]:
+        data: Any = self.state.dataloader
+        sampler = getattr(data, "sampler", None)
+        if not isinstance(sampler, RewindableSampler):
+            # Without indices there is nothing to rewind: batches are fetched and thrown away.
+            return super()._from_iteration(iteration)  # type: ignore[no-any-return]
+        self._setup_seed()
+        sampler.skip = iteration % len(data) * data.combinedBatchSize
+        return iter(data)
