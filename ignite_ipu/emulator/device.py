@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import os
 import threading
 import time
 import weakref
-from typing import Any, Dict, FrozenSet, Optional, Set
+from typing import Any, FrozenSet, Iterable, List, Optional
 
+from ignite_ipu.emulator import machine
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.machine import Holder, Machine
 
-IPUS_VARIABLE = "IGNITE_IPU_EMULATED_IPUS"
-MOST_IPUS = 64
-_RETRY_SECONDS = 15.0
+WAIT_VARIABLE = "POPTORCH_WAIT_FOR_IPU"
+TIMEOUT_VARIABLE = "IGNITE_IPU_WAIT_SECONDS"
+_RETRY_SECONDS = 0.2
+_REPORT_SECONDS = 15.0
 
 
 @dataclasses.dataclass
@@ -24,6 +28,7 @@ class Counters:
 
     Attributes:
         compiles: Graphs captured and built.
+        cache_hits, cache_misses: Compiles that found, or did not find, their result in the executable cache.
         attaches, detaches: Times the IPUs were taken and given back.
         weight_uploads, weight_downloads: Copies of all weights and buffers to the device and to the host.
         weight_upload_bytes, weight_download_bytes: Their volume.
@@ -35,6 +40,8 @@ class Counters:
     """
 
     compiles: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
     attaches: int = 0
     detaches: int = 0
     weight_uploads: int = 0
@@ -70,9 +77,10 @@ class Meter:
 
     def add(self, **events: int) -> None:
         """Add to the counters named."""
-        for counters in (self.own, _TOTAL):
-            for name, amount in events.items():
-                setattr(counters, name, getattr(counters, name) + amount)
+        with _COUNTING:
+            for counters in (self.own, _TOTAL):
+                for name, amount in events.items():
+                    setattr(counters, name, getattr(counters, name) + amount)
 
 
 def counters(executor: Any = None) -> Counters:
@@ -81,88 +89,115 @@ def counters(executor: Any = None) -> Counters:
 
 
 class Device:
-    """Some emulated IPUs, held by one executor."""
+    """Some emulated IPUs, held by one executor until it is collected, at the latest."""
 
-    def __init__(self, ipus: FrozenSet[int]) -> None:
+    def __init__(self, ipus: FrozenSet[int], executor: object, holder: Holder, where: Machine) -> None:
         self.ipus = ipus
+        self._give_back = weakref.finalize(executor, where.release, holder)
 
     def release(self) -> None:
         """Give the IPUs back; a second call does nothing."""
-        _POOL.release(self.ipus)
+        self._give_back()
         self.ipus = frozenset()
-
-
-def emulated_ipus() -> int:
-    """Return how many IPUs the emulated machine has.
-
-    Raises:
-        Error: The environment variable holds no positive number.
-    """
-    text = os.environ.get(IPUS_VARIABLE, str(MOST_IPUS))
-    if not text.isdigit() or int(text) == 0:
-        raise backend_error(f"{IPUS_VARIABLE} must be a positive number of IPUs, got {text!r}.")
-    return int(text)
 
 
 def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = None) -> Device:
     """Take `ipus` free IPUs for `owner`; they are given back when it is collected, at the latest.
 
     Args:
-        ipus: How many.
+        ipus: How many, a power of two.
         owner: The executor.
         description: What error messages call it.
-        ipu_id: The first IPU of the group, None for any.
+        ipu_id: The device that must provide them, numbered as in `machine.device_ids`; None for any.
 
     Raises:
-        Error: Not that many are free, and POPTORCH_WAIT_FOR_IPU is not set.
+        Error: The machine has no such device, or it is in use and POPTORCH_WAIT_FOR_IPU is not set, or nobody gave it
+            back within IGNITE_IPU_WAIT_SECONDS.
     """
-    while True:
-        taken = _POOL.take(ipus, description, ipu_id)
-        if taken is None:
-            gc.collect()  # an executor and its optimizer hold each other until collected
-            taken = _POOL.take(ipus, description, ipu_id)
-        if taken is not None:
-            device = Device(taken)
-            weakref.finalize(owner, _POOL.release, taken)
-            return device
-        busy = (
-            f"Failed to acquire {ipus} IPU(s) for {description}: the emulated machine has {emulated_ipus()} "
-            f"({IPUS_VARIABLE}), in use: {_POOL.describe()}. Detach or destroy() another executor"
+    groups = _groups(ipus, description, ipu_id)
+    where = machine.machine()
+    new = machine.holder(description, next(_TOKENS))
+    taken = where.take(groups, new)
+    if taken is None:
+        gc.collect()  # an executor and its optimizer hold each other until collected
+        taken = where.take(groups, new)
+    if taken is None:
+        taken = _wait(where, groups, new, ipus)
+    return Device(taken, owner, new, where)
+
+
+def _groups(ipus: int, description: str, ipu_id: Optional[int]) -> List[range]:
+    """Return the sets of IPUs that would do."""
+    total = machine.emulated_ipus()
+    if ipu_id is None:
+        if ipus > total:
+            raise backend_error(
+                f"Failed to acquire {ipus} IPU(s) for {description}: the emulated machine has {total}. Set "
+                f"{machine.IPUS_VARIABLE} to the size of the machine that you have in mind."
+            )
+        return [range(start, start + ipus) for start in range(0, total - ipus + 1, max(ipus, 1))]
+    devices = machine.device_ids(total)
+    if not 0 <= ipu_id < len(devices):
+        raise backend_error(
+            f"Failed to acquire device {ipu_id} (Options.useIpuId): a machine of {total} IPUs has the ids 0 to "
+            f"{len(devices) - 1}; the first {total} are single IPUs, then come pairs, groups of four and so on."
         )
-        if not os.environ.get("POPTORCH_WAIT_FOR_IPU"):
-            raise backend_error(f"{busy}, or set POPTORCH_WAIT_FOR_IPU to wait for one.")
-        logger.warning("%s. Waiting %g s.", busy, _RETRY_SECONDS)
+    if len(devices[ipu_id]) < ipus:
+        raise backend_error(
+            f"Device {ipu_id} (Options.useIpuId) has {len(devices[ipu_id])} IPU(s). Expected at least replication "
+            f"factor * IPUs per replica = {ipus}. Choose the id of a larger group."
+        )
+    return [devices[ipu_id]]
+
+
+def _wait(where: Machine, groups: List[range], new: Holder, ipus: int) -> FrozenSet[int]:
+    """Try until the IPUs are free, where the environment asks for it."""
+    started = time.monotonic()
+    limit = _limit()
+    reported = -_REPORT_SECONDS
+    while True:
+        users = {ipu: user for ipu, user in where.users().items() if any(ipu in group for group in groups)}
+        text = ", ".join(f"IPU {ipu} by {user}" for ipu, user in sorted(users.items()))
+        busy = (
+            f"Failed to acquire {ipus} IPU(s) for {new.description}: the emulated machine has "
+            f"{machine.emulated_ipus()}, in use: {text or 'none just now'}"
+        )
+        waited = time.monotonic() - started
+        _check_worth_waiting(busy, users.values(), waited, limit)
+        if waited - reported >= _REPORT_SECONDS:
+            logger.warning("%s. Waiting%s.", busy, "" if limit is None else f" for at most {limit:g} s")
+            reported = waited
         time.sleep(_RETRY_SECONDS)
+        taken = where.take(groups, new)
+        if taken is not None:
+            return taken
 
 
-class _Pool:
-    """Which IPUs are taken, and by whom."""
+def _check_worth_waiting(busy: str, users: Iterable[Holder], waited: float, limit: Optional[float]) -> None:
+    if os.environ.get(WAIT_VARIABLE, "0") in ("", "0"):
+        raise backend_error(f"{busy}. Detach or destroy() another executor, or set {WAIT_VARIABLE}=1 to wait for one.")
+    if all(user.pid == os.getpid() for user in users) and threading.active_count() == 1:
+        raise backend_error(
+            f"{busy}. Waiting would never end: this process has them all, and no other thread that could give them "
+            "back. Detach or destroy() another executor."
+        )
+    if limit is not None and waited >= limit:
+        raise backend_error(f"{busy}. Gave up after {waited:.1f} s, as {TIMEOUT_VARIABLE}={limit:g} asks.")
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users: Dict[int, str] = {}
 
-    def take(self, ipus: int, description: str, first: Optional[int]) -> Optional[FrozenSet[int]]:
-        total = emulated_ipus()
-        starts = range(0, total - ipus + 1) if first is None else [first] if first + ipus <= total else []
-        with self._lock:
-            for start in starts:
-                wanted: Set[int] = set(range(start, start + ipus))
-                if not wanted & self._users.keys():
-                    self._users.update(dict.fromkeys(wanted, description))
-                    return frozenset(wanted)
+def _limit() -> Optional[float]:
+    text = os.environ.get(TIMEOUT_VARIABLE)
+    if text is None:
         return None
-
-    def release(self, ipus: FrozenSet[int]) -> None:
-        with self._lock:
-            for ipu in ipus:
-                self._users.pop(ipu, None)
-
-    def describe(self) -> str:
-        with self._lock:
-            users = ", ".join(f"IPU {ipu} by {user}" for ipu, user in sorted(self._users.items()))
-        return users or "none"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise backend_error(f"{TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}.")
+    return seconds
 
 
 _TOTAL = Counters()
-_POOL = _Pool()
+_TOKENS = itertools.count()
+_COUNTING = threading.Lock()

@@ -12,6 +12,7 @@ from torch import nn
 
 from ignite_ipu.emulator import faults, latency
 from ignite_ipu.emulator.arguments import Arguments, Signature, check_call, check_for_compile
+from ignite_ipu.emulator.compile_turn import compile_turn
 from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.device import Meter
 from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
@@ -384,15 +385,16 @@ class PoplarExecutor:
         check_for_compile(arguments)
         started = time.perf_counter()
         self._options._check_at_compile(self._training)
-        program = Program(
-            model=self._model,
-            arguments=arguments,
-            options=self._options,
-            training=self._training,
-            optimizer=self._optimizer,
-            per_replica=self.per_replica_params,
-            meter=self._meter,
-        )
+        with compile_turn(self._options, self._model):
+            program = Program(
+                model=self._model,
+                arguments=arguments,
+                options=self._options,
+                training=self._training,
+                optimizer=self._optimizer,
+                per_replica=self.per_replica_params,
+                meter=self._meter,
+            )
         self._compilation_seconds = time.perf_counter() - started
         self._program = program
         self._meter.add(compiles=1)

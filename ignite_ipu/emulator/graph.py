@@ -16,6 +16,7 @@ from ignite_ipu.emulator.losses import ancestors
 from ignite_ipu.emulator.traced_tensor import IpuTensor
 
 Run = Callable[..., Tuple[torch.Tensor, ...]]
+Fold = Callable[[Capture], Dict[fx.Node, torch.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Graph:
         source: The text of `run`.
         inputs, weights, buffers: Names of what `run` takes first.
         constants: The frozen tensors that `run` takes last.
+        folded: Those of them, and of the outputs, that were computed at compile time, by node name.
         structure: What forward returned, with a traced tensor for each tensor.
         positions: For each tensor of `structure`, its place in what `run` returns; None for a frozen one.
         frozen: Tensors of `structure` that depend on no value on the device, by place in `structure`.
@@ -45,6 +47,7 @@ class Graph:
     weights: Tuple[str, ...]
     buffers: Tuple[str, ...]
     constants: Tuple[torch.Tensor, ...]
+    folded: Dict[str, torch.Tensor]
     structure: Any
     positions: Tuple[Optional[int], ...]
     frozen: Dict[int, torch.Tensor]
@@ -55,15 +58,22 @@ class Graph:
     watches_gradients: bool
 
 
-def build(capture: Capture, structure: Any, loss: Optional[fx.Node], extras: Iterable[fx.Node] = ()) -> Graph:
+def build(
+    capture: Capture,
+    structure: Any,
+    loss: Optional[fx.Node],
+    extras: Iterable[fx.Node] = (),
+    fold: Optional[Fold] = None,
+) -> Graph:
     """Turn a finished capture into a graph that runs.
 
     Args:
         structure: What forward returned.
         loss: The node that gradients are taken of; None in inference.
         extras: Nodes whose values are wanted besides what forward returned.
+        fold: Returns the nodes whose values are known already; None computes them.
     """
-    folded = _fold(capture)
+    folded = (fold or fold_constants)(capture)
     returned: List[fx.Node] = []
 
     def place(node: fx.Node) -> int:
@@ -72,9 +82,12 @@ def build(capture: Capture, structure: Any, loss: Optional[fx.Node], extras: Ite
         return returned.index(node)
 
     frozen: Dict[int, torch.Tensor] = {}
+    used: Dict[str, torch.Tensor] = {}
     positions: List[Optional[int]] = []
     for index, leaf in enumerate(flatten_tensors(structure)):
         value = folded.get(leaf.node) if isinstance(leaf, IpuTensor) else leaf
+        if isinstance(leaf, IpuTensor) and value is not None:
+            used[leaf.node.name] = value
         if isinstance(leaf, IpuTensor) and value is None:
             positions.append(place(leaf.node))
         else:
@@ -89,6 +102,7 @@ def build(capture: Capture, structure: Any, loss: Optional[fx.Node], extras: Ite
     ]
     needed = _needed(capture.graph, returned, stop=folded, memory={node.meta["memory"] for node in taken})
     constants = {node: value for node, value in folded.items() if node in needed}
+    used.update((node.name, value) for node, value in constants.items())
     copied = {node: value for node, value in _values(capture).items() if node in needed and node not in folded}
     watch = precision.watched if capture.precision.floating_point_exceptions else None
     arguments = [*taken, *constants, *copied]
@@ -103,6 +117,7 @@ def build(capture: Capture, structure: Any, loss: Optional[fx.Node], extras: Ite
         weights=tuple(capture.weights),
         buffers=tuple(capture.buffers),
         constants=(*constants.values(), *copied.values()),
+        folded=used,
         structure=structure,
         positions=tuple(positions),
         frozen=frozen,
@@ -120,7 +135,7 @@ def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
     return {capture.constants[name].origin: value for name, value in capture.constant_values.items()}
 
 
-def _fold(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
+def fold_constants(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
     """Compute once what depends on constants alone, draws no random number and is never written."""
     known: Dict[fx.Node, Any] = {
         node: value for node, value in _values(capture).items() if not capture.is_written(node)

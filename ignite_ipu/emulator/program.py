@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Protocol, Tuple
 
 import torch
 from torch import nn
@@ -14,10 +14,14 @@ from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import CommGroupType, ReductionType, VariableRetrievalMode
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.executable import Executable, Optimizer, RandomState, ReplicaGroups, TrainingStep
+from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.placement import Placement
 from ignite_ipu.emulator.tracing import tensor_names, trace
 from ignite_ipu.emulator.wrapping import plain, storage
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.cache import Lookup
 
 _GRADIENT = "Gradient___"
 _SEEDS = itertools.count(42)
@@ -35,6 +39,10 @@ class OptimizerSource(Protocol):
     @property
     def loss_scaling(self) -> float:
         """The factor on the loss gradient."""
+
+    @property
+    def description(self) -> OptimizerDescription:
+        """The optimizer as it was last read."""
 
 
 class Program:
@@ -72,9 +80,18 @@ class Program:
         values = [name for name in self._anchors.values() if not name.startswith(_GRADIENT)]
         self.placement = Placement(options._execution_strategy)
         self.precision = precision.from_options(options)
+        cached = self._cached()
         try:
             self.graph, self.capture = trace(
-                model, arguments, self.batching, self.placement, training, list(per_replica), values, self.precision
+                model,
+                arguments,
+                self.batching,
+                self.placement,
+                training,
+                list(per_replica),
+                values,
+                self.precision,
+                fold=None if cached is None else cached.fold,
             )
         finally:
             self.placement.close()
@@ -84,6 +101,8 @@ class Program:
             check(self.graph.structure, options, self.placement)
         self._check_buffers()
         self._check_gradients()
+        if cached is not None:
+            cached.store(self.graph)
         self.ipus = self.placement.ipus(options)
         self._groups = {
             name: ReplicaGroups(*setting, replicas=self.batching.replication_factor)
@@ -227,6 +246,14 @@ class Program:
         return names + [f"{_GRADIENT}{name}" for name in self.graph.weights] if self._training else names
 
     # -- checks ---------------------------------------------------------------------------------------------------
+
+    def _cached(self) -> Optional[Lookup]:
+        """Return access to the executable cache; None when it is off."""
+        from ignite_ipu.emulator import cache
+
+        compiled_in = None if self._optimizer is None else self._optimizer.description.compiled_in
+        name = options_name(self._options, self._training)
+        return cache.lookup(self._options, self._training, compiled_in, name, self._meter)
 
     def _check_buffers(self) -> None:
         shared = self.batching.group_size < self.batching.replication_factor and self._options.broadcast_buffers

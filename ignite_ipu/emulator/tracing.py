@@ -16,7 +16,7 @@ from ignite_ipu.emulator.batching import Batching
 from ignite_ipu.emulator.capture import Capture, active
 from ignite_ipu.emulator.custom_types import flatten_tensors, map_tensors
 from ignite_ipu.emulator.errors import backend_error, python_error
-from ignite_ipu.emulator.graph import Graph, build
+from ignite_ipu.emulator.graph import Fold, Graph, build
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.precision import Precision
 from ignite_ipu.emulator.traced_tensor import IpuTensor
@@ -74,6 +74,7 @@ def trace(
     per_replica: Sequence[str] = (),
     anchors: Sequence[str] = (),
     precision: Optional[Precision] = None,
+    fold: Optional[Fold] = None,
 ) -> Tuple[Graph, Capture]:
     """Run `forward` once on the first micro-batch's shapes and return the graph.
 
@@ -84,6 +85,7 @@ def trace(
         per_replica: Parameters whose leading dimension is the group of replicas.
         anchors: Names of further tensors to return.
         precision: Number formats and checks; None takes the defaults.
+        fold: Provides what depends on constants alone; None computes it.
 
     Raises:
         Error: What forward does cannot be compiled, or it replaced a parameter or buffer.
@@ -106,7 +108,7 @@ def trace(
     if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
         logger.debug("The model returns nothing that is computed on the IPU.")
     loss = losses.final_loss(capture.losses) if training else None
-    return build(capture, structure, loss, _anchored(capture, anchors)), capture
+    return build(capture, structure, loss, _anchored(capture, anchors), fold), capture
 
 
 def tensor_names(capture: Capture) -> List[str]:

@@ -1,0 +1,121 @@
+"""Which pickled models may be unpickled: unpickling runs whatever code the file's author put there.
+
+A file that this user wrote is recognised by a signature made with a key of theirs, kept in their own state directory,
+so that saving and loading work as in PopTorch. Files from elsewhere are unpickled only when asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import hashlib
+import hmac
+import os
+import secrets
+from typing import Iterator, Optional
+
+from ignite_ipu.emulator.errors import python_error
+from ignite_ipu.emulator.logs import logger
+
+TRUST_VARIABLE = "IGNITE_IPU_TRUST_PICKLED_MODELS"
+STATE_VARIABLE = "IGNITE_IPU_STATE_DIR"
+_KEY_BYTES = 32
+
+_TRUSTING: contextvars.ContextVar[bool] = contextvars.ContextVar("_TRUSTING", default=False)
+
+
+@contextlib.contextmanager
+def trust_pickled_models() -> Iterator[None]:
+    """Unpickle the models of all files that `load` reads in the `with` block, whoever wrote them."""
+    before = _TRUSTING.set(True)
+    try:
+        yield
+    finally:
+        _TRUSTING.reset(before)
+
+
+def sign(data: bytes) -> str:
+    """Return this user's signature of `data`, "" when there is nowhere to keep a key."""
+    try:
+        key = _key(create=True)
+    except OSError as error:
+        logger.warning(
+            "No signing key can be kept in %s (%s): the model in this file can be loaded only where it is trusted by "
+            "hand. Set %s to a directory of yours.",
+            _state_directory(),
+            error,
+            STATE_VARIABLE,
+        )
+        return ""
+    assert key is not None
+    return hmac.new(key, data, hashlib.sha256).hexdigest()
+
+
+def check_trusted(data: bytes, signature: str, what: str) -> None:
+    """Refuse to go on to unpickle `data` unless this user wrote it or trusts it.
+
+    Args:
+        what: What the message calls it.
+
+    Raises:
+        Error: It is neither.
+    """
+    if _TRUSTING.get() or os.environ.get(TRUST_VARIABLE, "0") not in ("", "0"):
+        return
+    try:
+        key = _key(create=False)
+    except OSError:
+        key = None
+    if key is not None and hmac.compare_digest(hmac.new(key, data, hashlib.sha256).hexdigest(), signature):
+        return
+    raise python_error(
+        f"{what} holds a pickled model that was not saved by this user: unpickling can run any code, so it is not "
+        "done. If you trust its author, load it within `with ignite_ipu.emulator.trust_pickled_models():`, or set "
+        f"{TRUST_VARIABLE}=1. Wrapping your own model and calling its loadExecutable() needs no trust."
+    )
+
+
+def _state_directory() -> str:
+    given = os.environ.get(STATE_VARIABLE)
+    if given:
+        return given
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "ignite-ipu")
+
+
+def _key(create: bool) -> Optional[bytes]:
+    """Return this user's key; None when there is none and none is to be made."""
+    path = os.path.join(_state_directory(), "signing-key")
+    found = _read_key(path)
+    if found is not None or not create:
+        return found
+    os.makedirs(_state_directory(), mode=0o700, exist_ok=True)
+    temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}"
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_KEY_BYTES))
+    try:
+        os.link(temporary, path)  # unlike a rename, leaves the key alone that another process has just made
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(temporary)
+    return _read_key(path)
+
+
+def _read_key(path: str) -> Optional[bytes]:
+    """Return the key in a file; None when there is none.
+
+    Raises:
+        OSError: Others could have put it there or read it, or it is no key.
+    """
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            key = file.read(_KEY_BYTES)
+    except FileNotFoundError:
+        return None
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{path} can be read or written by others")
+    if len(key) != _KEY_BYTES:
+        raise OSError(f"{path} is no signing key; delete it to have another made")
+    return key
