@@ -27,7 +27,8 @@ __all__ = ["IPUSession", "SessionError"]
 
 logger = logging.getLogger("ignite_ipu")
 
-_SESSIONS: weakref.WeakKeyDictionary[nn.Module, IPUSession] = weakref.WeakKeyDictionary()
+# Weak on both sides: a session holds its model, and lives as long as one of its engines.
+_SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()
 
 
 class SessionError(RuntimeError):
@@ -41,6 +42,7 @@ class IPUSession:
         model: The user's model, on the CPU.
 
     Attributes:
+        model: The user's model.
         weights: Who holds the newest weights.
         training: The training program, None without a trainer.
         link: The tie between the user's optimizer and the device's, None without a trainer.
@@ -54,7 +56,7 @@ class IPUSession:
 
     def __init__(self, model: nn.Module) -> None:
         _check_on_host(model)
-        self._model = weakref.ref(model)
+        self.model = model
         self.weights = Weights(model, self.fire)
         self.training: Optional[Program] = None
         self.link: Optional[OptimizerLink] = None
@@ -64,7 +66,7 @@ class IPUSession:
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._updates_per_call = 0
         self._evaluation_options: Dict[Any, Any] = {}
-        _SESSIONS[model] = self
+        _SESSIONS[model] = weakref.ref(self)
         _follow_loading(model, self)
 
     @classmethod
@@ -77,20 +79,9 @@ class IPUSession:
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"The model is a {type(model).__qualname__}; a torch.nn.Module is needed.")
-        session = _SESSIONS.get(model)
+        known = _SESSIONS.get(model)
+        session = None if known is None else known()
         return cls(model) if session is None else session
-
-    @property
-    def model(self) -> nn.Module:
-        """The user's model.
-
-        Raises:
-            SessionError: It does not exist any more.
-        """
-        model = self._model()
-        if model is None:
-            raise SessionError("The model of this session has been deleted.")
-        return model
 
     # -- setting up -----------------------------------------------------------------------------------------------
 
@@ -107,6 +98,8 @@ class IPUSession:
         check_ipus(options)
         names = {name: parameter for name, parameter in step.named_parameters()}
         self.link = OptimizerLink(conversion, names)
+        # The optimizer outlives the session: it must not stay tied to a device that is gone.
+        weakref.finalize(self, self.link.detach).atexit = False
         wrap = functools.partial(_wrap_for_training, optimizer=conversion.optimizer)
         self.training = Program(step, options, wrap, True, self.weights, self.fire)
         self._updates_per_call = options.device_iterations
@@ -266,9 +259,7 @@ class IPUSession:
             self.link.detach()
         self.link = self.training = None
         self.evaluations.clear()
-        model = self._model()
-        if model is not None:
-            _SESSIONS.pop(model, None)
+        _SESSIONS.pop(self.model, None)
 
     def random_state(self) -> Optional[List[int]]:
         """Return the training program's random state, None before it was compiled."""

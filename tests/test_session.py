@@ -160,8 +160,12 @@ def test_an_exception_leaves_the_device_released_and_the_weights_on_the_host(err
     train_natively(reference, reference_optimizer, list(loader())[:5])
     assert type(model[0].weight) is nn.Parameter
     assert_same_weights(model, reference)
-    trainer.run(loader())  # Ignite goes on with the three iterations that the epoch lacks
-    train_natively(reference, reference_optimizer, list(loader())[:3])
+    train_natively(model, torch.optim.SGD(model.parameters(), lr=0.05), loader())
+    train_natively(reference, reference_optimizer, loader())
+    assert_same_weights(model, reference)
+    trainer.ipu.close()
+    trainer_for(model, optimizer).run(loader())
+    train_natively(reference, reference_optimizer, loader())
     assert_same_weights(model, reference)
 
 

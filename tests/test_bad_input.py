@@ -1,0 +1,207 @@
+"""Bad input gets an error that names the value, the rule and the way out, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from ignite.engine import Events
+from ignite.handlers import TerminateOnNan
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import (
+    BatchError,
+    ConstantAttributeError,
+    LoaderError,
+    LossError,
+    OptimizerError,
+    OptionsError,
+    OutputError,
+    UnsupportedArgumentError,
+    create_ipu_evaluator,
+    create_ipu_trainer,
+)
+from tests.supervised import assert_same_weights, network, pair, task
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+def trainer_for(model=None, optimizer=None, loss_fn=CROSS_ENTROPY, **settings):
+    if model is None:
+        model, optimizer = pair()
+    elif optimizer is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return create_ipu_trainer(model, optimizer, loss_fn, **settings)
+
+
+def loader(**settings):
+    return DataLoader(task(), **{"batch_size": 8, **settings})
+
+
+def test_a_ready_batch_that_does_not_divide():
+    """The message has the factors, their product and the rows."""
+    trainer = trainer_for(device_iterations=3)
+    x, y = task().tensors
+    with pytest.raises(BatchError, match=r"(?s)64.*3"):
+        trainer.run([(x, y)])
+
+
+def test_a_data_set_smaller_than_one_global_batch():
+    """The arithmetic is explained before anything runs."""
+    with pytest.raises(LoaderError, match=r"(?s)64.*256"):
+        trainer_for(device_iterations=32).run(loader())
+
+
+def test_a_shape_that_changes_after_compilation():
+    """The message names the tensor and both shapes; the weights of the steps before are on the host."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    x, y = task().tensors
+    with pytest.raises(BatchError, match=r"(?s)x.*\(4, 6\).*\(8, 6\)"):
+        trainer.run([(x[:8], y[:8]), (x[:4], y[:4])])
+    reference, reference_optimizer = pair()
+    CROSS_ENTROPY(reference(x[:8]), y[:8]).backward()
+    reference_optimizer.step()
+    assert_same_weights(model, reference)
+
+
+def test_no_loss():
+    """A model without a loss function must return a loss."""
+    with pytest.raises(LossError, match="loss"):
+        trainer_for(loss_fn=None).run(loader())
+
+
+def test_a_loss_that_is_no_scalar():
+    """What native PyTorch refuses in backward() is refused while compiling."""
+    with pytest.raises(LossError, match=r"(?s)scalar|shape"):
+        trainer_for(loss_fn=nn.CrossEntropyLoss(reduction="none")).run(loader())
+
+
+def test_a_model_without_a_tensor_in_its_output():
+    """Nothing could come back from the device."""
+
+    class Silent(nn.Linear):
+        def forward(self, x):
+            return {"answer": 42}
+
+    with pytest.raises(OutputError, match="no tensor"):
+        create_ipu_evaluator(Silent(6, 3)).run(loader())
+
+
+def test_a_loss_that_becomes_nan():
+    """Ignite's TerminateOnNan sees the loss and stops."""
+    trainer = trainer_for(loss_fn=lambda y_pred, y: CROSS_ENTROPY(y_pred, y) / 0.0 * 0.0)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, TerminateOnNan())
+    trainer.run(loader(), max_epochs=5)
+    assert trainer.state.iteration == 1
+
+
+def test_an_optimizer_over_other_parameters():
+    """Foreign and missing parameters are named."""
+    model = network()
+    with pytest.raises(OptimizerError, match="not the model's"):
+        trainer_for(model, torch.optim.SGD(network().parameters(), lr=0.1))
+    with pytest.raises(OptimizerError, match=r"2\.weight"):
+        trainer_for(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_ipus_that_are_no_power_of_two():
+    """Machines hand out powers of two."""
+    with pytest.raises(OptionsError, match=r"3.*power of two"):
+        trainer_for(replication_factor=3)
+
+
+def test_accumulation_on_inference_options():
+    """There are no gradients to accumulate; the way out is more device iterations."""
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(4)
+    with pytest.raises(OptionsError, match=r"gradientAccumulation 4.*deviceIterations\(4\)"):
+        create_ipu_evaluator(network(), options=options).run(loader())
+
+
+def test_options_changed_after_use():
+    """PopTorch's own rule: they are frozen."""
+    options = poptorch.Options()
+    trainer_for(options=options).run(loader())
+    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+        options.deviceIterations(2)
+
+
+def test_a_constant_attribute_that_changes():
+    """The message names the attribute and how to make it variable; going on with the old value works."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer, constant=["lr"])
+
+    @trainer.on(Events.ITERATION_COMPLETED(once=2))
+    def change():
+        optimizer.param_groups[0]["lr"] = 0.5
+
+    with pytest.raises(ConstantAttributeError, match=r"lr.*variable") as caught:
+        trainer.run(loader())
+    assert caught.value.attribute == "lr"
+
+
+class _Dying(Dataset):
+    def __init__(self, how):
+        self.how = how
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 20:
+            if self.how == "raise":
+                raise ValueError("bad sample 20")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(6), torch.tensor(0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's iterator over a dead worker
+@pytest.mark.parametrize(("how", "error"), [("raise", ValueError), ("die", RuntimeError)])
+def test_a_loader_worker_that_fails(how, error):
+    """A worker that raises or dies ends the run with an error that says so."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    data = DataLoader(_Dying(how), batch_size=8, num_workers=1)
+    with pytest.raises(error, match="bad sample 20" if how == "raise" else "(?i)worker"):
+        trainer.run(data)
+    assert trainer.ipu.training.executor is None
+
+
+class _Empty(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.filterwarnings("ignore:Data iterator can not provide data")
+@pytest.mark.parametrize("data", [[], DataLoader(_Empty(), batch_size=2), TensorDataset(torch.zeros(0, 6))])
+def test_a_loader_that_yields_nothing(data):
+    """Nothing to run on is an error, not an epoch of no iterations."""
+    if isinstance(data, TensorDataset):
+        data = DataLoader(data, batch_size=2)
+    with pytest.raises(LoaderError):
+        trainer_for().run(data)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"device": "cuda"}, "device='cuda'"),
+        ({"amp_mode": "apex"}, "amp_mode='apex'"),
+        ({"scaler": True}, "loss_scaling"),
+    ],
+)
+def test_arguments_that_mean_nothing_on_an_ipu(argument, message):
+    """They are refused by name with the way out."""
+    with pytest.raises(UnsupportedArgumentError, match=message):
+        trainer_for(**argument)
+
+
+def test_class_weights_are_refused_before_anything_is_compiled():
+    """PopTorch cannot compile them; the message has a formula that it can."""
+    with pytest.raises(LossError, match="weight"):
+        trainer_for(loss_fn=nn.CrossEntropyLoss(weight=torch.ones(3)))
