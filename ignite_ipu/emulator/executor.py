@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from datetime import timedelta
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -381,7 +381,8 @@ class PoplarExecutor:
             )
         return self._program
 
-    def _compile(self, arguments: Arguments) -> Program:
+    def _compile(self, arguments: Arguments, adopt: Optional[Callable[[Program], None]] = None) -> Program:
+        """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
         check_for_compile(arguments)
         started = time.perf_counter()
         self._options._check_at_compile(self._training)
@@ -395,6 +396,8 @@ class PoplarExecutor:
                 per_replica=self.per_replica_params,
                 meter=self._meter,
             )
+        if adopt is not None:
+            adopt(program)
         self._compilation_seconds = time.perf_counter() - started
         self._program = program
         self._meter.add(compiles=1)

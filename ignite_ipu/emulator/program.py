@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from ignite_ipu.emulator import batching, collectives, precision
 from ignite_ipu.emulator.arguments import Arguments
 from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import CommGroupType, ReductionType, VariableRetrievalMode
-from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.executable import Executable, Optimizer, RandomState, ReplicaGroups, TrainingStep
 from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.options import Options
@@ -160,6 +161,21 @@ class Program:
                 check=precision.check_finite if self.precision.floating_point_exceptions else None,
             )
             self._step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
+
+    def adopt(self, constants: Sequence[torch.Tensor], frozen: Mapping[int, torch.Tensor]) -> None:
+        """Take over the compiled-in values of an earlier compile of the same graph.
+
+        Raises:
+            Error: They are not of the same shapes and types.
+        """
+        expected = {
+            **dict(enumerate(self.graph.constants)),
+            **{~place: value for place, value in self.graph.frozen.items()},
+        }
+        given = {**dict(enumerate(constants)), **{~place: value for place, value in frozen.items()}}
+        if {k: (v.shape, v.dtype) for k, v in expected.items()} != {k: (v.shape, v.dtype) for k, v in given.items()}:
+            raise python_error("Invalid file: its compiled-in values are not those of this model.")
+        self.graph = dataclasses.replace(self.graph, constants=tuple(constants), frozen=dict(frozen))
 
     def detach(self) -> None:
         """Give the IPUs back; what was on them is gone."""
