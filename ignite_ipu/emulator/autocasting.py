@@ -8,6 +8,7 @@ with `Module.autocast`. Importing this module gives `torch.nn.Module` that metho
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
@@ -35,6 +36,7 @@ _FP32 = (
 )
 _PROMOTE = "addcdiv addcmul atan2 bilinear cat cross dot equal index_put stack tensordot"
 _CASTABLE = (torch.float16, torch.float32)
+_MARKS = itertools.count()
 
 
 class Policy:
@@ -142,6 +144,7 @@ class Autocast:
         self._policy = policy
         self.settings: List[bool] = []
         self.modules: List[nn.Module] = []
+        self._marks: List[Optional[int]] = []
 
     def type_for(self, name: str, types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
         """Return the type to cast the floating-point arguments of the operator `name` to, or None."""
@@ -163,13 +166,18 @@ class Autocast:
 
         def enter(module: nn.Module, args: Any) -> None:
             if _trace_autocast() is self:
+                enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
+                # What marked the module around this one counts no second time: a decorator in between may differ.
+                if mark in self._marks:
+                    enabled = self.enabled
                 self.modules.append(module)
-                marked = module.__dict__.get(_FLAG)
-                self.settings.append(self.enabled if marked is None else marked)
+                self._marks.append(mark)
+                self.settings.append(enabled)
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
             if _trace_autocast() is self:
                 self.modules.pop()
+                self._marks.pop()
                 self.settings.pop()
 
         handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
@@ -195,9 +203,9 @@ class Autocast:
 
 def _module_autocast(self: nn.Module, enabled: bool = True) -> None:
     """Switch automatic casts on or off for this module and every module in it."""
-    enabled = _checked(enabled)
+    setting = (_checked(enabled), next(_MARKS))
     for module in self.modules():
-        module.__dict__[_FLAG] = enabled
+        module.__dict__[_FLAG] = setting
 
 
 def _checked(enabled: bool) -> bool:

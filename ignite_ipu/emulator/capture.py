@@ -22,7 +22,7 @@ from ignite_ipu.emulator import losses, operators
 from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.precision import Precision
+from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor, needs_value
 
 _ACTIVE = threading.local()
@@ -226,6 +226,8 @@ class Capture(TorchFunctionMode):
                 )
         if name in _FOLLOW_ACTIVATION:
             args, kwargs = self._follow_activation(args, kwargs)
+        if func in NORMALISATIONS and len(self.dtypes_of((args, kwargs)) & {torch.float16, torch.float32}) > 1:
+            func = in_float(func)
         result = self.record(func, *args, **kwargs)
         if name in losses.RECOGNISED:
             self.mark_loss(result)

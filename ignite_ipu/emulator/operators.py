@@ -257,6 +257,9 @@ def _undecorated(name: str) -> str:
         if name.startswith(decoration):
             name = name[len(decoration) :]
             break
+    for prefix, inside in _WRITTEN_OUT.items():
+        if name.startswith(prefix):
+            return inside + name[len(prefix) :]
     return name
 
 
@@ -299,9 +302,7 @@ def _listed_names() -> Set[str]:
     names: List[str] = list(KERNELS)
     for group in TENSOR_OPERATORS.values():
         for name in group:
-            for prefix, inside in _WRITTEN_OUT.items():
-                name = name.replace(prefix, inside)
-            names.append(name.split(".")[-1])
+            names.append(_undecorated(f"torch.{name}").split(".")[-1])
     for modules in MODULES.values():
         names += " ".join(modules.values()).split()
     return {canonical(name) for name in names}

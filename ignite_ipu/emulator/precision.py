@@ -6,9 +6,12 @@ The types of partial sums are recorded in the options; on a CPU they have no mea
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
+import torch.nn.functional as F
 
 from ignite_ipu.emulator.autocasting import Policy
 from ignite_ipu.emulator.errors import Error, backend_error
@@ -36,6 +39,11 @@ _COMPARISONS = frozenset(
         "argsort topk clamp clamp_ amax amin"
     )
 )
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+NORMALISATIONS = (F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +99,26 @@ def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     checked.__name__ = name
     return checked
+
+
+def in_float(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a normalisation that computes in float32 and gives a result of its input's type.
+
+    It serves operands of both types, half weights and float statistics for example, which PyTorch's kernels refuse.
+    """
+
+    signature = inspect.signature(kernel)
+
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        named = signature.bind(*args, **kwargs).arguments
+        operands = {name: _widened(value) for name, value in named.items()}
+        result = kernel(**operands)
+        for name in _STATISTICS:
+            if named.get(name) is not operands.get(name):
+                named[name].copy_(operands[name])  # batch statistics were counted in
+        return result.to(named["input"].dtype)
+
+    return functools.wraps(kernel)(widened)
 
 
 def check_finite(what: str, tensors: Iterable[Optional[torch.Tensor]]) -> None:
@@ -154,6 +182,10 @@ class StochasticUpdates:
         for name, weight in self._half:
             # Drawn from the stream that is current: the device's.
             weight.copy_(round_stochastically(self._wide[name]))
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype is torch.float16 else value
 
 
 def _exception(what: str) -> Error:

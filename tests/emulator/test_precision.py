@@ -1,0 +1,274 @@
+"""Number formats: how half and float mix, stochastic rounding, floating-point exceptions."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu.emulator.precision import round_stochastically
+
+HALF, FLOAT = torch.float16, torch.float32
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def run(model: Any, *inputs: torch.Tensor, options: Optional[poptorch.Options] = None) -> Any:
+    executor = poptorch.inferenceModel(model if isinstance(model, nn.Module) else Calls(model), options)
+    try:
+        return executor(*inputs)
+    finally:
+        executor.destroy()
+
+
+# -- half and float -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", [torch.add, torch.mul, torch.sub, torch.div, torch.maximum, torch.pow])
+@pytest.mark.parametrize("types", [(HALF, FLOAT), (FLOAT, HALF), (HALF, HALF), (FLOAT, FLOAT)])
+def test_elementwise_operators_promote(operator, types):
+    """As in torch."""
+    a, b = torch.rand(3).add(1).to(types[0]), torch.rand(3).add(1).to(types[1])
+    found = run(operator, a, b)
+    assert found.dtype is torch.promote_types(*types)
+    assert torch.equal(found, operator(a, b))
+
+
+LAYERS = [
+    (nn.Linear(4, 2), torch.randn(3, 4)),
+    (nn.Conv1d(2, 3, 2), torch.randn(1, 2, 5)),
+    (nn.Conv2d(2, 3, 2), torch.randn(1, 2, 5, 5)),
+    (nn.ConvTranspose2d(2, 3, 2), torch.randn(1, 2, 3, 3)),
+]
+
+
+@pytest.mark.parametrize(("layer", "x"), LAYERS)
+@pytest.mark.parametrize("activation", [HALF, FLOAT])
+@pytest.mark.parametrize("weight", [HALF, FLOAT])
+def test_layers_follow_the_activation(layer, x, activation, weight):
+    """The weight is cast to the input's type, which is the result's too."""
+    with torch.no_grad():
+        expected = layer(x)
+    mixed = type(layer).__new__(type(layer))
+    mixed.__dict__.update(layer.__dict__)
+    mixed._parameters = {name: nn.Parameter(p.detach().to(weight)) for name, p in layer._parameters.items()}
+    found = run(mixed, x.to(activation))
+    assert found.dtype is activation
+    assert torch.allclose(found.float(), expected, atol=2e-2)
+
+
+def test_casts_are_ordinary_casts():
+    one, two, three = run(lambda x: (x.half(), x.half().float(), x.to(HALF) + x), torch.tensor([1 / 3]))
+    assert one.dtype is HALF and three.dtype is FLOAT
+    assert two.item() == np.float32(np.float16(np.float32(1 / 3)))
+
+
+def test_a_half_model_keeps_half_statistics_unless_cast():
+    """`model.half()` takes the running statistics along; casting them back before wrapping keeps them float."""
+    net = nn.Sequential(nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3)).half()
+    assert run(net.eval(), torch.randn(2, 2, 5).half()).dtype is HALF
+    assert net[1].running_mean.dtype is HALF
+    net[1].running_mean, net[1].running_var = net[1].running_mean.float(), net[1].running_var.float()
+    assert run(net.eval(), torch.randn(2, 2, 5).half()).dtype is HALF
+    assert net[1].running_var.dtype is FLOAT
+
+
+@pytest.mark.parametrize("types", [(HALF, HALF, FLOAT), (HALF, FLOAT, HALF), (FLOAT, HALF, HALF), (FLOAT, HALF, FLOAT)])
+def test_batch_norm_takes_any_mixture(types):
+    """The result has the input's type; statistics keep theirs and are updated."""
+    activation, weight, statistics = types
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2).to(weight)
+            self.norm.running_mean = self.norm.running_mean.to(statistics)
+            self.norm.running_var = self.norm.running_var.to(statistics)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = self.norm(x)
+            return y, poptorch.identity_loss(y.float().square(), "sum")
+
+    x = torch.randn(6, 2)
+    reference = nn.BatchNorm1d(2)
+    expected = reference(x)
+    net = Net()
+    executor = poptorch.trainingModel(net, optimizer=poptorch.optim.SGD(net.parameters(), lr=0.0625))
+    found, _ = executor(x.to(activation))
+    assert found.dtype is activation and torch.allclose(found.float(), expected, atol=1e-2)
+    assert net.norm.running_mean.dtype is statistics
+    assert torch.allclose(net.norm.running_mean.float(), reference.running_mean, atol=1e-3)
+    executor.destroy()
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)])
+def test_other_norms_take_mixtures_too(norm):
+    x = torch.randn(2, 4, 4)
+    with torch.no_grad():
+        expected = norm(x)
+    for module, activation in ((norm.half(), FLOAT), (norm.float(), HALF)):
+        found = run(module, x.to(activation))
+        assert found.dtype is activation and torch.allclose(found.float(), expected, atol=1e-2)
+
+
+# -- stochastic rounding ------------------------------------------------------------------------------------------
+
+
+@given(st.floats(-70000, 70000, width=32))
+def test_a_value_becomes_one_of_its_two_neighbours(value):
+    """A value that float16 holds becomes itself."""
+    found = round_stochastically(torch.full((20,), value)).float().numpy()
+    with np.errstate(over="ignore"):
+        nearest = np.float16(value)
+    if np.isinf(nearest) or nearest == np.float32(value):
+        assert (found == nearest).all()
+        return
+    other = np.nextafter(nearest, np.float16(np.inf if float(nearest) < value else -np.inf))
+    assert set(found.tolist()) <= {float(nearest), float(other)}
+
+
+@pytest.mark.parametrize("value", [1 / 3, -2.00037, 1e-7, -3e-8, 1023.9, 6e4 + 3])
+def test_the_expected_result_is_the_value(value):
+    """The mean of many roundings lies within five standard errors; rounding to nearest would miss it."""
+    count = 20_000
+    found = round_stochastically(torch.full((count,), value)).double()
+    error = found.std().item() / count**0.5
+    assert error > 0
+    assert abs(found.mean().item() - float(np.float32(value))) < 5 * error
+
+
+def test_special_values_pass():
+    values = torch.tensor([float("inf"), float("-inf"), 0.0, -0.0, 65504.0, 1e6])
+    assert torch.equal(round_stochastically(values), values.half())
+    assert round_stochastically(torch.tensor([float("nan")])).isnan().all()
+
+
+class Drifts(nn.Module):
+    """Half weights at 1 with a gradient of 1: each update is far smaller than their spacing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2000).half())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss((self.weight * x).sum(), "sum")
+
+
+def drift(stochastic: bool, seed: int = 0) -> torch.Tensor:
+    net = Drifts()
+    options = poptorch.Options().randomSeed(seed)
+    options.Precision.enableStochasticRounding(stochastic)
+    executor = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=1e-5))
+    for _ in range(50):
+        executor(torch.ones(1).half())
+    executor.destroy()
+    return net.weight.detach().float()
+
+
+def test_small_updates_survive_on_average():
+    """Fifty updates of 1e-5 move weights by 5e-4 on average, none without stochastic rounding."""
+    assert drift(stochastic=False).eq(1).all()
+    weights = drift(stochastic=True)
+    error = weights.std().item() / len(weights) ** 0.5
+    assert abs(weights.mean().item() - (1 - 50e-5)) < 5 * error < 50e-5
+
+
+def test_rounding_is_seeded():
+    assert torch.equal(drift(True, seed=1), drift(True, seed=1))
+    assert not torch.equal(drift(True, seed=1), drift(True, seed=2))
+
+
+# -- floating-point exceptions ------------------------------------------------------------------------------------
+
+
+def exceptions() -> poptorch.Options:
+    options = poptorch.Options()
+    options.Precision.enableFloatingPointExceptions(True)
+    return options
+
+
+ZERO, ONE = torch.tensor([0.0]), torch.tensor([1.0])
+INF, NAN = torch.tensor([float("inf")]), torch.tensor([float("nan")])
+
+RAISES = {
+    "division by zero": (torch.div, ONE, ZERO),
+    "0/0": (torch.div, ZERO, ZERO),
+    "inf-inf": (torch.sub, INF, INF),
+    "0*inf": (torch.mul, ZERO, INF),
+    "overflow": (lambda x, y: torch.exp(x * y), ONE * 1000, ONE),
+    "overflow of half": (lambda x, y: (x * y).half(), ONE * 1e5, ONE),
+    "square root of a negative number": (lambda x, y: torch.sqrt(-x), ONE, ONE),
+    "logarithm of zero": (lambda x, y: torch.log(x), ZERO, ONE),
+    "comparing NaN": (lambda x, y: (x > y).float(), NAN, ONE),
+    "sum of infinities": (lambda x, y: torch.cat([x, y]).sum(), INF, -INF),
+    "in place": (lambda x, y: (x * 1).div_(y), ONE, ZERO),
+    "in a loop": (lambda x, y: poptorch.for_loop(2, lambda a: a / y, [x])[0], ONE, ZERO),
+}
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_exceptions_stop_the_run(name):
+    """And only when they are switched on."""
+    function, *inputs = RAISES[name]
+    run(function, *inputs)
+    with pytest.raises(poptorch.Error, match="Floating point exception"):
+        run(function, *inputs, options=exceptions())
+
+
+PASSES = {
+    "ordinary arithmetic": (lambda x, y: (x + y).exp().log() / (y + 2), ONE, ONE),
+    "infinities that were put there": (
+        lambda x, y: torch.softmax(torch.cat([x, y]).masked_fill(torch.cat([x, y]) > 1, float("-inf")), 0),
+        ONE,
+        ONE * 5,
+    ),
+    "NaN that comes in and goes out": (lambda x, y: x + y, NAN, ONE),
+    "testing for NaN": (lambda x, y: torch.isnan(x).float(), NAN, ONE),
+    "infinity plus a number": (lambda x, y: x + y, INF, ONE),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_what_raises_no_exception(name):
+    function, *inputs = PASSES[name]
+    assert torch.equal(run(function, *inputs, options=exceptions()).nan_to_num(), function(*inputs).nan_to_num())
+
+
+class Root(nn.Module):
+    """Its forward is finite at zero, its gradient is not."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([start]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss(torch.sqrt(self.weight) * x, "sum")
+
+
+def test_the_backward_pass_and_the_update_raise_too():
+    for start, lr in ((0.0, 0.1), (1.0, 3e38)):
+        net = Root(start)
+        executor = poptorch.trainingModel(net, exceptions(), poptorch.optim.SGD(net.parameters(), lr=lr))
+        with pytest.raises(poptorch.Error, match="Floating point exception"):
+            executor(torch.tensor([4.0]))
+
+
+def test_training_without_exceptions_runs_to_the_end():
+    net = Root(1.0)
+    executor = poptorch.trainingModel(net, exceptions(), poptorch.optim.SGD(net.parameters(), lr=0.1))
+    executor(torch.tensor([4.0]))
+    assert net.weight.item() == pytest.approx(1 - 0.1 * 4 / 2)
+    executor.destroy()
