@@ -84,16 +84,31 @@ def test_a_weight_in_no_group_trains_with_the_defaults() -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_weight_without_gradient_is_left_alone_and_counts_no_update(name: str) -> None:
     """Updates missed now and then leave a weight where its own updates alone would have brought it."""
-    which, alone = device(MAKERS[name](params(2))), device(MAKERS[name](params(1)))
+    which = device(MAKERS[name](params(2)))
+    sometimes, always = device(MAKERS[name](params(2)[:1])), device(MAKERS[name](params(2)[1:]))
     for turn in range(9):
         grad = torch.full((3,), float(turn % 4) - 1.0)
         which.update([None if turn % 3 == 1 else grad, grad])
+        always.update([grad])
         if turn % 3 != 1:
-            alone.update([grad])
-    torch.testing.assert_close(which.weights["a"], alone.weights["a"])
+            sometimes.update([grad])
+    torch.testing.assert_close(which.weights["a"], sometimes.weights["a"])
+    torch.testing.assert_close(which.weights["b"], always.weights["a"])
     before = which.weights["a"].clone()
     which.update([None, None])
     assert torch.equal(which.weights["a"], before)
+
+
+def test_weights_of_different_types_share_a_group() -> None:
+    """Each is updated in the type it has."""
+    own = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3).half())]
+    which = device(optim.Adam(own, lr=1e-4))
+    for _ in range(5):
+        which.update([torch.ones(3), torch.ones(3).half()])
+    assert which.weights["a"].tolist() == pytest.approx([1.0 - 5e-4] * 3, rel=1e-6)
+    assert which.weights["b"].dtype == torch.float16
+    # Steps of 1e-4 are lost in float16 around 1, whose neighbour below is 1 - 2**-11.
+    assert which.weights["b"].tolist() == [1.0] * 3
 
 
 def test_a_new_description_takes_effect_at_the_next_update() -> None:
@@ -162,6 +177,23 @@ def test_a_state_written_elsewhere_continues_the_run(name: str) -> None:
     steps(two, 5, seed=1)
     for weight in one.weights:
         assert torch.equal(one.weights[weight], two.weights[weight])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_state_written_back_rewinds_a_run(name: str) -> None:
+    """The step counters go back with the moments."""
+    which = device(MAKERS[name](params()))
+    steps(which, 2)
+    state, param = which.read_state()
+    before = {weight: tensor.clone() for weight, tensor in which.weights.items()}
+    steps(which, 3, seed=1)
+    once = {weight: tensor.clone() for weight, tensor in which.weights.items()}
+    which.write_state(state, param)
+    for weight, tensor in before.items():
+        which.weights[weight].copy_(tensor)
+    steps(which, 3, seed=1)
+    for weight, tensor in once.items():
+        assert torch.equal(which.weights[weight], tensor)
 
 
 def test_what_is_read_is_a_copy() -> None:
