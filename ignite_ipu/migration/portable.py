@@ -145,7 +145,9 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
         step = EvaluationStep(model, model_fn=_call)
         program = session.prepare_evaluation(step, session.evaluation_options())
         _EVALUATION[model] = program
-    return session.evaluate(program, (inputs, keyword_inputs))
+    # A tracer has to see what happens to tensors, which inference mode does not record.
+    with torch.inference_mode(False), torch.no_grad():
+        return session.evaluate(program, (inputs, keyword_inputs))
 
 
 def _train_natively(
@@ -195,7 +197,7 @@ def _same_loss(first: LossFunction, second: LossFunction) -> bool:
         return True
     if not isinstance(first, nn.Module) or not isinstance(second, nn.Module) or type(first) is not type(second):
         return False
-    if list(first.parameters()) or list(first.buffers()) or list(first.children()):
+    if first.state_dict() or [*first.children()]:
         return False
     own = {name: value for name, value in vars(first).items() if not name.startswith("_")}
     return own == {name: value for name, value in vars(second).items() if not name.startswith("_")}

@@ -403,17 +403,15 @@ class _Reader:
 
     def _check_carried(self, call: ast.Call, loss: ast.expr, outputs: Set[str]) -> None:
         read = {name for value in (*call.args, *(k.value for k in call.keywords)) for name in _loaded(value)}
-        if read & outputs:
-            raise _Refused(call, f"{sorted(read & outputs)[0]!r} is carried from one batch to the next")
         loop = next(self.program.loops_around(self.statement), None)
-        if loop is None:
-            return
-        known = set() if isinstance(loop, ast.While) else _stored(loop.target)
-        for statement in _before(loop.body, self.statement):
-            known |= _stored(statement)
-        everything = {name for statement in loop.body for name in _stored(statement)}
-        late = ((read | _loaded(loss)) & everything) - known - outputs
-        late -= _stored(self._statement(call)) if call is not loss else set()
+        body = loop.body if loop is not None else self.suite
+        known = _stored(loop.target) if isinstance(loop, (ast.For, ast.AsyncFor)) else set()
+        known |= {name for statement in _before(body, self._statement(call)) for name in _stored(statement)}
+        returned = (read & outputs) - known
+        # What is bound later in the loop only was bound by the batch before.
+        between = {name for statement in _before(body, self.statement) for name in _stored(statement)}
+        everything = {name for statement in body for name in _stored(statement)} if loop is not None else set()
+        late = returned | ((read & everything) - known) | ((_loaded(loss) & everything) - between - outputs)
         if late:
             raise _Refused(call, f"{sorted(late)[0]!r} is carried from one batch to the next")
 

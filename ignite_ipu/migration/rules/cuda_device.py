@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from typing import Iterator
 
 from ignite_ipu.migration.devices import gpu_name, is_guarded
@@ -34,10 +35,11 @@ def check(program: Program) -> Iterator[Hit]:
 def _names_a_device(program: Program, node: ast.Constant) -> bool:
     """Leave out the tests (`device.type == "cuda"`) and what is said to host_device itself."""
     for above in program.ancestors(node):
-        if isinstance(above, ast.Compare):
+        if isinstance(above, (ast.Compare, ast.Dict, ast.JoinedStr)):
             return False
         if isinstance(above, ast.Call):
-            return program.names.called(above) != "ignite_ipu.host_device"
+            name = program.names.called(above)
+            return name != "ignite_ipu.host_device" and not hasattr(builtins, name or "")
         if isinstance(above, ast.stmt):
             return isinstance(above, (ast.Assign, ast.AnnAssign, ast.Return, ast.FunctionDef))
     return False

@@ -1,0 +1,43 @@
+"""Fixtures that put source text through the checker and the rewrites."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Callable, List
+
+import pytest
+
+pytest.importorskip("libcst")
+
+from ignite_ipu.migration.checker import check_source
+from ignite_ipu.migration.imports import update_imports
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rewrite import Editor
+from ignite_ipu.migration.rewrites import all_rewrites
+from ignite_ipu.migration.rules import all_rules
+from ignite_ipu.migration.source import Source
+
+
+@pytest.fixture
+def lines() -> Callable[[str, str], List[int]]:
+    """Give the lines at which a rule finds something in a text."""
+
+    def find(rule: str, code: str) -> List[int]:
+        findings, _ = check_source(Source("code.py", textwrap.dedent(code).lstrip("\n")), [all_rules()[rule]])
+        return [finding.line for finding in findings]
+
+    return find
+
+
+@pytest.fixture
+def rewritten() -> Callable[[str, str], str]:
+    """Give what one rewrite makes of a text."""
+
+    def apply(rewrite: str, code: str) -> str:
+        text = textwrap.dedent(code).lstrip("\n")
+        editor = Editor(Program(Source("code.py", text)))
+        editor.subject = rewrite
+        all_rewrites()[rewrite].apply(editor)
+        return update_imports(editor.finish(), editor.needed, editor.forgotten) if editor.changed else text
+
+    return apply

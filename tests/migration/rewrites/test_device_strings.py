@@ -1,0 +1,105 @@
+"""Choices of a GPU become host_device(); what else a string may be used for decides its form."""
+
+from __future__ import annotations
+
+REWRITE = "device-strings"
+
+
+def test_guarded_names_are_left(rewritten):
+    """A name that is only reached with a GPU still says the right thing; only the question changes."""
+    before = """\
+import torch
+use_cuda = torch.cuda.is_available()
+if use_cuda:
+    device = torch.device('cuda')
+else:
+    device = torch.device('cpu')
+"""
+    after = """\
+import torch
+from ignite_ipu import host_device
+use_cuda = host_device().type == "cuda"
+if use_cuda:
+    device = torch.device('cuda')
+else:
+    device = torch.device('cpu')
+"""
+    assert rewritten(REWRITE, before) == after
+
+
+def test_strings_stay_strings(rewritten):
+    """A variable that is used as a string stays one."""
+    before = """\
+import torch
+device = 'cuda' if torch.cuda.is_available() else 'cpu'
+x.to(device)
+if device.startswith('cuda'):
+    pass
+"""
+    after = """\
+import torch
+from ignite_ipu import host_device
+device = str(host_device())
+x.to(device)
+if device.startswith('cuda'):
+    pass
+"""
+    assert rewritten(REWRITE, before) == after
+
+
+def test_other_gpus_are_named(rewritten):
+    """In a native run the second GPU is still the second."""
+    before = """\
+import torch
+device = torch.device('cuda:1' if torch.cuda.is_available() else 'cpu')
+x = torch.zeros(2, device='cuda')
+"""
+    after = """\
+import torch
+from ignite_ipu import host_device
+device = host_device("cuda:1")
+x = torch.zeros(2, device=host_device())
+"""
+    assert rewritten(REWRITE, before) == after
+
+
+def test_questions_inside_expressions(rewritten):
+    """Parentheses come where they are needed."""
+    before = """\
+import torch
+a = torch.cuda.is_available() == flag
+b = not torch.cuda.is_available() or c
+"""
+    after = """\
+import torch
+from ignite_ipu import host_device
+a = (host_device().type == "cuda") == flag
+b = not host_device().type == "cuda" or c
+"""
+    assert rewritten(REWRITE, before) == after
+
+
+def test_other_choices_are_left(rewritten):
+    """Three-way choices, and strings that are no devices."""
+    before = """\
+import torch
+name = 'cuda kernels'
+if device.type == 'cuda':
+    pass
+print('cuda')
+"""
+    assert rewritten(REWRITE, before) == before
+
+
+def test_ignites_device(rewritten):
+    """idist.device() asks for a GPU, too."""
+    before = """\
+import ignite.distributed as idist
+device = idist.device()
+"""
+    after = """\
+import ignite.distributed as idist
+from ignite_ipu import host_device
+device = host_device()
+"""
+    assert rewritten(REWRITE, before) == after

@@ -1,0 +1,66 @@
+"""create_supervised_trainer becomes create_ipu_trainer, without the device."""
+
+from __future__ import annotations
+
+REWRITE = "ignite-factories"
+
+
+def test_device_by_position(rewritten):
+    """A positional device goes, or becomes None when others follow."""
+    before = """\
+import ignite.engine as e
+a = e.create_supervised_trainer(m, o, l, 'cuda')
+b = e.create_supervised_trainer(m, o, l, device, True)
+"""
+    after = """\
+import ignite.engine as e
+from ignite_ipu import create_ipu_trainer
+a = create_ipu_trainer(m, o, l)
+b = create_ipu_trainer(m, o, l, None, True)
+"""
+    assert rewritten(REWRITE, before) == after
+
+
+def test_layout_and_comments_stay(rewritten):
+    """Arguments on lines of their own, with comments."""
+    before = """\
+from ignite.engine import create_supervised_trainer
+trainer = create_supervised_trainer(
+    model,
+    optimizer,  # SGD
+    loss_fn,
+    device=device,
+    deterministic=False,
+)
+"""
+    after = """\
+from ignite_ipu import create_ipu_trainer
+trainer = create_ipu_trainer(
+    model,
+    optimizer,  # SGD
+    loss_fn,
+    deterministic=False,
+)
+"""
+    assert rewritten(REWRITE, before) == after
+
+
+def test_imports_that_are_still_used_stay(rewritten):
+    """The name may be used for something else than a call."""
+    before = """\
+from ignite.engine import create_supervised_trainer
+factory = create_supervised_trainer
+"""
+    assert rewritten(REWRITE, before) == before
+
+
+def test_refused_arguments(rewritten):
+    """amp_mode, scaler and arguments that are not written out."""
+    before = """\
+from ignite.engine import create_supervised_trainer as c
+c(m, o, l, amp_mode=mode)
+c(m, o, l, scaler=True)
+c(*a)
+c(m, **k)
+"""
+    assert rewritten(REWRITE, before) == before

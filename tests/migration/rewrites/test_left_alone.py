@@ -1,0 +1,89 @@
+"""Code that is not fully understood stays as it is, byte for byte. These tests come before all others."""
+
+from __future__ import annotations
+
+import pytest
+
+from ignite_ipu.migration.migrator import migrate_source
+from ignite_ipu.migration.source import Source
+
+PIECES = {
+    "no torch": "x = 1\ny = [ 1,2 ]   # kept as it is\n",
+    "a trainer with amp_mode": """\
+from ignite.engine import create_supervised_trainer
+trainer = create_supervised_trainer(model, optimizer, loss, amp_mode="amp")
+""",
+    "arguments that are not written out": """\
+from ignite.engine import create_supervised_trainer
+trainer = create_supervised_trainer(*parts, **options)
+""",
+    "an optimizer that an IPU lacks": """\
+import torch
+from ignite.engine import create_supervised_trainer
+optimizer = torch.optim.LBFGS(model.parameters())
+trainer = create_supervised_trainer(model, optimizer, loss, device="cuda")
+""",
+    "a name of the user's own": """\
+import torch
+def host_device(): ...
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model.to(device)
+""",
+    "one step understood and one not": """\
+import torch
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = torch.nn.Linear(2, 2).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = torch.nn.MSELoss()
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    output = model(x)
+    loss = criterion(output, y)
+    loss.backward()
+    optimizer.step()
+for x, y in loader:
+    loss = criterion(model(x), y) / 2
+    loss.backward()
+    optimizer.step()
+""",
+    "statements that share a line": """\
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = torch.nn.MSELoss()
+model.train()
+for x, y in loader:
+    optimizer.zero_grad(); output = model(x)
+    loss = criterion(output, y)
+    loss.backward(); optimizer.step()
+""",
+    "a gpu chosen by number": "model.cuda(local_rank)\n",
+}
+
+
+@pytest.mark.parametrize("text", PIECES.values(), ids=PIECES)
+def test_text_is_unchanged(text):
+    migration = migrate_source(Source("code.py", text))
+    assert migration.text == text
+    assert not migration.changed
+
+
+@pytest.mark.parametrize("text", [text for name, text in PIECES.items() if name != "no torch"])
+def test_the_reason_is_given_at_a_line(text):
+    migration = migrate_source(Source("code.py", text))
+    assert migration.blocked
+    assert migration.remarks
+    assert all(1 <= remark.line <= text.count("\n") for remark in migration.remarks)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_everything_but_the_change_is_kept(newline):
+    """Odd spacing, comments, tabs and line ends survive a rewrite elsewhere in the file."""
+    before = (
+        "import torch\n# above\nx   =  {  'a':1 }  # beside\n\n\n\n"
+        "if x :\n\ty=( 1 ,\n\t  2)\nmodel . cuda( )  # moved\n"
+    ).replace("\n", newline)
+    after = migrate_source(Source("code.py", before)).text
+    expected = before.replace("model . cuda( )", "model . to( host_device())")
+    assert after.replace(f"from ignite_ipu import host_device{newline}", "") == expected

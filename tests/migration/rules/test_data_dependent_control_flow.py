@@ -1,0 +1,128 @@
+"""A branch in forward is reported when, and only when, a tensor's value decides it."""
+
+from __future__ import annotations
+
+RULE = "data-dependent-control-flow"
+
+
+def test_if_while_assert_and_conditional_expressions(lines):
+    """Every construct that asks for a truth value is seen."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); pass
+            def forward(self, x):
+                x = torch.relu(x)
+                if x.sum() > 0:
+                    x = -x
+                while x.norm() > 1:
+                    x = x / 2
+                assert (x >= 0).all()
+                return x if x.mean() > 0 else -x
+    """
+    assert lines(RULE, code) == [9, 11, 13, 14]
+
+
+def test_python_values_decide_freely(lines):
+    """Flags, shapes, None, arguments with plain defaults and configuration are known while tracing."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); self.bias = True
+            def forward(self, x, mask=None, depth=2, mode='sum'):
+                if self.training and x.shape[0] > 1 and x.dim() == 4 and len(x) > 2:
+                    x = x * 2
+                if mask is not None or depth > 2 or mode == "sum" or not self.bias:
+                    x = x + 1
+                if isinstance(x, tuple) or x.is_cuda or x.dtype == torch.half:
+                    x = x + 2
+                return x
+    """
+    assert lines(RULE, code) == []
+
+
+def test_values_are_followed_through_methods(lines):
+    """A helper called from forward is traced too, with what it is given."""
+    code = """
+        import torch
+        from torch import nn
+        class Net(nn.Module):
+            def forward(self, x):
+                return scaled(self.helper(torch.relu(x), 3))
+            def helper(self, y, count):
+                if count > 2:
+                    y = y + 1
+                if y.max() > 1:
+                    y = y / y.max()
+                return y
+        def scaled(z):
+            return z if z.sum() > 0 else -z
+        def unrelated(z):
+            return z if z.sum() > 0 else -z
+    """
+    assert lines(RULE, code) == [9, 13]
+
+
+def test_a_loop_as_long_as_a_tensor_says(lines):
+    """range(int(tensor)) unrolls by a value, range(tensor.shape[0]) does not."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); pass
+            def forward(self, x):
+                for _ in range(x.max()):
+                    x = x + 1
+                for _ in range(x.shape[1]):
+                    x = x + 1
+                return x
+    """
+    assert lines(RULE, code) == [8]
+
+
+def test_what_only_the_host_runs_may_branch(lines):
+    """Code behind isRunningOnIpu() follows the device's side."""
+    code = """
+        import poptorch
+        from torch import nn
+        class Net(nn.Module):
+            def forward(self, x):
+                if not poptorch.isRunningOnIpu():
+                    if x.sum() > 0:
+                        x = -x
+                return x.relu()
+    """
+    assert lines(RULE, code) == []
+
+
+def test_inherited_forwards_count(lines):
+    """A forward is found through a base class of the file."""
+    code = """
+        from torch import nn
+        class Base(nn.Module):
+            def forward(self, x):
+                return self.head(x.relu())
+        class Net(Base):
+            def head(self, y):
+                return y if y.any() else -y
+    """
+    assert lines(RULE, code) == [7]
+
+
+def test_code_outside_models_is_free(lines):
+    """Training code branches on losses as it likes."""
+    code = """
+        import torch
+        loss = torch.zeros(())
+        if loss > 0:
+            print("positive")
+    """
+    assert lines(RULE, code) == []

@@ -1,0 +1,28 @@
+"""Uses of gradients on the host are reported."""
+
+from __future__ import annotations
+
+RULE = "gradient-access"
+
+
+def test_reads_hooks_and_retained_graphs(lines):
+    """grad attributes, hooks, autograd.grad, retain_graph."""
+    code = """
+        import torch
+        n = p.grad.norm()
+        p.register_hook(print)
+        torch.autograd.grad(y, x)
+        loss.backward(retain_graph=True)
+    """
+    assert lines(RULE, code) == [2, 3, 4, 5]
+
+
+def test_other_grads(lines):
+    """Names that only look alike."""
+    code = """
+        import torch
+        with torch.no_grad(): pass
+        x.requires_grad_(False)
+        optimizer.zero_grad()
+    """
+    assert lines(RULE, code) == []

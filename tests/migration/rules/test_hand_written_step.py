@@ -1,0 +1,41 @@
+"""Every backward() in host code is reported, once."""
+
+from __future__ import annotations
+
+RULE = "hand-written-step"
+
+
+def test_loops_and_process_functions(lines):
+    """In a loop, in a function, in a method."""
+    code = """
+        import torch
+        from torch import nn
+        model = nn.Linear(4, 2)
+        criterion = nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+
+        def step(engine, batch):
+            optimizer.zero_grad()
+            loss = criterion(model(batch[0]), batch[1])
+            loss.backward()
+            optimizer.step()
+    """
+    assert lines(RULE, code) == [10, 16]
+
+
+def test_other_backwards(lines):
+    """accelerate's, and those of autograd functions, are other things."""
+    code = """
+        accelerator.backward(loss)
+        import torch
+        class F(torch.autograd.Function):
+            @staticmethod
+            def backward(ctx, g): return g
+    """
+    assert lines(RULE, code) == []

@@ -1,0 +1,28 @@
+"""Autocast and gradient scalers are reported."""
+
+from __future__ import annotations
+
+RULE = "mixed-precision"
+
+
+def test_every_spelling(lines):
+    """Old and new names, decorators, and Ignite's switches."""
+    code = """
+        import torch
+        from torch.cuda.amp import GradScaler, autocast
+        from ignite.engine import create_supervised_trainer
+        s = GradScaler()
+        with autocast(): pass
+        with torch.autocast("cuda"): pass
+        create_supervised_trainer(m, o, l, amp_mode="amp", scaler=True)
+    """
+    assert lines(RULE, code) == [4, 5, 6, 7, 7]
+
+
+def test_off(lines):
+    """None and False are the defaults."""
+    code = """
+        from ignite.engine import create_supervised_trainer
+        create_supervised_trainer(m, o, l, amp_mode=None, scaler=False)
+    """
+    assert lines(RULE, code) == []

@@ -1,0 +1,46 @@
+"""Values that a model returns and gets back are reported."""
+
+from __future__ import annotations
+
+RULE = "state-across-batches"
+
+
+def test_hidden_state(lines):
+    """In training and in generation."""
+    code = """
+        import torch
+        from torch import nn
+        model = nn.Linear(4, 2)
+        criterion = nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            out, hidden = model(x, hidden)
+            loss = criterion(out, y)
+            loss.backward()
+            optimizer.step()
+        for i in range(3):
+            word, state = model(word, state)
+    """
+    assert lines(RULE, code) == [9, 14]
+
+
+def test_fresh_state(lines):
+    """A state made anew for each batch is an input like any other."""
+    code = """
+        import torch
+        from torch import nn
+        model = nn.Linear(4, 2)
+        criterion = nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            hidden = torch.zeros(4)
+            out, hidden = model(x, hidden)
+            loss = criterion(out, y)
+            loss.backward()
+            optimizer.step()
+    """
+    assert lines(RULE, code) == []

@@ -1,0 +1,27 @@
+"""Number types that an IPU lacks are reported."""
+
+from __future__ import annotations
+
+RULE = "unsupported-dtype"
+
+
+def test_dtypes_and_conversions(lines):
+    """Attributes of torch, and conversions of a model."""
+    code = """
+        import torch
+        m = torch.nn.Sequential()
+        x = torch.zeros(2, dtype=torch.float64)
+        y = x.to(torch.bfloat16)
+        m.double()
+    """
+    assert lines(RULE, code) == [3, 4, 5]
+
+
+def test_half_and_float(lines):
+    """Those exist."""
+    code = """
+        import torch
+        m = torch.nn.Sequential().half()
+        x = torch.zeros(2, dtype=torch.float16)
+    """
+    assert lines(RULE, code) == []

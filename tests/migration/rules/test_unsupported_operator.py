@@ -1,0 +1,44 @@
+"""Operators that PopTorch does not list are reported as warnings."""
+
+from __future__ import annotations
+
+RULE = "unsupported-operator"
+
+
+def test_operators_and_layers(lines):
+    """An operator in forward, and a layer a model holds."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); self.pool = nn.FractionalMaxPool2d(2, output_size=2)
+            def forward(self, x):
+                return torch.fft.fft(self.pool(x))
+    """
+    assert lines(RULE, code) == [6, 8]
+
+
+def test_listed_and_composed(lines):
+    """Listed operators, and those made of them."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); self.layer = nn.Linear(2, 2)
+            def forward(self, x):
+                return nn.functional.gelu(self.layer(x)).flatten(1).softmax(-1).permute(1, 0).contiguous().view(-1)
+    """
+    assert lines(RULE, code) == []
+
+
+def test_only_in_traced_code(lines):
+    """Host code may use what it likes."""
+    code = """
+        import torch
+        torch.fft.fft(torch.zeros(4))
+    """
+    assert lines(RULE, code) == []

@@ -1,0 +1,136 @@
+"""A training step is understood only when one call can take its place; what stands in the way is named."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.source import Source
+
+SETTING = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+model = nn.Sequential(nn.Linear(4, 2))
+other = nn.Sequential(nn.Linear(4, 2))
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+"""
+
+
+def step(body):
+    code = SETTING + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
+    (found,) = Program(Source("code.py", code)).training.steps
+    return found
+
+
+COMMON = """
+optimizer.zero_grad()
+output = model(x)
+loss = criterion(output, y)
+loss.backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("output = model(x)\nloss = criterion(output, y)", "loss = criterion(model(x), y)"),
+        ("optimizer.zero_grad()\n", "model.zero_grad()\n"),
+        ("optimizer.zero_grad()\n", "x, y = x.to(device), y.to(device)\noptimizer.zero_grad(set_to_none=True)\n"),
+        ("loss.backward()\n", "losses.append(loss.item())\nloss.backward()\n"),
+        ("loss.backward()\n", "loss.backward()\nrunning += loss.item() * len(x)\n"),
+        ("model(x)", "model(x, mask=y)"),
+        ("criterion(output, y)", "F.cross_entropy(output, y.long())"),
+        ("criterion(output, y)", "criterion(output.squeeze(1), y.float())"),
+        ("criterion(output, y)", "nn.CrossEntropyLoss()(output, y)"),
+        ("loss.backward()\n", "loss.backward()\nnn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"),
+    ],
+)
+def test_common_shapes_are_understood(old, new):
+    """Order of clearing, nesting, moves, readings, keywords, other losses, clipping."""
+    assert old in COMMON
+    assert step(COMMON.replace(old, new)).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("optimizer.zero_grad()\n", "", "not cleared"),
+        ("loss.backward()\n", "loss = loss / 4\nloss.backward()\n", "not computed from one call"),
+        ("loss.backward()\n", "(loss / 4).backward()\n", "divided or combined"),
+        ("loss.backward()\n", "loss += penalty\nloss.backward()\n", "built up in several statements"),
+        ("loss.backward()\n", "scaler.scale(loss).backward()\n", "GradScaler"),
+        ("loss.backward()\n", "loss.backward(retain_graph=True)\n", "has arguments"),
+        ("optimizer.step()\n", "if i % 4 == 0:\n    optimizer.step()\n", "accumulated by hand"),
+        ("optimizer.step()\n", "optimizer.step(closure)\n", "closure"),
+        ("optimizer.step()\n", "", "no optimizer.step()"),
+        ("optimizer.step()\n", "model.weight.data.clamp_(0, 1)\noptimizer.step()\n", "may depend on their order"),
+        ("loss.backward()\n", "loss.backward()\noptimizer.zero_grad()\n", "may depend on their order"),
+        ("loss = criterion(output, y)", "y = model(y)\nloss = criterion(output, y)", "further call of a model"),
+        ("loss = criterion(output, y)", "z = other(x)\nloss = criterion(output, z)", "further call of a model"),
+        ("output = model(x)", "x = other(x)\noutput = model(x)", "further call of a model"),
+        ("loss = criterion(output, y)", "loss = criterion(output, y) + other(x).mean()", "further call of a model"),
+        ("output = model(x)", "output, state = model(x, state)", "'state' is carried"),
+        ("output = model(x)", "output = model(x, memory)\nmemory = output", "'memory' is carried"),
+        ("output = model(x)", "output = model(*x)", "* or ** arguments"),
+        ("output = model(x)", "output = model(**x)", "* or ** arguments"),
+        ("loss = criterion(output, y)", "loss = output.mean()", "not a function of the model's output and a target"),
+        ("output = model(x)", "output = torch.relu(x)", "not computed from one call of the model"),
+        ("loss.backward()\n", "nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)\nloss.backward()\n", "order"),
+        ("optimizer.step()\n", "nn.utils.clip_grad_norm_(other.parameters(), 1.0)\noptimizer.step()\n", "clipping"),
+        ("optimizer.step()\n", "nn.utils.clip_grad_norm_(model.parameters(), y)\noptimizer.step()\n", "from batch to"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_its_reason(old, new, reason):
+    """Each of these would train differently if it were rewritten."""
+    assert old in COMMON
+    found = step(COMMON.replace(old, new, 1))
+    assert found.plan is None
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize("context", ["torch.autocast('cuda')", "torch.cuda.amp.autocast()", "model.no_sync()"])
+def test_steps_under_other_regimes_are_refused(context):
+    found = step(f"with {context}:\n" + textwrap.indent(COMMON.strip(), "    "))
+    assert found.plan is None
+    assert "under" in found.reason
+
+
+def test_an_optimizer_over_another_model_is_refused():
+    """Its gradients would come from outside the program that is compiled."""
+    body = COMMON.replace("optimizer", "wide")
+    code = SETTING.replace("for x", "wide = torch.optim.SGD([*model.parameters(), *other.parameters()], 0.1)\nfor x")
+    code += textwrap.indent(body.strip("\n"), "    ")
+    (found,) = Program(Source("code.py", code)).training.steps
+    assert "also updates the parameters of other" in found.reason
+
+
+def test_a_loss_over_names_of_a_function_is_refused():
+    """It would have to become a function of the module, which cannot see them."""
+    code = (
+        SETTING.rsplit("for", 1)[0]
+        + """
+def train(loader, weight):
+    for x, y in loader:
+        optimizer.zero_grad()
+        output = model(x)
+        loss = weight * criterion(output, y)
+        loss.backward()
+        optimizer.step()
+"""
+    )
+    (found,) = Program(Source("code.py", code)).training.steps
+    assert "'weight', which only this function knows" in found.reason
+
+
+def test_rmsprop_cannot_clip():
+    body = COMMON.replace("loss.backward()\n", "loss.backward()\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)\n")
+    code = SETTING.replace("optim.SGD", "optim.RMSprop") + textwrap.indent(body.strip("\n"), "    ")
+    (found,) = Program(Source("code.py", code)).training.steps
+    assert "RMSprop cannot clip" in found.reason
