@@ -32,11 +32,10 @@ def refuse_unsupported(
             f"device={device!r}: these engines run on IPUs, and PopTorch moves model and batches there by itself. "
             'Leave device out, or pass "ipu".'
         )
-    if amp_mode is not None:
+    if amp_mode not in (None, "amp"):
         raise UnsupportedArgumentError(
-            f"amp_mode={amp_mode!r}: the compiled program fixes the type of every operator, there is no automatic "
-            "mixed precision to switch on. Call model.half() and convert the inputs in the data set, with "
-            "loss_scaling=... against underflow."
+            f"amp_mode={amp_mode!r}: it means a library for another device. Use \"amp\", which runs matrix products and "
+            "convolutions in half precision, or call model.half() and convert the inputs in the data set."
         )
     if scaler:
         raise UnsupportedArgumentError(

@@ -6,7 +6,7 @@ so, and cuts its batches itself: here the sampler under it is rewound instead.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Optional
 
 from ignite.engine.deterministic import DeterministicEngine, _set_rng_states
 
@@ -14,22 +14,29 @@ __all__ = ["DeterministicRuns", "RewindableSampler"]
 
 
 class RewindableSampler:
-    """A sampler that draws all indices of an epoch first, and can leave out those that were used before a resume.
+    """A sampler that can leave out the indices that were used before a resume.
 
     Args:
         sampler: Draws the indices.
-
-    Attributes:
-        skip: Indices to leave out of the next epoch.
     """
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
-        self.skip = 0
+        self._skip = 0
+        self._drawn: Optional[List[Any]] = None
+
+    def rewind(self, skip: int) -> None:
+        """Leave out this many indices of the epoch that starts next."""
+        self._skip = skip
+
+    def draw(self) -> None:
+        """Draw the indices of the epoch that starts next, unless it has started."""
+        if self._skip:
+            self._drawn = list(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        indices: List[Any] = list(self._sampler)
-        skip, self.skip = self.skip, 0
+        indices = list(self._sampler) if self._drawn is None else self._drawn
+        skip, self._skip, self._drawn = self._skip, 0, None
         yield from indices[skip:]
 
     def __len__(self) -> int:
@@ -59,5 +66,8 @@ class DeterministicRuns(DeterministicEngine):
             # Without indices there is nothing to rewind: batches are fetched and thrown away.
             return super()._from_iteration(iteration)  # type: ignore[no-any-return]
         self._setup_seed()
-        sampler.skip = iteration % len(data) * data.combinedBatchSize
-        return iter(data)
+        sampler.rewind(iteration % len(data) * data.combinedBatchSize)
+        batches = iter(data)
+        # Now, while the host is seeded: afterwards a resume sets the random state of where it was interrupted.
+        sampler.draw()
+        return batches

@@ -197,6 +197,7 @@ def ipu_evaluation_step(
     model_transform: Callable[[Any], Any] = _same,
     output_transform: Callable[[Any, Any, Any], Any] = _predictions_and_targets,
     model_fn: Callable[[nn.Module, Any], Any] = _call,
+    half: bool = False,
 ) -> Step:
     """Return the step function of an evaluator, for an `Engine` of your own; it always uses the newest weights.
 
@@ -208,13 +209,14 @@ def ipu_evaluation_step(
         model_transform: Turns the model's output into the predictions, inside the compiled program.
         output_transform: Called with `x, y, y_pred`; returns the engine's `state.output`.
         model_fn: Calls the model with the inputs, inside the compiled program.
+        half: Whether products run in half precision, by the rule of `ignite_ipu.mixed_precision`.
     """
     program: Optional[Program] = None
 
     def step(engine: Engine, batch: Any) -> Any:
         nonlocal program
         if program not in session.evaluations:
-            module = EvaluationStep(session.model, model_fn=model_fn, model_transform=model_transform)
+            module = EvaluationStep(session.model, model_fn=model_fn, model_transform=model_transform, half=half)
             program = session.prepare_evaluation(module, (options or session.evaluation_options)())
         assert program is not None
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
@@ -270,7 +272,8 @@ def create_ipu_trainer(
             and then none are copied from the device.
         deterministic: Return a `DeterministicIPUTrainer`, which seeds the host at every start of the data and finds its
             place in it after a resume. The device's random numbers follow `seed` either way.
-        amp_mode: Only None.
+        amp_mode: None, or "amp": products in half precision, by the rule of `ignite_ipu.mixed_precision`. Small
+            gradients then need `loss_scaling`.
         scaler: Only False: the device scales the loss itself, see `loss_scaling`.
         gradient_accumulation_steps: Micro-batches per weight update and replica, all in one iteration.
         model_fn: Calls the model with the inputs, inside the compiled program.
@@ -299,7 +302,14 @@ def create_ipu_trainer(
     session = IPUSession.of(model)
     session.refuse_second_trainer()
     predictions = output_transform is not _loss_item
-    step = TrainingStep(model, loss_fn, model_fn=model_fn, model_transform=model_transform, predictions=predictions)
+    step = TrainingStep(
+        model,
+        loss_fn,
+        model_fn=model_fn,
+        model_transform=model_transform,
+        predictions=predictions,
+        half=amp_mode is not None,
+    )
     training = _training_options(
         options,
         device_iterations=device_iterations,
@@ -353,7 +363,7 @@ def create_ipu_evaluator(
         prepare_batch: Called with `batch, device=None, non_blocking` on the host; returns inputs and targets.
         model_transform: Turns the model's output into the predictions, inside the compiled program.
         output_transform: Called with `x, y, y_pred`; returns `state.output`.
-        amp_mode: Only None.
+        amp_mode: None, or "amp" as for the trainer.
         model_fn: Calls the model with the inputs, inside the compiled program.
         options: `poptorch.Options` for inference; derived from the trainer's when None.
         device_iterations: Micro-batches per replica and iteration.
@@ -390,6 +400,7 @@ def create_ipu_evaluator(
         model_transform=model_transform,
         output_transform=output_transform,
         model_fn=model_fn,
+        half=amp_mode is not None,
     )
     evaluator = IPUEngine(process, session, loaders)
     for name, metric in (metrics or {}).items():

@@ -147,7 +147,10 @@ class Loaders:
         # What each process reads is the user's sampler's business, as it is on any other device.
         arguments["auto_distributed_partitioning"] = False
         with _without_tail_warning():
-            return _loader_class(backend.poptorch().DataLoader)(self._options, loader.dataset, **arguments)
+            made = _loader_class(backend.poptorch().DataLoader)(self._options, loader.dataset, **arguments)
+        if self._training and loader.batch_size is not None:
+            made.native_batches, made.native_size = loader.batch_sampler, loader.batch_size
+        return made
 
     def _sampler(self, loader: DataLoader[Any], geometry: BatchGeometry) -> Any:
         if self._training and loader.batch_size is not None:
@@ -249,10 +252,19 @@ def _loader_class(base: Any) -> Any:
     class IPUDataLoader(base):  # type: ignore[misc]
         """A `poptorch.DataLoader` that says what happened when a worker fails or when there is no data."""
 
+        native_batches: Optional[Any] = None
+        native_size = 0
+
         def __iter__(self) -> Iterator[Any]:
+            if self.native_batches is not None:
+                _check_batch_size(self.native_batches, self.native_size)
+            # Begun now and not with the first batch: it draws from the host's random numbers.
+            return self._explaining(super().__iter__())
+
+        def _explaining(self, batches: Iterator[Any]) -> Iterator[Any]:
             yielded = False
             try:
-                for batch in super().__iter__():
+                for batch in batches:
                     yielded = True
                     yield batch
             except Exception as error:
@@ -287,6 +299,16 @@ def _explained(error: Exception) -> Optional[LoaderError]:
             "num_workers=0 to see the failure in this process."
         )
     return None
+
+
+def _check_batch_size(batch_sampler: Any, size: int) -> None:
+    wanted = getattr(batch_sampler, "batch_size", size)
+    if wanted != size:
+        raise LoaderError(
+            f"The loader's batch size was changed from {size} to {wanted}, but a compiled model has micro-batches of one "
+            "size. Keep it; to use more samples per weight update, train on with a new trainer that has a larger "
+            "gradient_accumulation_steps."
+        )
 
 
 def _kept_arguments(loader: DataLoader[Any]) -> Dict[str, Any]:

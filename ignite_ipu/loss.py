@@ -31,6 +31,7 @@ class TrainingStep(BatchStep):
         model_fn: Calls the model with the inputs.
         model_transform: Turns the model's output into the predictions, inside the compiled program.
         predictions: Whether the predictions come back; without them a step moves less data.
+        half: Whether the model's products run in half precision, by the rule of `ignite_ipu.mixed_precision`.
 
     Raises:
         LossError: `loss_fn` is, or contains, a loss that no IPU computes.
@@ -45,8 +46,9 @@ class TrainingStep(BatchStep):
         model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
         model_transform: Callable[[Any], Any] = lambda output: output,
         predictions: bool = True,
+        half: bool = False,
     ) -> None:
-        super().__init__(model, ("x", "y"), model_fn, model_transform)
+        super().__init__(model, ("x", "y"), model_fn, model_transform, half)
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"loss_fn is {loss_fn!r}; a function or module called with (y_pred, y) is needed.")
         check_loss_module(loss_fn)

@@ -11,6 +11,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.batches import BatchLayout
 from ignite_ipu.loss_rules import LossGuard
+from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.rows import map_tensors, tensors_in
 
 __all__ = ["BatchStep", "EvaluationStep", "OutputError", "check_output", "describe_value", "guarded"]
@@ -32,6 +33,7 @@ class BatchStep(nn.Module):
         names: Sequence[str],
         model_fn: Callable[[nn.Module, Any], Any],
         model_transform: Callable[[Any], Any],
+        half: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -39,6 +41,7 @@ class BatchStep(nn.Module):
         self.model = model
         self.model_fn = model_fn
         self.model_transform = model_transform
+        self.half_products = half
         self._names = tuple(names)
         # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
         self._layout: List[BatchLayout] = []
@@ -64,8 +67,8 @@ class BatchStep(nn.Module):
 
     def computes_like(self, other: BatchStep) -> bool:
         """Tell whether another step compiles to the same program."""
-        mine = (type(self), self.model, self.model_fn, self.model_transform)
-        return mine == (type(other), other.model, other.model_fn, other.model_transform)
+        mine = (type(self), self.model, self.model_fn, self.model_transform, self.half_products)
+        return mine == (type(other), other.model, other.model_fn, other.model_transform, other.half_products)
 
     def forget_layout(self) -> None:
         """Let the next batch decide the layout again, for use before a compilation."""
@@ -77,7 +80,9 @@ class BatchStep(nn.Module):
 
     def call_model(self, x: Any) -> Any:
         """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""
-        return map_tensors(self.model_transform(self.model_fn(self.model, x)), lambda tensor: tensor)
+        with half_products(self.half_products and backend.poptorch().isRunningOnIpu()):
+            output = self.model_transform(self.model_fn(self.model, x))
+        return map_tensors(output, lambda tensor: tensor)
 
 
 class EvaluationStep(BatchStep):
@@ -87,6 +92,7 @@ class EvaluationStep(BatchStep):
         model: The user's model.
         model_fn: Calls the model with the inputs.
         model_transform: Turns the model's output into the predictions, inside the compiled program.
+        half: Whether products run in half precision, by the rule of `ignite_ipu.mixed_precision`.
     """
 
     def __init__(
@@ -95,8 +101,9 @@ class EvaluationStep(BatchStep):
         *,
         model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
         model_transform: Callable[[Any], Any] = lambda output: output,
+        half: bool = False,
     ) -> None:
-        super().__init__(model, ("x",), model_fn, model_transform)
+        super().__init__(model, ("x",), model_fn, model_transform, half)
 
     def forward(self, *leaves: Any) -> Any:
         """Return the predictions for the leaves of `x`.
