@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from ignite_ipu import backend
 
-__all__ = ["OptionsError", "check_ipus", "evaluation_options", "is_frozen", "output_mode", "training_options"]
+__all__ = ["OptionsError", "check_ipus", "evaluation_options", "is_frozen", "is_simulated", "output_mode", "training_options"]
 
 _MOST_IPUS = 64
 _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
@@ -151,7 +151,7 @@ def check_ipus(options: Any, ipus_per_replica: int = 1) -> int:
     """
     replicas: int = options.replication_factor
     ipus = replicas * ipus_per_replica
-    if _simulated(options):
+    if is_simulated(options):
         return ipus
     product = f"replicationFactor ({replicas}) x IPUs per replica ({ipus_per_replica}) = {ipus} IPUs"
     rounded = 1 << (ipus - 1).bit_length()
@@ -252,7 +252,7 @@ def _integer(name: str, value: Any) -> int:
     return value
 
 
-def _simulated(options: Any) -> bool:
+def is_simulated(options: Any) -> bool:
     """Tell whether no real IPUs are asked for, so that their number does not matter."""
     connections = backend.poptorch().ConnectionType
     if connections(options.connection_type) is connections.Never:

@@ -15,9 +15,10 @@ from .optimizer_state import OptimizerState, optimizer_state
 from .partition import Partition, partition_chain
 from .placement import Placement, Start, layers_per_ipu
 from .plan import Plan, StagePlan
-from .planner import plan
+from .planner import plan, plan_placement
 from .pod import Scaling, scale
 from .profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
+from .request import Pipeline, PipelineRequest
 from .schedule import Schedule, Slot, StageTime, in_flight, simulate
 from .trace import trace_events, write_trace
 
@@ -31,6 +32,8 @@ __all__ = [
     "Machine",
     "OptimizerState",
     "Partition",
+    "Pipeline",
+    "PipelineRequest",
     "Placement",
     "Plan",
     "PlanError",
@@ -58,6 +61,7 @@ __all__ = [
     "optimizer_state",
     "partition_chain",
     "plan",
+    "plan_placement",
     "scale",
     "select_layers",
     "simulate",

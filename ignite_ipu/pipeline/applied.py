@@ -30,6 +30,7 @@ class _Progress:
     def __init__(self, starts: Sequence[Start], ipus: Sequence[int]) -> None:
         self.starts, self.ipus = tuple(starts), tuple(ipus)
         self.running = False
+        self.runs = 0
         self.reached = 0
         self.calls: Dict[str, int] = {}
         self.homes: Dict[str, Tuple[int, str]] = {}
@@ -40,6 +41,7 @@ class _Progress:
 
     def finish(self, module: nn.Module, args: Any, output: Any) -> None:
         self.running = False
+        self.runs += 1
         missing = [start.block for start in self.starts[self.reached :]]
         if missing:
             raise PlanError(
@@ -110,7 +112,7 @@ class AppliedPlacement:
                     f"{', '.join(select_layers(model))}."
                 )
         self.placement = placement
-        progress = _Progress(placement.starts, placement.ipus)
+        self._progress = progress = _Progress(placement.starts, placement.ipus)
         self._handles = [
             model.register_forward_pre_hook(progress.restart),
             model.register_forward_hook(progress.finish),
@@ -120,6 +122,18 @@ class AppliedPlacement:
         for weight, owners in _shared_parameters(modules):
             for owner in owners:
                 self._handles.append(modules[owner].register_forward_pre_hook(_UseWeight(progress, weight, owner)))
+
+    def check_ran(self) -> None:
+        """Refuse a run that was none of the model's own, so that no stage could begin.
+
+        Raises:
+            PlanError: The model has not been called since the hooks are on.
+        """
+        if not self._progress.runs:
+            raise PlanError(
+                "The model itself was not called, only parts of it, so its stages did not begin. Make model_fn call "
+                "model(...), as its default does, or annotate the blocks by hand."
+            )
 
     def remove(self) -> None:
         """Take the hooks off the model; doing so again changes nothing."""

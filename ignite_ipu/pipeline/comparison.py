@@ -72,7 +72,10 @@ def compare(
     machine: Machine = MK2,
     only: Optional[Sequence[Strategy]] = None,
     ipus_per_replica: Optional[int] = None,
+    replicas: Optional[int] = None,
     global_batch: Optional[int] = None,
+    accumulation: Optional[int] = None,
+    device_iterations: Optional[int] = None,
 ) -> Comparison:
     """Plan every strategy for every split of the IPUs into replicas.
 
@@ -82,7 +85,7 @@ def compare(
         optimizer: The optimizer that trains, or its name; inference profiles ignore it.
         machine: What the IPUs are like.
         only: Strategies to try; all that differ for this profile by default.
-        ipus_per_replica: Fix this number.
+        ipus_per_replica, replicas, accumulation, device_iterations: Fix these numbers. Free by default.
         global_batch: Fix the samples per weight update; the accumulation follows from it. Free by default.
 
     Raises:
@@ -94,21 +97,23 @@ def compare(
     state = optimizer_state(optimizer)
     plans: List[Plan] = []
     refusals: List[str] = []
-    counts = [ipus_per_replica] if ipus_per_replica else _powers(min(total, machine.ipus_per_process))
-    for count in counts:
-        replicas = max(1, total // count)
-        for strategy in only or tuple(strategies(profile, state, count, replicas)):
+    most = min(total // (replicas or 1), machine.ipus_per_process)
+    for count in [ipus_per_replica] if ipus_per_replica else _powers(most):
+        copies = replicas or max(1, total // count)
+        for strategy in only or tuple(strategies(profile, state, count, copies)):
             try:
                 plans.append(
                     plan(
                         profile,
                         count,
-                        replicas=replicas,
+                        replicas=copies,
                         available=ipus,
                         strategy=strategy,
                         optimizer=state,
                         machine=machine,
                         global_batch=global_batch,
+                        accumulation=accumulation,
+                        device_iterations=device_iterations,
                     )
                 )
             except PlanError as error:

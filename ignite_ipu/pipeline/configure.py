@@ -6,6 +6,7 @@ from typing import Any
 
 from ignite_ipu import backend
 
+from .memory import Strategy
 from .plan import Plan
 
 _RECOMPUTE_PIPELINE = 3
@@ -22,20 +23,24 @@ def configure(plan: Plan, options: Any) -> Any:
     Raises:
         PlanError: The plan has problems.
     """
-    poptorch = backend.poptorch()
     options.setExecutionStrategy(plan.placement().strategy())
     options.deviceIterations(plan.device_iterations)
     options.replicationFactor(plan.replicas)
-    if not plan.profile.training:
-        return options
-    options.Training.gradientAccumulation(plan.accumulation)
-    if plan.strategy.offload_optimizer or (plan.strategy.shard_optimizer and plan.replicas > 1):
-        settings = poptorch.TensorLocationSettings()
-        if plan.strategy.offload_optimizer:
+    if plan.profile.training:
+        options.Training.gradientAccumulation(plan.accumulation)
+        save_memory(plan.strategy, plan.replicas, options)
+    return options
+
+
+def save_memory(strategy: Strategy, replicas: int, options: Any) -> None:
+    """Set what a strategy of training says about the optimizer's state and about recomputation."""
+    shard = strategy.shard_optimizer and replicas > 1
+    if strategy.offload_optimizer or shard:
+        settings = backend.poptorch().TensorLocationSettings()
+        if strategy.offload_optimizer:
             settings.useOnChipStorage(False)
-        if plan.strategy.shard_optimizer and plan.replicas > 1:
+        if shard:
             settings.useReplicatedTensorSharding(True)
         options.TensorLocations.setOptimizerLocation(settings)
-    if plan.strategy.recompute:
+    if strategy.recompute:
         options._Popart.set("autoRecomputation", _RECOMPUTE_PIPELINE)
-    return options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ def measure(
     granularity: Granularity = "blocks",
     training: bool = True,
     fake: bool = True,
+    call: Optional[Callable[..., Any]] = None,
 ) -> Profile:
     """Run the model's forward once on the host and return what each layer holds, computes and hands on.
 
@@ -39,6 +40,8 @@ def measure(
         training: Measure in training mode, with the tensors that autograd keeps.
         fake: Propagate shapes only, which takes no memory and little time, least for a model on the meta device. A
             forward that branches on values needs False.
+        call: Called with the inputs instead of the model, which it calls: for a loss, or inputs that have to be
+            prepared.
 
     Raises:
         PlanError: A model whose forward runs none of the chosen layers, or that needs values while `fake` is True.
@@ -70,7 +73,7 @@ def measure(
         if training:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda tensor: tensor))
         try:
-            output = model(*args, **kwargs)
+            output = (call or model)(*args, **kwargs)
         except DataDependentOutputException as error:
             raise PlanError(
                 f"The forward of {type(model).__name__} needs the value of a tensor ({error.func}), which shapes alone "

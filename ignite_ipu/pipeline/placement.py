@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from torch import nn
 
@@ -114,6 +114,8 @@ class Placement:
         if isinstance(spec, Placement):
             return spec
         entries = list(spec)
+        if "phased" in execution and (loss_ipu is not None or any(isinstance(e, tuple) for e in entries)):
+            raise PlanError(f"Phases run where {execution} execution puts them; name layers without IPUs.")
         if entries and all(isinstance(e, int) for e in entries) and entries[0] != 0:
             names = select_layers(model, granularity)
             counts = layers_per_ipu([e for e in entries if isinstance(e, int)], len(names))
@@ -168,6 +170,16 @@ class Placement:
             return poptorch.SerialPhasedExecution(*phases)
         return poptorch.ParallelPhasedExecution(*phases)
 
+    def layers(self, model: nn.Module) -> List[str]:
+        """Return the model's layers with those among them at which stages begin, for `measure`."""
+        return _execution_order(model, self.starts, "blocks")
+
+    def without_loss(self) -> Placement:
+        """Return the placement of the same model at inference: without the loss's block, and IPUs that only it used."""
+        used = sorted({start.ipu for start in self.starts})
+        starts = [Start(start.layer, used.index(start.ipu), start.call) for start in self.starts]
+        return Placement(starts, self.execution)
+
     def begin_loss(self) -> None:
         """Open the loss's block; call it between the model's forward and the loss. Does nothing without `loss_ipu`."""
         if self.loss_ipu is not None:
@@ -206,18 +218,20 @@ class Placement:
             machine: What the IPUs are like.
             profile: The measured model; with it, names, their order and shared weights are checked too.
         """
-        found: List[Optional[str]] = []
-        if self.execution == "pipelined" and self.ipus_per_replica > 1:
-            found.append(
-                accumulation_problem(self.stages, accumulation)
-                if training
-                else device_iterations_problem(self.stages, device_iterations)
-            )
+        found = [self.depth_problem(training, accumulation, device_iterations)]
         count = machine.ipus_per_process if available is None else available
         found.append(replication_problem(self.ipus_per_replica, replicas, count, machine))
         if profile is not None:
             found += self._profile_problems(profile)
         return [problem for problem in found if problem]
+
+    def depth_problem(self, training: bool, accumulation: int, device_iterations: int) -> Optional[str]:
+        """Return what is wrong with so few micro-batches per weight update or, at inference, per call."""
+        if self.execution != "pipelined" or self.ipus_per_replica == 1:
+            return None
+        if training:
+            return accumulation_problem(self.stages, accumulation)
+        return device_iterations_problem(self.stages, device_iterations)
 
     def _profile_problems(self, profile: Profile) -> List[str]:
         names = profile.names
@@ -285,7 +299,7 @@ def _starts(model: nn.Module, entries: Sequence[Entry], granularity: Granularity
     return starts
 
 
-def _execution_order(model: nn.Module, starts: Sequence[Start], granularity: Granularity) -> List[str]:
+def _execution_order(model: nn.Module, starts: Iterable[Start], granularity: Granularity) -> List[str]:
     """Return layer names with the starts among them, in the order of registration."""
     wanted = {*select_layers(model, granularity), *(start.layer for start in starts)}
     return [name for name, _ in model.named_modules() if name in wanted]

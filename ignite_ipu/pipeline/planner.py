@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 from torch.optim import Optimizer
 
+from .applied import order_text
 from .checks import (
     accumulation_problem,
     device_iterations_problem,
@@ -14,9 +15,11 @@ from .checks import (
     replication_problem,
     shared_weight_problems,
 )
+from .errors import PlanError
 from .machine import MK2, Machine
 from .memory import MemoryModel, StageMemory, Strategy
 from .optimizer_state import OptimizerState, optimizer_state
+from .placement import Placement
 from .plan import Plan, StagePlan
 from .profile import Profile
 from .schedule import simulate
@@ -128,6 +131,26 @@ def plan(
         problems=tuple(problem for problem in problems if problem),
         reasons=tuple([*reasons, note] if note else reasons),
     )
+
+
+def plan_placement(profile: Profile, placement: Placement, **settings: Any) -> Plan:
+    """Plan with the stages of a placement, without its loss's.
+
+    Args:
+        profile: The model, measured with `granularity=placement.layers(model)`.
+        placement: Where stages begin.
+        **settings: As for `plan`.
+
+    Raises:
+        PlanError: The profile lacks a layer of the placement, or has them in another order.
+    """
+    begins = [0, *(profile.index(start.block) for start in placement.starts[1:])]
+    for before, after, early, late in zip(begins, begins[1:], placement.starts, placement.starts[1:]):
+        if after <= before:
+            raise PlanError(order_text(late.block, early.block))
+    sizes = [end - begin for begin, end in zip(begins, [*begins[1:], len(profile.layers)])]
+    ipus = placement.ipus[: len(sizes)]
+    return plan(profile, placement.ipus_per_replica, sizes=sizes, stage_ipus=ipus, **settings)
 
 
 def update_seconds(

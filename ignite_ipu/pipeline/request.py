@@ -1,0 +1,139 @@
+"""What an engine is asked about the IPUs of its model: a description, or "auto" and how many IPUs there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
+
+from torch import nn
+
+from .errors import PlanError
+from .machine import MK2, Machine
+from .placement import EXECUTIONS, Entry, Placement
+from .plan import Plan
+
+Pipeline = Union[Sequence[Entry], Plan, Placement, str]
+"""What the factories take as `pipeline`: whatever `Placement.of` understands, or "auto"."""
+
+
+@dataclass(frozen=True)
+class PipelineRequest:
+    """The pipeline arguments of one engine; `PipelineRequest.of` checks them.
+
+    Args:
+        spec: A description, a plan, a placement, or "auto".
+        execution: One of `EXECUTIONS`; None for what plan or placement say, and for pipelined otherwise.
+        ipus: IPUs there are for all replicas; None for as many as it takes.
+        memory_per_ipu: Bytes of one IPU to hold the estimates to; None for a Mk2's, which only "auto" looks at.
+    """
+
+    spec: Union[Tuple[Entry, ...], Plan, Placement, str]
+    execution: Optional[str] = None
+    ipus: Optional[int] = None
+    memory_per_ipu: Optional[int] = None
+
+    @classmethod
+    def of(
+        cls,
+        spec: Optional[Pipeline],
+        *,
+        execution: Optional[str] = None,
+        ipus: Optional[int] = None,
+        memory_per_ipu: Optional[int] = None,
+    ) -> Optional[PipelineRequest]:
+        """Return the request for a factory's arguments, None where they ask for nothing.
+
+        Raises:
+            PlanError: Arguments without `pipeline`, "auto" without `ipus`, an unknown execution, or one that the plan or
+                placement contradicts.
+        """
+        others = {"execution": execution, "ipus": ipus, "memory_per_ipu": memory_per_ipu}
+        if spec is None:
+            for name, value in others.items():
+                if value is not None:
+                    raise PlanError(f'{name}={value!r} says nothing without pipeline=; pass pipeline="auto" or layers.')
+            return None
+        for name in ("ipus", "memory_per_ipu"):
+            _check_positive(name, others[name])
+        if execution is not None and execution not in EXECUTIONS:
+            raise PlanError(f"Execution is {execution!r}; it must be one of: {', '.join(EXECUTIONS)}.")
+        if isinstance(spec, str):
+            _check_auto(spec, execution, ipus)
+            return cls(spec, execution, ipus, memory_per_ipu)
+        if isinstance(spec, (Plan, Placement)):
+            own = Placement.from_plan(spec).execution if isinstance(spec, Plan) else spec.execution
+            if execution not in (None, own):
+                raise PlanError(f"The {type(spec).__name__.lower()} is {own}, but execution={execution!r}. Say one.")
+            return cls(spec, own, ipus, memory_per_ipu)
+        try:
+            return cls(tuple(spec), execution, ipus, memory_per_ipu)
+        except TypeError:
+            raise PlanError(
+                f'pipeline is {spec!r}; it must be a list of layers, a list of layers per IPU, "auto", a Plan or a '
+                "Placement."
+            ) from None
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the placement has to be planned from a batch."""
+        return self.spec == "auto"
+
+    @property
+    def machine(self) -> Machine:
+        """What estimates are held to."""
+        return MK2 if self.memory_per_ipu is None else replace(MK2, memory=self.memory_per_ipu)
+
+    def placement(self, model: nn.Module) -> Placement:
+        """Return the placement of a model that was described.
+
+        Raises:
+            PlanError: It does not suit the model.
+        """
+        if isinstance(self.spec, str):
+            raise PlanError('pipeline="auto" has no placement before the first batch.')
+        return Placement.of(model, self.spec, execution=self.execution or "pipelined")
+
+    def factors(self, training: bool) -> Dict[str, int]:
+        """Return the batching factors that a plan proposes; none for another description.
+
+        Raises:
+            PlanError: The plan is for training and this is not, or the other way round.
+        """
+        if not isinstance(self.spec, Plan):
+            return {}
+        if self.spec.profile.training != training:
+            kinds = ("training", "inference") if training else ("inference", "training")
+            raise PlanError(
+                f"The plan is for {kinds[1]}, but this is {kinds[0]}. Plan measure(..., training={training}) for it."
+            )
+        found = {"device_iterations": self.spec.device_iterations, "replication_factor": self.spec.replicas}
+        if training:
+            found["gradient_accumulation"] = self.spec.accumulation
+        return found
+
+    def for_inference(self) -> PipelineRequest:
+        """Return the request of evaluators that make none, from their trainer's: the same layers, without the loss."""
+        if isinstance(self.spec, Plan):
+            return replace(self, spec=self.spec.placement().without_loss())
+        if isinstance(self.spec, Placement):
+            return replace(self, spec=self.spec.without_loss())
+        return self
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PlanError(f"{name} is {value!r}; it must be a number of at least 1.")
+
+
+def _check_auto(spec: str, execution: Optional[str], ipus: Optional[int]) -> None:
+    if spec != "auto":
+        raise PlanError(f'pipeline is {spec!r}; the only word it knows is "auto". Pass a list of layer names.')
+    if ipus is None:
+        raise PlanError('pipeline="auto" has to know how many IPUs there are: pass ipus=4, for example.')
+    if execution not in (None, "pipelined", "sharded"):
+        raise PlanError(
+            f'pipeline="auto" plans pipelined and sharded execution, not {execution}. List the layers at which its '
+            "phases begin."
+        )
