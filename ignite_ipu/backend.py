@@ -122,4 +122,5 @@ def _broken(error: Exception) -> BackendError:
 
 
 def _is_emulator(module: ModuleType) -> bool:
-    return module.__name__ == _EMULATOR
+    # Under the name poptorch, where ignite_ipu.emulator.install() has put it, it says whose it is.
+    return module.__name__ == _EMULATOR or getattr(module, "_implemented_by", None) == _EMULATOR

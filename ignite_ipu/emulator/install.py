@@ -1,0 +1,165 @@
+"""Making `import poptorch` mean the emulator, in this process and the ones it starts by `multiprocessing`.
+
+The package that stands in for PopTorch is a real one, with its distribution's metadata beside it, in a directory that
+`install` puts on `sys.path`. So everything that looks for modules and distributions finds it the ordinary way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import importlib.util
+import os
+import runpy
+import sys
+import threading
+from types import TracebackType
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type
+
+from ignite_ipu.emulator import logs
+
+STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")
+_NAME = "poptorch"
+
+
+class Installation:
+    """The emulator installed under PopTorch's name, until `undo` or the end of a `with` block."""
+
+    def __init__(self) -> None:
+        self._restore: List[Callable[[], None]] = []
+        self._active = True
+
+    def undo(self) -> None:
+        """Take the name back, unless another installation is still in force; a second call does nothing."""
+        with _LOCK:
+            if not self._active:
+                return
+            self._active = False
+            while self._restore:
+                self._restore.pop()()
+            _ACTIVE.remove(self)
+            if not _ACTIVE:
+                _forget()
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.undo()
+
+
+def install(import_effects: bool = False) -> Installation:
+    """Make `import poptorch` and its sub-modules give the emulator.
+
+    Args:
+        import_effects: Do to the process what importing PopTorch does, as far as it has a meaning here: set
+            RDMAV_FORK_SAFE=1 unless it is set, enable `faulthandler`, and log uncaught exceptions at critical level.
+
+    Returns:
+        What undoes it; usable in a `with` statement. Installations may overlap, the last one undone counts.
+
+    Raises:
+        RuntimeError: There is a real PopTorch, or something else of that name.
+    """
+    with _LOCK:
+        _refuse_to_shadow()
+        installation = Installation()
+        _ACTIVE.append(installation)
+        if STAND_IN not in sys.path:
+            sys.path.append(STAND_IN)
+            importlib.invalidate_caches()
+        if import_effects:
+            _take_effect(installation._restore)
+    return installation
+
+
+def is_installed() -> bool:
+    """Tell whether `poptorch` means the emulator now."""
+    return STAND_IN in sys.path
+
+
+def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
+    """Run a PopTorch program on the emulator, as `python path *argv` would on a machine with the SDK.
+
+    Args:
+        path: The program.
+        argv: Its arguments.
+
+    Returns:
+        The program's global variables.
+
+    Raises:
+        RuntimeError: There is a real PopTorch.
+        SystemExit: The program exits so.
+    """
+    with install(import_effects=True), _as_program(path, argv):
+        return runpy.run_path(path, run_name="__main__")
+
+
+@contextlib.contextmanager
+def _as_program(path: str, argv: Sequence[str]) -> Iterator[None]:
+    arguments, paths, environment = sys.argv, list(sys.path), os.environ.get("PYTHONPATH")
+    sys.argv = [path, *argv]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    # Python programs that the program starts are PopTorch programs too.
+    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (environment, STAND_IN) if part)
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = arguments, paths
+        if environment is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = environment
+
+
+def _refuse_to_shadow() -> None:
+    present = sys.modules.get(_NAME)
+    if present is not None:
+        place = getattr(present, "__file__", None) or repr(present)
+    else:
+        spec = importlib.util.find_spec(_NAME)
+        # A directory without __init__.py that happens to have the name is no package, and is not in the way.
+        place = "" if spec is None or spec.origin is None else spec.origin
+    if place and not os.path.abspath(place).startswith(STAND_IN + os.sep):
+        raise RuntimeError(
+            f"There is a module {_NAME} already ({place}), and the emulator does not take its place. Use "
+            "`import ignite_ipu.emulator as poptorch`, or an environment without Graphcore's PopTorch."
+        )
+
+
+def _forget() -> None:
+    with contextlib.suppress(ValueError):
+        sys.path.remove(STAND_IN)
+    for name in [name for name in sys.modules if name == _NAME or name.startswith(_NAME + ".")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def _take_effect(restore: List[Callable[[], None]]) -> None:
+    if "RDMAV_FORK_SAFE" not in os.environ:
+        os.environ["RDMAV_FORK_SAFE"] = "1"
+        restore.append(lambda: _drop_variable("RDMAV_FORK_SAFE"))
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be no file, as in a notebook
+        if not faulthandler.is_enabled():
+            faulthandler.enable()
+            restore.append(faulthandler.disable)
+    before = sys.excepthook
+    sys.excepthook = logs.log_uncaught
+
+    def put_back() -> None:
+        if sys.excepthook is logs.log_uncaught:
+            sys.excepthook = before
+
+    restore.append(put_back)
+
+
+def _drop_variable(name: str) -> None:
+    os.environ.pop(name, None)
+
+
+_LOCK = threading.RLock()
+_ACTIVE: List[Installation] = []
