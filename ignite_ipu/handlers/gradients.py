@@ -1,0 +1,79 @@
+"""`Gradients`: the weight gradients of a training step as `parameter.grad`, for loggers that show them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional
+
+import torch
+from ignite.engine import Engine, Events
+
+from ignite_ipu.session import IPUSession, SessionError
+
+__all__ = ["Gradients"]
+
+_PREFIX = "ignite_ipu_gradient_"
+
+
+class Gradients:
+    """Brings gradients back from the device with every call, and shows them as `parameter.grad`.
+
+    On an IPU gradients never leave the device by themselves. This handler anchors them, so that Ignite's
+    `GradsScalarHandler` and `GradsHistHandler`, or your own code, find them where they look::
+
+        trainer = create_ipu_trainer(model, optimizer, loss_fn)
+        Gradients().attach(trainer)
+        logger.attach(trainer, GradsScalarHandler(model), Events.ITERATION_COMPLETED(every=100))
+
+    They are the gradients of the last weight update of the call, averaged over its micro-batches. Each call copies as
+    many bytes as the chosen weights have; choose few, or attach it only while you look for something. It has to be
+    attached before the first step, because anchors are compiled in.
+
+    Args:
+        choose: Called with a parameter's name and the parameter; whether to bring its gradient back. All by default.
+    """
+
+    def __init__(self, choose: Optional[Callable[[str, torch.nn.Parameter], bool]] = None) -> None:
+        self._choose = choose or (lambda name, parameter: True)
+        self._chosen: Dict[str, torch.nn.Parameter] = {}
+
+    def attach(self, engine: Engine) -> None:
+        """Show the gradients of this trainer's steps from the next iteration on.
+
+        Raises:
+            SessionError: The engine is no trainer of this library, its program is compiled already, or no gradient of
+                the model was chosen.
+        """
+        session = getattr(engine, "ipu", None)
+        program = session.training if isinstance(session, IPUSession) else None
+        if program is None or session is None:
+            raise SessionError("Gradients needs a trainer that create_ipu_trainer has returned.")
+        if program.executor is not None and program.executor.isCompiled():
+            raise SessionError(
+                "Gradients were asked for after the model was compiled, and anchors are part of the program. Attach the "
+                "handler before the first step, or call trainer.ipu.release() first, after which it is compiled again."
+            )
+        for name, parameter in session.model.named_parameters():
+            if parameter.requires_grad and self._choose(name, parameter):
+                self._chosen[name] = parameter
+        if not self._chosen:
+            raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
+        for name in self._chosen:
+            program.options.anchorTensor(f"{_PREFIX}{name}", f"Gradient___model.{name}")
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, program)
+
+    def _show(self, engine: Engine, program: Any) -> None:
+        options = program.options
+        per_update = options.Training.gradient_accumulation * options.replication_factor
+        for name, parameter in self._chosen.items():
+            anchored = program.executor.getAnchoredTensor(f"{_PREFIX}{name}")
+            with torch._C.DisableTorchFunctionSubclass():
+                # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
+                shape = torch.Tensor.shape.__get__(parameter)  # type: ignore[attr-defined]
+                gradient = _of_last_update(anchored, shape, per_update)
+                torch.Tensor.grad.__set__(parameter, gradient)  # type: ignore[attr-defined]
+
+
+def _of_last_update(anchored: torch.Tensor, shape: torch.Size, per_update: int) -> torch.Tensor:
+    """Return the mean gradient of the last update from what came back, one block per micro-batch or one for all."""
+    blocks = anchored.reshape(-1, *shape)
+    return blocks[-per_update:].mean(dim=0) if len(blocks) > 1 else blocks[0].clone()
