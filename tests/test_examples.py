@@ -1,0 +1,48 @@
+"""Every example runs in seconds, checks its own result, and shows what it says it shows."""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+# Arguments that make an example quick; without a row it runs as it is.
+QUICK: Dict[str, List[str]] = {
+    "digits.py": ["--epochs", "2", "--output", "checkpoints", "--curve", "curve.png"],
+    "digits_gpu.py": ["--epochs", "2", "--output", "checkpoints"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_it_runs(name, tmp_path):
+    """An example ends without an error, in an empty directory."""
+    command = [sys.executable, str(EXAMPLES / name), *QUICK.get(name, [])]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    if "--curve" in command:
+        assert (tmp_path / "curve.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("twin", "name", "most"), [("digits_gpu.py", "digits.py", 9)])
+def test_moving_to_an_ipu_changes_few_lines(twin, name, most):
+    """The pair differs in fewer lines than one has fingers, first line and blank lines aside."""
+    before, after = ((EXAMPLES / file).read_text().splitlines()[1:] for file in (twin, name))
+    changed = [line for line in difflib.ndiff(before, after) if line[:1] in "+-" and line[2:].strip()]
+    added = [line for line in changed if line[0] == "+"]
+    removed = [line for line in changed if line[0] == "-"]
+    assert max(len(added), len(removed)) <= most, changed
+
+
+def test_a_resumed_example_goes_on(tmp_path):
+    """The digits example takes up its own checkpoint."""
+    command = [sys.executable, str(EXAMPLES / "digits.py"), "--output", "out", "--epochs"]
+    subprocess.run([*command, "1"], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    (checkpoint,) = (tmp_path / "out").glob("checkpoint_*.pt")
+    resumed = [*command, "2", "--resume", str(checkpoint)]
+    ended = subprocess.run(resumed, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr[-3000:]
