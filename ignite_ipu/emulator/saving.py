@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import os
-from typing import Any, Callable, Dict, NamedTuple, Optional, cast
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, cast
 
 import torch
 
@@ -36,6 +36,17 @@ _DEFAULT_NAME = "model.poptorch"
 _MODEL, _ARGUMENTS = "model", "arguments"
 
 
+class _Executable(NamedTuple):
+    """What compiling made: the graph's text and what tells it from others, and the values that were compiled in."""
+
+    fingerprint: str
+    source: str
+    batching: str
+    ipus: int
+    constants: List[torch.Tensor]
+    frozen: Dict[int, torch.Tensor]
+
+
 class _File(NamedTuple):
     """What a file says, with nothing unpickled yet."""
 
@@ -44,7 +55,8 @@ class _File(NamedTuple):
     arguments: Optional[Arguments]
     options: Options
     rng_state: Optional[list]  # type: ignore[type-arg]
-    executable: Dict[str, Any]
+    executable: _Executable
+    version: str
     contents: Container
 
     def pickled(self, section: str) -> Any:
@@ -85,7 +97,7 @@ def save(executor: PoplarExecutor, filename: str, export_model: bool = True, sav
     except NotPlain:
         arguments = None
         pickles[_ARGUMENTS] = _pickled(program.arguments)
-    executable = encode(_executable(program), tensors)
+    executable = encode(_executable(program)._asdict(), tensors)
     if export_model:
         executor.copyWeightsToHostIfNeeded()
         optimizer = None if executor._optimizer is None else executor._optimizer._optimizer
@@ -112,8 +124,8 @@ def load_executable(executor: PoplarExecutor, filename: str) -> None:
         logger.warning("Call to loadExecutable() ignored: the model is already compiled.")
         return
     file = _read(filename)
-    if file.contents.header["version"] != __version__:
-        raise _invalid(filename, _versions(file.contents))
+    if file.version != __version__:
+        raise _invalid(filename, _versions(file))
     if file.training != executor._training:
         kinds = ("inference", "training")
         raise _invalid(filename, f"it is for {kinds[file.training]}, this executor for {kinds[executor._training]}")
@@ -131,8 +143,8 @@ def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None
         Error: The file is damaged, or its model was saved by somebody else who is not trusted.
     """
     file = _read(filename)
-    if file.contents.header["version"] != __version__:
-        raise AssertionError(f"Invalid file {filename}: version mismatch, {_versions(file.contents)}.")
+    if file.version != __version__:
+        raise AssertionError(f"Invalid file {filename}: version mismatch, {_versions(file)}.")
     if _MODEL not in file.contents.data:
         raise AssertionError(
             f"{filename} is a valid PopTorch file but holds no model (export_model=False): wrap the model and call "
@@ -183,16 +195,16 @@ def _argument_fields(arguments: Arguments) -> Dict[str, Any]:
     return {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
 
 
-def _executable(program: Program) -> Dict[str, Any]:
+def _executable(program: Program) -> _Executable:
     graph = program.graph
-    return {
-        "fingerprint": _fingerprint(program),
-        "source": graph.source,
-        "batching": repr(program.batching),
-        "ipus": program.ipus,
-        "constants": list(graph.constants),
-        "frozen": dict(graph.frozen),
-    }
+    return _Executable(
+        fingerprint=_fingerprint(program),
+        source=graph.source,
+        batching=repr(program.batching),
+        ipus=program.ipus,
+        constants=list(graph.constants),
+        frozen=dict(graph.frozen),
+    )
 
 
 def _fingerprint(program: Program) -> str:
@@ -206,14 +218,14 @@ def _fingerprint(program: Program) -> str:
 def _adopt(program: Program, file: _File) -> None:
     """Give a freshly traced program the compiled-in values of the file."""
     saved = file.executable
-    if saved["fingerprint"] != _fingerprint(program):
-        raise _invalid(file.name, "it was compiled from another model: forward recorded other operators or shapes")
-    if saved["batching"] != repr(program.batching):
+    if saved.batching != repr(program.batching):
         raise _invalid(
             file.name,
-            f"it was compiled with {saved['batching']}, and the options now say {program.batching}; compile again",
+            f"it was compiled with {saved.batching}, and the options now say {program.batching}; compile again",
         )
-    program.adopt(saved["constants"], saved["frozen"])
+    if saved.fingerprint != _fingerprint(program):
+        raise _invalid(file.name, "it was compiled from another model: forward recorded other operators or shapes")
+    program.adopt(saved.constants, saved.frozen)
 
 
 def _read(filename: str) -> _File:
@@ -224,20 +236,26 @@ def _read(filename: str) -> _File:
         rng_state = header["rng_state"]
         if rng_state is not None and not all(type(number) is int for number in rng_state):
             raise DamagedFile("its random state is no list of integers")
+        executable = decode(header["executable"], contents.tensors)
         if not isinstance(header["signatures"], dict) or type(header["training"]) is not bool:
             raise DamagedFile("its header makes no sense")
+        if not all(
+            isinstance(value, torch.Tensor) for value in (*executable["constants"], *executable["frozen"].values())
+        ):
+            raise DamagedFile("a compiled-in value is no tensor")
         return _File(
             filename,
             header["training"],
             None if fields is None else Arguments(**fields),
             options_from_data(header["options"]),
             rng_state,
-            decode(header["executable"], contents.tensors),
+            _Executable(**executable),
+            str(header["version"]),
             contents,
         )
     except DamagedFile as error:
         raise _invalid(filename, str(error)) from error
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise _invalid(filename, f"its header makes no sense ({type(error).__name__}: {error})") from error
 
 
@@ -245,8 +263,8 @@ def _invalid(filename: str, why: str) -> Error:
     return python_error(f"Invalid file {filename}: {why}.")
 
 
-def _versions(contents: Container) -> str:
-    return f"it was saved by {contents.header.get('version')}, this is {__version__}"
+def _versions(file: _File) -> str:
+    return f"it was saved by {file.version}, this is {__version__}"
 
 
 def _pickled(value: Any) -> bytes:

@@ -46,11 +46,10 @@ def options_to_data(options: Options) -> Any:
         NotPlain: They hold an object of a class of the user's own.
     """
     values = dict(options._values)
-    anchors = {short: tuple(anchor) for short, anchor in values.pop("anchored_tensors").items()}
+    values["anchored_tensors"] = {short: tuple(anchor) for short, anchor in values["anchored_tensors"].items()}
     return encode(
         {
             "values": values,
-            "anchors": anchors,
             "parts": {part: _part_values(getattr(options, part)) for part in _PARTS},
             "popart": options._Popart.options,
             "private": {name: options.__dict__[name] for name in _PRIVATE},
@@ -69,8 +68,9 @@ def options_from_data(data: Any) -> Options:
     found = decode(data, {})
     options = Options()
     try:
-        anchors = {str(short): Anchor(*fields) for short, fields in found["anchors"].items()}
-        _take(options, {**found["values"], "anchored_tensors": anchors})
+        values = found["values"]
+        anchors = {str(short): Anchor(*fields) for short, fields in values["anchored_tensors"].items()}
+        _take(options, {**values, "anchored_tensors": anchors})
         for part in _PARTS:
             _take(getattr(options, part), _read_policy(found["parts"][part]))
         options._Popart.options = {str(name): value for name, value in found["popart"].items()}
