@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator import losses, operators
+from ignite_ipu.emulator import losses, operators, shapes
 from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.logs import logger
@@ -167,13 +167,16 @@ class Capture(TorchFunctionMode):
         self._grad_mode = self._initial_grad_mode = training
         _ACTIVE.capture = self
         apply = torch.autograd.Function.__dict__["apply"]
+        validate = torch.distributions.Distribution._validate_args
         try:
+            torch.distributions.Distribution._validate_args = False  # it would ask for values
             torch.autograd.Function.apply = classmethod(_forward_only)  # type: ignore[assignment]
             with torch.set_grad_enabled(training), self:
                 yield
             self._follow_grad_mode(training)
         finally:
             torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+            torch.distributions.Distribution._validate_args = validate
             _ACTIVE.capture = None
 
     def require_active(self) -> Capture:
@@ -213,6 +216,8 @@ class Capture(TorchFunctionMode):
         self._refuse(name, func, args, kwargs)
         if name == "to" and (moved := self._moved(args, kwargs)) is not None:
             return moved
+        if name == "new" and len(args) > 1 and isinstance(args[1], torch.Size):
+            args = (args[0], *args[1])  # a graph keeps sizes as tuples, which `new` would take for values
         args, kwargs = operators.check_arguments(name, args, kwargs, self.training)
         if self.autocast.enabled:
             args, kwargs = self.autocast.cast(self, name, args, kwargs)
@@ -228,7 +233,7 @@ class Capture(TorchFunctionMode):
             args, kwargs = self._follow_activation(args, kwargs)
         if func in NORMALISATIONS and len(self.dtypes_of((args, kwargs)) & {torch.float16, torch.float32}) > 1:
             func = in_float(func)
-        result = self.record(func, *args, **kwargs)
+        result = self.record(shapes.fixed(name, func), *args, **kwargs)
         if name in losses.RECOGNISED:
             self.mark_loss(result)
         return result

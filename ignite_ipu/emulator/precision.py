@@ -106,7 +106,6 @@ def in_float(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     It serves operands of both types, half weights and float statistics for example, which PyTorch's kernels refuse.
     """
-
     signature = inspect.signature(kernel)
 
     def widened(*args: Any, **kwargs: Any) -> Any:

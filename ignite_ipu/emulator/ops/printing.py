@@ -138,7 +138,7 @@ def _print(tensor: torch.Tensor, title: str, print_gradient: bool, style: Tensor
         return tensor.clone()
     _write(title, tensor, style)
     if print_gradient and tensor.requires_grad and torch.is_grad_enabled():
-        shown: torch.Tensor = _PrintGradient.apply(tensor, title, style)
+        shown: torch.Tensor = _PrintGradient.apply(tensor, title, style)  # type: ignore[no-untyped-call]
         return shown
     return tensor.clone()
 
@@ -154,7 +154,7 @@ class _PrintGradient(torch.autograd.Function):
         return tensor.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         _write(f"{ctx.title}_gradient", gradient, ctx.style)
         return gradient, None, None
 

@@ -1,0 +1,50 @@
+"""Operators whose result's shape PyTorch cannot tell without values, and what the device makes of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict
+
+import torch
+
+from ignite_ipu.emulator.errors import backend_error
+
+_Kernel = Callable[..., Any]
+
+
+def fixed(name: str, kernel: _Kernel) -> _Kernel:
+    """Return a kernel that computes what `kernel` does and knows its result's shape before it runs."""
+    make = _FIXED.get(name)
+    return kernel if make is None else functools.wraps(kernel)(make(kernel))
+
+
+def _ctc_loss(kernel: _Kernel) -> _Kernel:
+    def ctc_loss(*args: Any, **kwargs: Any) -> Any:
+        log_probs = args[0] if args else kwargs["log_probs"]
+        # Reduced: "none" does not compile.
+        return log_probs.sum() if log_probs.is_meta else kernel(*args, **kwargs)
+
+    return ctc_loss
+
+
+def _bincount(kernel: _Kernel) -> _Kernel:
+    def bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> torch.Tensor:
+        if minlength < 1:
+            raise backend_error(
+                "bincount: dynamic output shape is not supported, and without minlength the largest value decides. "
+                "Pass minlength, above every value."
+            )
+        if input.is_meta:
+            dtype = torch.int64 if weights is None else torch.float32
+            return torch.empty(minlength, dtype=dtype, device=input.device)
+        counts: torch.Tensor = kernel(input, weights, minlength)
+        if len(counts) > minlength:
+            raise backend_error(
+                f"bincount: the value {len(counts) - 1} is beyond the result, whose length is minlength ({minlength})."
+            )
+        return counts
+
+    return bincount
+
+
+_FIXED: Dict[str, Callable[[_Kernel], _Kernel]] = {"bincount": _bincount, "ctc_loss": _ctc_loss}
