@@ -16,9 +16,11 @@ from ignite_ipu.counting import Counts
 from ignite_ipu.deterministic import DeterministicRuns
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.loaders import Loaders
+from ignite_ipu.locations import place_tensors
 from ignite_ipu.loss import TrainingStep
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.options import training_options as _training_options
+from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import map_tensors
 from ignite_ipu.session import IPUSession
@@ -52,6 +54,19 @@ def _loss_item(x: Any, y: Any, y_pred: Any, loss: torch.Tensor) -> Any:
 
 def _predictions_and_targets(x: Any, y: Any, y_pred: Any) -> Any:
     return y_pred, y
+
+
+def _with_plan(
+    factors: Dict[str, Optional[int]], request: Optional[PipelineRequest], options: Any, training: bool
+) -> Dict[str, Optional[int]]:
+    """Return batching factors, a plan's where neither arguments nor options say one."""
+    planned = {} if request is None else request.factors(training)
+    said = {
+        "device_iterations": options is not None and options.device_iterations != 1,
+        "gradient_accumulation": options is not None and options.Training.gradient_accumulation != 1,
+        "replication_factor": options is not None and options.replication_factor != 1,
+    }
+    return {name: planned.get(name) if value is None and not said[name] else value for name, value in factors.items()}
 
 
 class IPUEngine(Engine):
@@ -192,6 +207,7 @@ def ipu_evaluation_step(
     session: IPUSession,
     *,
     options: Optional[Callable[[], Any]] = None,
+    pipeline: Optional[PipelineRequest] = None,
     non_blocking: bool = False,
     prepare_batch: PrepareBatch = _ignite_prepare_batch,
     model_transform: Callable[[Any], Any] = _same,
@@ -204,6 +220,7 @@ def ipu_evaluation_step(
     Args:
         session: The model's session.
         options: Gives the `poptorch.Options` of the inference program; derived from the trainer's when None.
+        pipeline: What spreads the model over IPUs; the trainer's layers are put where they train when None.
         non_blocking: Handed to `prepare_batch`.
         prepare_batch: Called with `batch, device=None, non_blocking`; returns inputs and targets.
         model_transform: Turns the model's output into the predictions, inside the compiled program.
@@ -217,7 +234,7 @@ def ipu_evaluation_step(
         nonlocal program
         if program not in session.evaluations:
             module = EvaluationStep(session.model, model_fn=model_fn, model_transform=model_transform, half=half)
-            program = session.prepare_evaluation(module, (options or session.evaluation_options)())
+            program = session.prepare_evaluation(module, (options or session.evaluation_options)(), pipeline)
         assert program is not None
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
         return output_transform(x, y, session.evaluate(program, x))
@@ -250,6 +267,12 @@ def create_ipu_trainer(
     loss_scaling: Optional[float] = None,
     seed: Optional[int] = None,
     share_ipus: bool = False,
+    pipeline: Optional[Pipeline] = None,
+    execution: Optional[str] = None,
+    ipus: Optional[int] = None,
+    memory_per_ipu: Optional[int] = None,
+    offload: Sequence[str] = (),
+    shard: Sequence[str] = (),
     weight_sync: bool = True,
     loader_mode: Optional[Any] = None,
 ) -> IPUTrainer:
@@ -288,6 +311,14 @@ def create_ipu_trainer(
         loss_scaling: Factor on the loss gradient, for half precision.
         seed: Of the device's random numbers; seeds the host's torch, too.
         share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
+        pipeline: What spreads the model over several IPUs: names or indices of the layers at which stages begin, pairs
+            of these with an IPU, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a `Plan`, or "auto", which
+            plans with the first batch. It replaces the execution strategy of `options`.
+        execution: "pipelined" (the default), "sharded", "serial phased" or "parallel phased".
+        ipus: IPUs there are for training: what "auto" may use, and a limit otherwise.
+        memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
+        offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.
+        shard: Split these between replicas instead of keeping them whole on each.
         weight_sync: Attach a `WeightSync` handler.
         loader_mode: `poptorch.DataLoaderMode` for loaders that are swapped.
 
@@ -297,8 +328,11 @@ def create_ipu_trainer(
     Raises:
         UnsupportedArgumentError: An argument cannot be honoured on an IPU.
         OptionsError, OptimizerError, LossError, SessionError: The options, the optimizer, the loss or the model cannot.
+        PlanError: The pipeline does not suit the model, the options or the IPUs.
     """
-    refuse_unsupported(device=device, deterministic=deterministic, loader_mode=loader_mode, amp_mode=amp_mode, scaler=scaler)
+    refuse_unsupported(
+        device=device, deterministic=deterministic, loader_mode=loader_mode, amp_mode=amp_mode, scaler=scaler
+    )
     session = IPUSession.of(model)
     session.refuse_second_trainer()
     predictions = output_transform is not _loss_item
@@ -310,18 +344,20 @@ def create_ipu_trainer(
         predictions=predictions,
         half=amp_mode is not None,
     )
+    request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)
+    factors = {
+        "device_iterations": device_iterations,
+        "gradient_accumulation": gradient_accumulation_steps if gradient_accumulation_steps != 1 else None,
+        "replication_factor": replication_factor,
+    }
     training = _training_options(
-        options,
-        device_iterations=device_iterations,
-        gradient_accumulation=gradient_accumulation_steps if gradient_accumulation_steps != 1 else None,
-        replication_factor=replication_factor,
-        output_mode=output_mode,
-        seed=seed,
+        options, **_with_plan(factors, request, options, training=True), output_mode=output_mode, seed=seed
     )
+    place_tensors(training, offload, shard)
     conversion = convert_optimizer(
         optimizer, variable=variable, constant=constant, max_grad_norm=max_grad_norm, loss_scaling=loss_scaling
     )
-    session.prepare_training(step, conversion, training)
+    session.prepare_training(step, conversion, training, request)
     session.shares_ipus |= share_ipus
     process = ipu_training_step(
         session, non_blocking=non_blocking, prepare_batch=prepare_batch, output_transform=output_transform
@@ -348,6 +384,10 @@ def create_ipu_evaluator(
     options: Optional[Any] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
+    pipeline: Optional[Pipeline] = None,
+    execution: Optional[str] = None,
+    ipus: Optional[int] = None,
+    memory_per_ipu: Optional[int] = None,
     weight_sync: bool = True,
     loader_mode: Optional[Any] = None,
 ) -> IPUEngine:
@@ -368,6 +408,8 @@ def create_ipu_evaluator(
         options: `poptorch.Options` for inference; derived from the trainer's when None.
         device_iterations: Micro-batches per replica and iteration.
         replication_factor: Replicas of the model.
+        pipeline, execution, ipus, memory_per_ipu: What spreads the model over several IPUs, as for the trainer. Left
+            out, layers run where the trainer has them; `[0]` puts the whole model on one IPU.
         weight_sync: Attach a `WeightSync` handler.
         loader_mode: `poptorch.DataLoaderMode` for loaders that are swapped.
 
@@ -377,13 +419,19 @@ def create_ipu_evaluator(
     Raises:
         UnsupportedArgumentError: An argument cannot be honoured on an IPU.
         OptionsError, SessionError: The options or the model cannot.
+        PlanError: The pipeline does not suit the model.
     """
     refuse_unsupported(device=device, amp_mode=amp_mode)
     session = IPUSession.of(model)
     made: Dict[int, Loaders] = {}
+    request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)
+    wanted = {"device_iterations": device_iterations, "replication_factor": replication_factor}
+    factors = _with_plan(wanted, request, options, training=False)
+    if request is not None and not request.automatic:
+        request.placement(model)
 
     def current_options() -> Any:
-        return session.evaluation_options(options, device_iterations, replication_factor)
+        return session.evaluation_options(options, **factors)
 
     def loaders() -> Loaders:
         current = current_options()
@@ -395,6 +443,7 @@ def create_ipu_evaluator(
     process = ipu_evaluation_step(
         session,
         options=current_options,
+        pipeline=request,
         non_blocking=non_blocking,
         prepare_batch=prepare_batch,
         model_transform=model_transform,

@@ -68,6 +68,8 @@ class TrainingStep(BatchStep):
             y_pred = self.call_model(x)
             if self.predictions:
                 check_output(y_pred)
+            for placed in self.placements:
+                placed.placement.begin_loss()
             loss = find_loss(y_pred) if self.loss_fn is None else self.loss_fn(y_pred, y)
         loss = backend.poptorch().identity_loss(_scalar(loss, traced), reduction="none")
         return (y_pred if self.predictions else None), loss

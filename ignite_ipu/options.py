@@ -12,7 +12,15 @@ from typing import Any, Optional
 
 from ignite_ipu import backend
 
-__all__ = ["OptionsError", "check_ipus", "evaluation_options", "is_frozen", "is_simulated", "output_mode", "training_options"]
+__all__ = [
+    "OptionsError",
+    "check_ipus",
+    "evaluation_options",
+    "is_frozen",
+    "is_simulated",
+    "output_mode",
+    "training_options",
+]
 
 _MOST_IPUS = 64
 _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")

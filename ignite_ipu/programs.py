@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, List, Optional, Sequence
 
 from torch import nn
 
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
+from ignite_ipu.options import check_ipus
+from ignite_ipu.placing import Placing
 from ignite_ipu.rows import row_count
 from ignite_ipu.step import BatchStep
 from ignite_ipu.weights import Weights
@@ -25,6 +28,7 @@ class Program:
         training: Whether the user's model is compiled in training mode.
         weights: Who holds the newest weights.
         fire: Called with what happens.
+        placing: What puts the model on several IPUs; None for a model that is on one, or says so itself.
 
     Attributes:
         executor: The PopTorch executor, None before first use.
@@ -39,10 +43,12 @@ class Program:
         training: bool,
         weights: Weights,
         fire: Callable[[IPUEvents], None],
+        placing: Optional[Placing] = None,
     ) -> None:
         self.step = step
         self.options = options
         self.training = training
+        self.placing = placing
         self.executor: Optional[Any] = None
         self.rows: Optional[int] = None
         self.random_state: Optional[List[int]] = None
@@ -55,6 +61,12 @@ class Program:
     def ready(self) -> bool:
         """Whether the program is compiled and on its IPUs."""
         return self.executor is not None and bool(self.executor.isAttachedToDevice())
+
+    @property
+    def ipus(self) -> Optional[int]:
+        """How many IPUs all replicas take, None while "auto" has not planned them."""
+        per_replica = 1 if self.placing is None else self.placing.ipus_per_replica
+        return None if per_replica is None else check_ipus(self.options, per_replica)
 
     @property
     def geometry(self) -> Optional[BatchGeometry]:
@@ -74,7 +86,7 @@ class Program:
             Exception: Whatever PopTorch refuses to compile; the next batch may try again.
         """
         if self.executor is None:
-            self.executor = self._wrap(self.step, self.options)
+            self.executor = self._wrap(self.step, self._placed_options(leaves))
             self._weights.add(self.executor, self.training)
         if not self.executor.isCompiled():
             self._compile(leaves)
@@ -94,6 +106,23 @@ class Program:
             self.executor.detachFromDevice()
             self._fire(IPUEvents.DEVICE_DETACHED)
 
+    def abandon(self) -> None:
+        """Let go of IPUs whose memory is lost, without a thought for what was on them; `load` takes IPUs again."""
+        executor = self.executor
+        if executor is None:
+            return
+        if self.ready:
+            with contextlib.suppress(Exception):
+                executor.detachFromDevice()
+        if self.ready:
+            # A device that cannot be detached from: only a new program gets away from it.
+            with contextlib.suppress(Exception):
+                executor.destroy()
+            self._weights.remove(executor)
+            self.executor = None
+            self.step.forget_layout()
+        self._fire(IPUEvents.DEVICE_DETACHED)
+
     def destroy(self) -> None:
         """Give everything back; the next use compiles again."""
         executor = self.executor
@@ -109,6 +138,16 @@ class Program:
         if attached:
             self._fire(IPUEvents.DEVICE_DETACHED)
 
+    def _placed_options(self, leaves: Sequence[Any]) -> Any:
+        if self.placing is None:
+            return self.options
+        try:
+            self.placing.prepare(leaves)
+        except BaseException:
+            self.step.forget_layout()
+            raise
+        return self.placing.configured()
+
     def _compile(self, leaves: Sequence[Any]) -> None:
         assert self.executor is not None
         self._weights.to_host()
@@ -116,7 +155,8 @@ class Program:
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
         try:
-            self.executor.compile(*leaves)
+            with contextlib.nullcontext() if self.placing is None else self.placing.applied():
+                self.executor.compile(*leaves)
         except BaseException:
             self.step.forget_layout()
             raise

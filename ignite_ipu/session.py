@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -17,13 +17,15 @@ from ignite_ipu.events import IPUEvents
 from ignite_ipu.loss import TrainingStep
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.options import check_ipus, evaluation_options, output_mode
+from ignite_ipu.pipeline.request import PipelineRequest
+from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import join_rows, row_count, select_rows, split_rows, take_rows
 from ignite_ipu.step import EvaluationStep
 from ignite_ipu.summary import summarise
 from ignite_ipu.weights import Weights
 
-__all__ = ["IPUSession", "SessionError"]
+__all__ = ["CallGuard", "IPUSession", "SessionError"]
 
 logger = logging.getLogger("ignite_ipu")
 
@@ -33,6 +35,19 @@ _SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakr
 
 class SessionError(RuntimeError):
     """Engines over one model that contradict each other, or a model that cannot go to an IPU."""
+
+
+class CallGuard(Protocol):
+    """Makes device calls, and makes good the ones that fail."""
+
+    def train(self, leaves: Sequence[Any], batch: Any) -> Any:
+        """Return what the training program returns for one batch, after `session.prepare_call(leaves, batch)`."""
+
+    def evaluate(self, program: Program, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns, which calls an inference program."""
+
+    def forget(self) -> None:
+        """Note that the host has set something that the device will take over, such as a random state."""
 
 
 class IPUSession:
@@ -48,6 +63,7 @@ class IPUSession:
         link: The tie between the user's optimizer and the device's, None without a trainer.
         evaluations: The inference programs.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
+        guard: Makes the device calls instead of this session, if there is one: a `Recovery` handler's.
         shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
 
     Raises:
@@ -61,6 +77,7 @@ class IPUSession:
         self.training: Optional[Program] = None
         self.link: Optional[OptimizerLink] = None
         self.evaluations: List[Program] = []
+        self.guard: Optional[CallGuard] = None
         self.shares_ipus = False
         self.data: Optional[str] = None
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -85,10 +102,19 @@ class IPUSession:
 
     # -- setting up -----------------------------------------------------------------------------------------------
 
-    def prepare_training(self, step: TrainingStep, conversion: Conversion, options: Any) -> None:
+    def prepare_training(
+        self, step: TrainingStep, conversion: Conversion, options: Any, pipeline: Optional[PipelineRequest] = None
+    ) -> None:
         """Say what training this model means; the program is compiled when the first batch comes.
 
+        Args:
+            step: The module that trains.
+            conversion: The optimizer.
+            options: `poptorch.Options` for training.
+            pipeline: What puts the model on several IPUs.
+
         Raises:
+            PlanError: The pipeline does not suit the model or the options.
             SessionError: The model has a trainer already.
             OptimizerError: The optimizer does not hold exactly the model's trainable parameters.
             OptionsError: No IPUs can be had for these options.
@@ -96,12 +122,13 @@ class IPUSession:
         self.refuse_second_trainer()
         check_parameters(conversion.source, step)
         check_ipus(options)
+        placing = None if pipeline is None else Placing(pipeline, step, options, True, conversion.source)
         names = {name: parameter for name, parameter in step.named_parameters()}
         self.link = OptimizerLink(conversion, names)
         # The optimizer outlives the session: it must not stay tied to a device that is gone.
         weakref.finalize(self, self.link.detach).atexit = False
         wrap = functools.partial(_wrap_for_training, optimizer=conversion.optimizer)
-        self.training = Program(step, options, wrap, True, self.weights, self.fire)
+        self.training = Program(step, options, wrap, True, self.weights, self.fire, placing)
         self._updates_per_call = options.device_iterations
 
     def refuse_second_trainer(self) -> None:
@@ -135,17 +162,29 @@ class IPUSession:
             )
         return self._evaluation_options[wish]
 
-    def prepare_evaluation(self, step: EvaluationStep, options: Any) -> Program:
+    def prepare_evaluation(
+        self, step: EvaluationStep, options: Any, pipeline: Optional[PipelineRequest] = None
+    ) -> Program:
         """Return the program that evaluates this model so; evaluators that ask for the same share one.
 
+        Args:
+            step: The module that evaluates.
+            options: `poptorch.Options` for inference.
+            pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
+
         Raises:
+            PlanError: The pipeline does not suit the model or the options.
             OptionsError: No IPUs can be had for these options.
         """
+        if pipeline is None and self.training is not None and self.training.placing is not None:
+            pipeline = self.training.placing.inference
         for program in self.evaluations:
-            if program.options is options and program.step.computes_like(step):
+            asked = None if program.placing is None else program.placing.request
+            if asked == pipeline and program.options is options and program.step.computes_like(step):
                 return program
         check_ipus(options)
-        program = Program(step, options, _wrap_for_inference, False, self.weights, self.fire)
+        placing = None if pipeline is None else Placing(pipeline, step, options, False)
+        program = Program(step, options, _wrap_for_inference, False, self.weights, self.fire, placing)
         self.evaluations.append(program)
         return program
 
@@ -184,22 +223,35 @@ class IPUSession:
         if program is None or link is None:
             raise SessionError("This model has no trainer: call create_ipu_trainer first.")
         leaves = program.arguments(x, y)
-        if not program.ready:
-            self._make_room_for(program)
-            if program.executor is None:
-                link.prepare()
-            program.load(leaves, (x, y))
-        if link.push(program.executor):
-            self.fire(IPUEvents.OPTIMIZER_SENT)
-        if self.weights.training_is_stale:
-            self.weights.to_training()
-        assert program.executor is not None
-        y_pred, loss = program.executor(*leaves)
+        if self.guard is None:
+            self.prepare_call(leaves, (x, y))
+            y_pred, loss = program.executor(*leaves)  # type: ignore[misc]
+        else:
+            y_pred, loss = self.guard.train(leaves, (x, y))
         self.weights.trained()
         link.stepped(self._updates_per_call)
         if y_pred is not None:
             x, y = self._matching(program, x, y)
         return x, y, y_pred, self._mean_loss(program, loss)
+
+    def prepare_call(self, leaves: Sequence[Any], batch: Any) -> None:
+        """Bring the training program to its IPUs, with the newest weights and hyper-parameters.
+
+        Args:
+            leaves: What the program will be called with.
+            batch: The batch they come from.
+        """
+        program, link = self.training, self.link
+        assert program is not None and link is not None
+        if not program.ready:
+            self._make_room_for(program)
+            if program.executor is None:
+                link.prepare()
+            program.load(leaves, batch)
+        if link.push(program.executor):
+            self.fire(IPUEvents.OPTIMIZER_SENT)
+        if self.weights.training_is_stale:
+            self.weights.to_training()
 
     def evaluate(self, program: Program, x: Any) -> Any:
         """Return the predictions for a batch of any number of samples, one row each, by the newest weights.
@@ -208,18 +260,23 @@ class IPUSession:
             BatchError: The inputs are not like the first ones.
             RowsError: The batch has to be filled up, and an output has not one row per sample.
         """
+        rows = program.rows or _filled_up(row_count(x), program.micro_batches)
+        predictions = []
+        for piece, valid in split_rows(x, rows):
+            leaves = program.arguments(piece)
+            call = functools.partial(self._call_inference, program, leaves, piece)
+            output = call() if self.guard is None else self.guard.evaluate(program, call)
+            predictions.append(take_rows(output, valid, rows))
+        return join_rows(predictions)
+
+    def _call_inference(self, program: Program, leaves: Sequence[Any], x: Any) -> Any:
         if not program.ready:
             self._make_room_for(program)
-            rows = program.rows or _filled_up(row_count(x), program.micro_batches)
-            first, _ = next(split_rows(x, rows))
-            program.load(program.arguments(first), first)
-        assert program.executor is not None and program.rows is not None
+            self.weights.to_host()  # loading uploads the host's
+            program.load(leaves, x)
+        assert program.executor is not None
         self.weights.to_inference(program.executor)
-        predictions = []
-        for piece, valid in split_rows(x, program.rows):
-            output = program.executor(*program.arguments(piece))
-            predictions.append(take_rows(output, valid, program.rows))
-        return join_rows(predictions)
+        return program.executor(*leaves)
 
     def check_model(self) -> None:
         """Refuse to go on with a model whose parameters or buffers are not the ones that were compiled.
@@ -273,6 +330,8 @@ class IPUSession:
         program = self.training
         if program is None:
             raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        if self.guard is not None:
+            self.guard.forget()
         if program.executor is not None and program.executor.isCompiled():
             program.executor.rng_state = list(state)
         else:

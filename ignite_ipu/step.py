@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from ignite_ipu.batches import BatchLayout
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.rows import map_tensors, tensors_in
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline.applied import AppliedPlacement
 
 __all__ = ["BatchStep", "EvaluationStep", "OutputError", "check_output", "describe_value", "guarded"]
 
@@ -45,6 +48,8 @@ class BatchStep(nn.Module):
         self._names = tuple(names)
         # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
         self._layout: List[BatchLayout] = []
+        # What puts the model's layers on their IPUs, while it compiles; a list for the same reason.
+        self.placements: List[AppliedPlacement] = []
 
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
         """Return what to call the compiled step with for one batch.
@@ -81,7 +86,10 @@ class BatchStep(nn.Module):
     def call_model(self, x: Any) -> Any:
         """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""
         with half_products(self.half_products and backend.poptorch().isRunningOnIpu()):
-            output = self.model_transform(self.model_fn(self.model, x))
+            output = self.model_fn(self.model, x)
+            for placed in self.placements:
+                placed.check_ran()
+            output = self.model_transform(output)
         return map_tensors(output, lambda tensor: tensor)
 
 

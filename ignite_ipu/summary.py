@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, List
 
 from ignite_ipu import backend
 from ignite_ipu.geometry import BatchGeometry
-from ignite_ipu.options import check_ipus, output_mode
+from ignite_ipu.options import output_mode
 
 if TYPE_CHECKING:
     from ignite_ipu.programs import Program
@@ -34,6 +34,8 @@ def _training(session: IPUSession, program: Program) -> List[str]:
         f"{'predictions and losses' if program.step.predictions else 'losses'} come back"
     )
     lines.append(f"  IPUs        {_ipus(session)}")
+    if program.placing is not None and program.placing.placement is not None:
+        lines.append(f"  layers      {program.placing.placement}")
     if session.link is not None:
         conversion = session.link.conversion
         lines.append(
@@ -68,10 +70,12 @@ def _batch(program: Program) -> str:
 
 def _ipus(session: IPUSession) -> str:
     assert session.training is not None
-    training = check_ipus(session.training.options)
-    evaluation = [check_ipus(program.options) for program in session.evaluations]
+    training, evaluation = session.training.ipus, [program.ipus for program in session.evaluations]
+    known = [ipus for ipus in (training, *evaluation) if ipus is not None]
+    if len(known) <= len(evaluation):
+        return "planned from the first batch"
     if session.shares_ipus:
-        return f"{max([training, *evaluation])}, on which training and evaluation take turns"
+        return f"{max(known)}, on which training and evaluation take turns"
     if not evaluation:
         return f"{training} for training"
     return f"{training} for training and {' + '.join(map(str, evaluation))} for evaluation, at the same time"

@@ -44,8 +44,8 @@ class PipelineRequest:
         """Return the request for a factory's arguments, None where they ask for nothing.
 
         Raises:
-            PlanError: Arguments without `pipeline`, "auto" without `ipus`, an unknown execution, or one that the plan or
-                placement contradicts.
+            PlanError: Arguments without `pipeline`, "auto" without `ipus`, an unknown execution, or one that the plan
+                or placement contradicts.
         """
         others = {"execution": execution, "ipus": ipus, "memory_per_ipu": memory_per_ipu}
         if spec is None:
