@@ -13,6 +13,7 @@ from ignite_ipu.batches import BatchLayout
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.rows import map_tensors, tensors_in
+from ignite_ipu.tracing import declared_as_tracing
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline.applied import AppliedPlacement
@@ -131,7 +132,7 @@ def guarded() -> Iterator[bool]:
     """Refuse uncompilable losses while a model is traced; gives whether it is being traced."""
     traced: bool = backend.poptorch().isRunningOnIpu()
     if traced:
-        with LossGuard():
+        with LossGuard(), declared_as_tracing():
             yield True
     else:
         # On the host PyTorch computes every loss.

@@ -1,0 +1,78 @@
+"""Model libraries that look at values unless they are told of a trace work on an IPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from ignite_ipu import create_ipu_trainer
+
+transformers = pytest.importorskip("transformers")
+
+
+class Sentences(Dataset):
+    """Token sequences of which the last half is padding."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        torch.manual_seed(index)
+        mask = torch.ones(8, dtype=torch.long)
+        mask[4:] = 0
+        return {"input_ids": torch.randint(0, 40, (8,)), "attention_mask": mask, "labels": torch.tensor(index % 2)}
+
+
+def bert():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=40,
+        max_position_embeddings=8,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def test_a_transformer_with_a_padding_mask_trains_as_it_does_natively():
+    """The model computes its own loss; weights equal a plain loop's."""
+    loader = DataLoader(Sentences(), batch_size=4)
+    model, reference = bert(), bert()
+    trainer = create_ipu_trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        None,
+        prepare_batch=lambda batch, device, non_blocking: (batch, batch["labels"]),
+        model_fn=lambda model, batch: model(**batch),
+        model_transform=lambda output: dict(output),
+    )
+    trainer.run(loader)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for batch in loader:
+        optimizer.zero_grad()
+        reference(**batch).loss.backward()
+        optimizer.step()
+    for (name, mine), expected in zip(model.state_dict().items(), reference.state_dict().values()):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_answer_is_the_ordinary_one_afterwards():
+    """Nothing stays patched."""
+
+    class Asks(nn.Linear):
+        def forward(self, x):
+            answers.append(torch.jit.is_tracing())
+            return super().forward(x)
+
+    answers = []
+    model = Asks(2, 2)
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    trainer.run([(torch.zeros(2, 2), torch.zeros(2, 2))])
+    model(torch.zeros(1, 2))
+    assert answers == [True, False]
