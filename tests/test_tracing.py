@@ -22,7 +22,7 @@ class Sentences(Dataset):
         torch.manual_seed(index)
         mask = torch.ones(8, dtype=torch.long)
         mask[4:] = 0
-        return {"input_ids": torch.randint(0, 40, (8,)), "attention_mask": mask, "labels": torch.tensor(index % 2)}
+        return {"input_ids": torch.randint(1, 40, (8,)), "attention_mask": mask, "labels": torch.tensor(index % 2)}
 
 
 def bert():
