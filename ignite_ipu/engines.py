@@ -21,6 +21,7 @@ from ignite_ipu.loss import TrainingStep
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.options import training_options as _training_options
 from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
+from ignite_ipu.processes import check_same_weights, describe_processes, unwrapped
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import map_tensors
 from ignite_ipu.session import IPUSession
@@ -333,6 +334,7 @@ def create_ipu_trainer(
     refuse_unsupported(
         device=device, deterministic=deterministic, loader_mode=loader_mode, amp_mode=amp_mode, scaler=scaler
     )
+    model = unwrapped(model)
     session = IPUSession.of(model)
     session.refuse_second_trainer()
     predictions = output_transform is not _loss_item
@@ -354,6 +356,8 @@ def create_ipu_trainer(
         options, **_with_plan(factors, request, options, training=True), output_mode=output_mode, seed=seed
     )
     place_tensors(training, offload, shard)
+    describe_processes(training)
+    check_same_weights(model)
     conversion = convert_optimizer(
         optimizer, variable=variable, constant=constant, max_grad_norm=max_grad_norm, loss_scaling=loss_scaling
     )
@@ -422,6 +426,7 @@ def create_ipu_evaluator(
         PlanError: The pipeline does not suit the model.
     """
     refuse_unsupported(device=device, amp_mode=amp_mode)
+    model = unwrapped(model)
     session = IPUSession.of(model)
     made: Dict[int, Loaders] = {}
     request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)

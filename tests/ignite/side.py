@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
@@ -87,6 +89,21 @@ def losses(engine: Engine) -> List[float]:
 def weights(model: nn.Module) -> Dict[str, torch.Tensor]:
     """Return a copy of a model's weights as they are now."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+@contextlib.contextmanager
+def stand_ins(modules: Dict[str, Any]) -> Iterator[None]:
+    """Put modules in the place of libraries that are not installed, and take only them away again."""
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
 
 def differences(one: Any, other: Any, where: str = "record", tolerance: float = 1e-4) -> List[str]:

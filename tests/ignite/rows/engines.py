@@ -92,7 +92,7 @@ def other_devices(side):
     return answers
 
 
-@row("Engine", "State", *[f"Events.{event.name}" for event in _EVENTS], note="every event, in the native order")
+@row("Engine", "State", "Events", *[f"Events.{event.name}" for event in _EVENTS], note="every event, in the native order")
 def events_in_order(side):
     model, optimizer, engine = side.setup()
     seen = []

@@ -1,0 +1,99 @@
+"""Several processes that train one model together, each on its own IPUs.
+
+A process is a rank for `ignite.distributed` and `torch.distributed`; the replicas inside one process are not. Gradients
+are reduced by PopTorch over the replicas of all processes; metrics, barriers and samplers go through
+`torch.distributed`, so it has to be initialised: `idist.Parallel(backend="gloo")` does that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ignite_ipu import backend
+
+__all__ = ["ProcessesError", "check_same_weights", "describe_processes", "unwrapped"]
+
+
+class ProcessesError(RuntimeError):
+    """Processes that would not train one model together."""
+
+
+def connected() -> Tuple[int, int]:
+    """Return this process's rank and the number of processes that `torch.distributed` connects; 0 and 1 without it."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def describe_processes(options: Any) -> None:
+    """Make the options speak of the processes that are connected.
+
+    On the emulator the options are completed. On a Pod PopRun starts the processes and its options know them.
+
+    Args:
+        options: The `poptorch.Options` that a model will be trained with.
+
+    Raises:
+        ProcessesError: The options speak of another number of processes than are connected.
+    """
+    rank, processes = connected()
+    described: int = options.Distributed.numProcesses
+    if processes == described:
+        return
+    if processes == 1:
+        raise ProcessesError(
+            f"The options describe {described} processes, but torch.distributed connects none, so that metrics and "
+            'samplers would not know of each other. Run the program under idist.Parallel(backend="gloo"), or call '
+            "options.Distributed.disable() if this process trains alone."
+        )
+    if described != 1 or not backend.is_emulator():
+        raise ProcessesError(
+            f"torch.distributed connects {processes} processes, but the options describe {described}: gradients would "
+            "not be reduced over all of them. On a Pod start the processes with `ignite-ipu launch`, which runs PopRun, "
+            "and pass options=popdist.poptorch.Options()."
+        )
+    options.Distributed.configureProcessId(rank, processes)
+
+
+def check_same_weights(model: nn.Module) -> None:
+    """Refuse to train copies of a model that differ between the processes, which would stay different for ever.
+
+    Raises:
+        ProcessesError: A weight differs; the message names the first one.
+    """
+    rank, processes = connected()
+    if processes == 1:
+        return
+    names = [name for name, _ in model.named_parameters()]
+    sums = torch.tensor([[float(p.double().sum()), float(p.double().square().sum())] for p in model.parameters()])
+    first = sums.clone()
+    dist.broadcast(first, src=0)
+    differing = [name for name, same in zip(names, (sums == first).all(dim=1).tolist()) if not same]
+    found = torch.tensor([len(differing)])
+    dist.all_reduce(found)
+    if found.item():
+        where = f"{differing[0]} differs from the one of rank 0" if differing else "they differ in another process"
+        raise ProcessesError(
+            f"The processes do not start from the same weights: in rank {rank}, {where}. Seed all processes alike before "
+            "the model is made (ignite.utils.manual_seed), or load one checkpoint in each."
+        )
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model inside `DistributedDataParallel`, which has nothing to do where the device reduces gradients.
+
+    Raises:
+        ProcessesError: It is wrapped in `DataParallel`, which means replicas.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    if isinstance(model, nn.DataParallel):
+        raise ProcessesError(
+            "The model is wrapped in DataParallel, which spreads a batch over GPUs. Pass the model inside "
+            "(model.module), and replication_factor=... for as many replicas on IPUs."
+        )
+    return model
