@@ -58,7 +58,7 @@ def _walk(top: str, path: str, root: str, found: Discovery, seen: Set[str], abov
     for entry in _entries(path, found):
         here = os.path.join(path, entry.name)
         wanted = entry.name.endswith(SUFFIXES)
-        is_directory = entry.is_dir()
+        is_directory = os.path.isdir(here)
         if entry.name.startswith(".") or entry.name in _SKIPPED or not (wanted or is_directory):
             continue
         real = os.path.realpath(here)

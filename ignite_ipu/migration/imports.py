@@ -117,16 +117,15 @@ def _place(body: Sequence[cst.BaseStatement]) -> int:
     """Return where in the module a new import goes: after the imports at its top, in front of all other code."""
     place = 0
     for position, statement in enumerate(body):
-        if isinstance(statement, cst.SimpleStatementLine):
-            kinds = [type(small) for small in statement.body]
-            if all(kind in (cst.Import, cst.ImportFrom) for kind in kinds):
-                place = position + 1
-                continue
-            if all(kind is cst.Expr for kind in kinds) and _is_text(statement):
-                # The module's docstring, or a notebook cell's marker.
-                place = max(place, position + 1) if place == 0 or position == place else place
-                continue
-        break
+        if not isinstance(statement, cst.SimpleStatementLine):
+            break
+        if all(isinstance(small, (cst.Import, cst.ImportFrom)) for small in statement.body):
+            place = position + 1
+        elif not _is_text(statement):
+            break
+        elif position == place:
+            # The module's docstring; a notebook's later markers count only when imports follow them.
+            place = position + 1 if position == 0 else place
     return place
 
 

@@ -77,14 +77,16 @@ def migrate_source(source: Source) -> Migration:
 
 def _rewritten(source: Source) -> Migration:
     result = Migration(source, source.text)
+    program = Program(replace(source, notebook=None))
     for rewrite in all_rewrites().values():
-        editor = Editor(Program(replace(source, text=result.text, notebook=None)))
+        editor = Editor(program)
         editor.subject = rewrite.name
         rewrite.apply(editor)
         result.remarks += editor.remarks
         if editor.changed:
             result.text = update_imports(editor.finish(), editor.needed, editor.forgotten)
             result.applied.append(rewrite.name)
+            program = Program(replace(source, text=result.text, notebook=None))
     return result
 
 

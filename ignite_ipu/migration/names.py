@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from functools import lru_cache
 from typing import Dict, List, Optional, Set, Tuple
 
 # Where a class is defined -> where it is documented.
@@ -30,6 +31,7 @@ _CANONICAL: Tuple[Tuple[re.Pattern[str], str], ...] = tuple(
 _KEPT = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
 
 
+@lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
     """Return the documented dotted name of something imported from where it is defined."""
     if name.startswith(_KEPT):

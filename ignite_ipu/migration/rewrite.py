@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Callable, Dict, List, Sequence, Set, Tuple, Union
 
 import libcst as cst
@@ -72,13 +73,21 @@ class Editor:
         self.needed: Set[str] = set()
         self.forgotten: Set[str] = set()
         self.subject = ""
-        self._wrapper = MetadataWrapper(cst.parse_module(program.source.text))
-        self._nodes: Dict[Range, List[cst.CSTNode]] = {}
-        for node, place in self._wrapper.resolve(PositionProvider).items():
-            key = (place.start.line, place.start.column, place.end.line, place.end.column)
-            self._nodes.setdefault(key, []).append(node)
         self._lines = [line.encode("utf-8") for line in split_lines(program.source.text)]
         self._edits: Dict[cst.CSTNode, List[Edit]] = {}
+
+    @cached_property
+    def _wrapper(self) -> MetadataWrapper:
+        # Most rewrites have nothing to do in most files, and this is most of their cost.
+        return MetadataWrapper(cst.parse_module(self.program.source.text), unsafe_skip_copy=True)
+
+    @cached_property
+    def _nodes(self) -> Dict[Range, List[cst.CSTNode]]:
+        nodes: Dict[Range, List[cst.CSTNode]] = {}
+        for node, place in self._wrapper.resolve(PositionProvider).items():
+            key = (place.start.line, place.start.column, place.end.line, place.end.column)
+            nodes.setdefault(key, []).append(node)
+        return nodes
 
     @property
     def changed(self) -> bool:

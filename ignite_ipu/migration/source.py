@@ -90,7 +90,10 @@ def decode_source(path: str, data: bytes) -> Source:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     except SyntaxError as error:
-        raise SourceError(f"has no usable encoding: {error.msg}") from None
+        if "declaration" not in str(error.msg):
+            raise SourceError(f"has no usable encoding: {error.msg}") from None
+        # There is none in the first lines and they are not UTF-8; decoding them says which byte.
+        encoding = "utf-8"
     marked = data.startswith(codecs.BOM_UTF8)
     body = data[len(codecs.BOM_UTF8) :] if marked else data
     encoding = "utf-8" if encoding == "utf-8-sig" else encoding

@@ -125,6 +125,17 @@ def _loaded(node: Optional[ast.AST]) -> Set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
 
 
+def _reads(node: ast.AST) -> Set[str]:
+    """Return the names, and the attributes of names, that a node reads."""
+    return {
+        name
+        for part in ast.walk(node)
+        if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load)
+        for name in [dotted(part)]
+        if name is not None
+    }
+
+
 def _call_statement(statement: ast.stmt, method: str) -> Optional[Tuple[str, ast.Call]]:
     """Return (owner, call) of a statement `owner.method(...)`."""
     call = statement.value if isinstance(statement, ast.Expr) else None
@@ -402,16 +413,39 @@ class _Reader:
             raise _Refused(loss, f"the loss is computed with {unknown[0]!r}, which only this function knows")
 
     def _check_carried(self, call: ast.Call, loss: ast.expr, outputs: Set[str]) -> None:
-        read = {name for value in (*call.args, *(k.value for k in call.keywords)) for name in _loaded(value)}
+        """Refuse inputs and targets that hold something of the batch before.
+
+        Follows one iteration: at its start everything that the step and what comes after it bind is of the batch
+        before, and so is what is made of it, until it is bound to something fresh.
+        """
         loop = next(self.program.loops_around(self.statement), None)
-        body = loop.body if loop is not None else self.suite
-        known = _stored(loop.target) if isinstance(loop, (ast.For, ast.AsyncFor)) else set()
-        known |= {name for statement in _before(body, self._statement(call)) for name in _stored(statement)}
-        returned = (read & outputs) - known
-        # What is bound later in the loop only was bound by the batch before.
-        between = {name for statement in _before(body, self.statement) for name in _stored(statement)}
-        everything = {name for statement in body for name in _stored(statement)} if loop is not None else set()
-        late = returned | ((read & everything) - known) | ((_loaded(loss) & everything) - between - outputs)
+        function = self.program.function_of(self.statement)
+        if loop is not None:
+            body = loop.body
+        else:
+            body = function.body if function is not None else []
+        forward = self._statement(call)
+        before = list(_before(body, forward))
+        carried = {name for statement in body for name in _stored(statement)}
+        carried -= {name for statement in before for name in _stored(statement)}
+        carried |= _stored(forward)
+        if loop is None:
+            # Between two calls of a function only its objects and globals keep a value.
+            kept = {name for node in body for part in ast.walk(node) for name in getattr(part, "names", [])}
+            carried = {name for name in carried if "." in name or name in kept}
+        for statement in before:
+            stored = _stored(statement)
+            accumulates = isinstance(statement, ast.AugAssign)
+            carried = carried | stored if accumulates or _reads(statement) & carried else carried - stored
+        inputs = {name for value in (*call.args, *(k.value for k in call.keywords)) for name in _reads(value)}
+        late = inputs & carried
+        for statement in _before(body, self.statement):
+            if statement is forward:
+                carried -= outputs
+            elif statement.lineno > forward.lineno:
+                stored = _stored(statement)
+                carried = carried | stored if _reads(statement) & carried else carried - stored
+        late |= (_reads(loss) - outputs) & carried
         if late:
             raise _Refused(call, f"{sorted(late)[0]!r} is carried from one batch to the next")
 

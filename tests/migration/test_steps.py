@@ -72,7 +72,7 @@ def test_common_shapes_are_understood(old, new):
         ("optimizer.step()\n", "", "no optimizer.step()"),
         ("optimizer.step()\n", "model.weight.data.clamp_(0, 1)\noptimizer.step()\n", "may depend on their order"),
         ("loss.backward()\n", "loss.backward()\noptimizer.zero_grad()\n", "may depend on their order"),
-        ("loss = criterion(output, y)", "y = model(y)\nloss = criterion(output, y)", "further call of a model"),
+        ("loss = criterion(output, y)", "y = model(y)\nloss = criterion(output, y)", "'y' is carried"),
         ("loss = criterion(output, y)", "z = other(x)\nloss = criterion(output, z)", "further call of a model"),
         ("output = model(x)", "x = other(x)\noutput = model(x)", "further call of a model"),
         ("loss = criterion(output, y)", "loss = criterion(output, y) + other(x).mean()", "further call of a model"),
@@ -134,3 +134,42 @@ def test_rmsprop_cannot_clip():
     code = SETTING.replace("optim.SGD", "optim.RMSprop") + textwrap.indent(body.strip("\n"), "    ")
     (found,) = Program(Source("code.py", code)).training.steps
     assert "RMSprop cannot clip" in found.reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "hidden = repackage(hidden)\nout, hidden = model(x, hidden)\nloss = criterion(out, y)",
+        "out, self.hidden = model(x, self.hidden)\nloss = criterion(out, y)",
+        "state = [h.detach() for h in hidden]\nout, hidden = model(x, state)\nloss = criterion(out, y)",
+        "out = model(x + noise)\nnoise = 0.9 * noise\nloss = criterion(out, y)",
+        "count += 1\nout = model(x, count)\nloss = criterion(out, y)",
+    ],
+)
+def test_state_is_followed_through_an_iteration(body):
+    """Whatever an earlier batch left behind, however it is passed on."""
+    body += "\noptimizer.zero_grad()\nloss.backward()\noptimizer.step()\n"
+    assert "is carried from one batch to the next" in step(body).reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "hidden = torch.zeros(2)\nout, hidden = model(x, hidden)\nloss = criterion(out, y)",
+        "noise = torch.randn(2)\nx = x + noise\nout = model(x)\nloss = criterion(out, y)",
+        "x = x.view(-1)\nx = x.to(device)\nout = model(x)\nloss = criterion(out, y)\ntotal = total + loss.item()",
+    ],
+)
+def test_what_is_made_anew_is_an_input_like_any_other(body):
+    body += "\noptimizer.zero_grad()\nloss.backward()\noptimizer.step()\n"
+    assert step(body).reason == ""
+
+
+def test_globals_keep_state_between_calls_of_a_process_function():
+    code = SETTING.rsplit("for", 1)[0] + (
+        "def update(engine, batch):\n    global hidden\n    optimizer.zero_grad()\n"
+        "    out, hidden = model(batch[0], hidden)\n    loss = criterion(out, batch[1])\n"
+        "    loss.backward()\n    optimizer.step()\n"
+    )
+    (found,) = Program(Source("code.py", code)).training.steps
+    assert "'hidden' is carried" in found.reason

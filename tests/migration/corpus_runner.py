@@ -1,0 +1,65 @@
+"""Runs programs one after the other in this process: reads `[[name, source], ...]` as JSON, writes `{name: result}`.
+
+One process for all, because importing torch takes longer than most of them. Each starts from the same random state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import sys
+import traceback
+import warnings
+
+import numpy as np
+import torch
+
+import ignite_ipu
+from ignite_ipu import backend
+from ignite_ipu.migration import native, portable
+
+
+def open_front_door() -> None:
+    """Let `from ignite_ipu import ...` give what migrated code calls."""
+    for name in portable.__all__:
+        setattr(ignite_ipu, name, getattr(portable, name))
+    if backend.choice() == "native":
+        ignite_ipu.create_ipu_trainer = _trainer
+        ignite_ipu.create_ipu_evaluator = _evaluator
+
+
+def _trainer(model, optimizer, loss_fn, device=None, **arguments):
+    return native.native_trainer(model, optimizer, loss_fn, device, **arguments)
+
+
+def _evaluator(model, metrics=None, device=None, **arguments):
+    return native.native_evaluator(model, metrics, device, **arguments)
+
+
+def run(name: str, source: str) -> object:
+    """Run one program and return what it prints after RESULT, or its traceback as text."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    output = io.StringIO()
+    arguments, sys.argv = sys.argv, [f"{name}.py"]
+    try:
+        with contextlib.redirect_stdout(output):
+            exec(compile(source, f"{name}.py", "exec", dont_inherit=True), {"__name__": "__main__"})
+    except Exception:
+        return traceback.format_exc()
+    finally:
+        sys.argv = arguments
+    results = [line for line in output.getvalue().splitlines() if line.startswith("RESULT ")]
+    return json.loads(results[-1][len("RESULT ") :]) if results else output.getvalue()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    open_front_door()
+    programs = json.load(sys.stdin)
+    results = {name: run(name, source) for name, source in programs}
+    sys.stdout.write(json.dumps(results))

@@ -1,0 +1,41 @@
+"""Findings are placed exactly, and a file that cannot be read does not stop the others."""
+
+from __future__ import annotations
+
+from ignite_ipu.migration.checker import check_paths, check_source
+from ignite_ipu.migration.findings import Severity
+from ignite_ipu.migration.source import Source
+
+
+def test_columns_count_characters_not_bytes():
+    (finding,), _ = check_source(Source("code.py", "größe = 'äöü'; x = größe.cuda()\n"))
+    assert (finding.line, finding.column, finding.end_column) == (1, 20, 32)
+
+
+def test_lines_end_where_python_says():
+    """A form feed is white space to Python, though not to str.splitlines."""
+    (finding,), _ = check_source(Source("code.py", "\fx = 1\n\x0c\ny.cuda()\n"))
+    assert finding.line == 3
+
+
+def test_unreadable_files_are_findings(tmp_path):
+    (tmp_path / "bad.py").write_bytes(b"\x00\x01")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "good.py").write_text("x.cuda()\n")
+    report = check_paths([str(tmp_path)])
+    assert [finding.rule for finding in report.findings] == ["unreadable-source", "unreadable-source", "cuda-device"]
+    assert report.files == 3
+    assert report.count(Severity.ERROR) == 3
+
+
+def test_deep_nesting_is_unreadable_not_a_crash():
+    (finding,), _ = check_source(Source("code.py", "x = " + "(" * 5000 + ")" * 5000 + "\n"))
+    assert finding.rule == "unreadable-source"
+
+
+def test_nothing_is_executed(tmp_path):
+    marker = tmp_path / "ran"
+    code = tmp_path / "code.py"
+    code.write_text(f"open({str(marker)!r}, 'w')\nimport this_module_does_not_exist\n")
+    check_paths([str(code)])
+    assert not marker.exists()

@@ -1,0 +1,129 @@
+"""The corpus: what is reported, what is rewritten, and that a rewritten program computes what the original does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from ignite_ipu.migration.checker import check_source
+from ignite_ipu.migration.findings import Severity
+from ignite_ipu.migration.migrator import migrate_source
+from ignite_ipu.migration.source import read_source
+
+HERE = Path(__file__).parent
+CORPUS = HERE / "corpus"
+EXPECTATIONS = json.loads((CORPUS / "expectations.json").read_text(encoding="utf-8"))
+SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
+MIGRATED = [name for name in SCRIPTS if EXPECTATIONS[name]["migrate"] == "migrated"]
+
+
+@lru_cache(maxsize=None)
+def source(name):
+    return read_source(CORPUS / f"{name}.py")
+
+
+@lru_cache(maxsize=None)
+def migration(name):
+    return migrate_source(source(name))
+
+
+def run_all(programs, backend):
+    """Run programs in one subprocess and return their results by name."""
+    environment = {**os.environ, "IGNITE_IPU_BACKEND": backend, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.run(
+        [sys.executable, str(HERE / "corpus_runner.py")],
+        input=json.dumps(programs),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=280,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout)
+
+
+@pytest.fixture(scope="module")
+def original():
+    """Results of all scripts as they are."""
+    return run_all([(name, source(name).text) for name in SCRIPTS], "native")
+
+
+@pytest.fixture(scope="module")
+def native():
+    """Results of the migrated scripts in native runs."""
+    return run_all([(name, migration(name).text) for name in MIGRATED], "native")
+
+
+@pytest.fixture(scope="module")
+def emulated():
+    """Results of the migrated scripts on the emulator."""
+    return run_all([(name, migration(name).text) for name in MIGRATED], "emulator")
+
+
+def test_every_script_has_an_expectation_and_says_what_it_is():
+    assert sorted(EXPECTATIONS) == SCRIPTS
+    assert len(SCRIPTS) >= 25
+    assert all(source(name).text.startswith('"""') for name in SCRIPTS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_check_reports(name):
+    findings, _ = check_source(source(name))
+    assert sorted({finding.rule for finding in findings}) == EXPECTATIONS[name]["check"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_migrate_rewrites_or_leaves_alone(name):
+    result, expected = migration(name), EXPECTATIONS[name]
+    assert ("left alone" if result.blocked else "migrated") == expected["migrate"]
+    if result.blocked:
+        assert result.text == source(name).text
+        assert sorted({remark.subject for remark in result.remarks}) == expected["because"]
+    else:
+        assert result.applied == expected["rewrites"]
+
+
+@pytest.mark.parametrize("name", MIGRATED)
+def test_migrated_scripts_pass_check_and_migrate_to_themselves(name):
+    new = replace(source(name), text=migration(name).text)
+    findings, _ = check_source(new)
+    assert [finding for finding in findings if finding.severity is not Severity.NOTE] == []
+    assert migrate_source(new).text == new.text
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_run_natively(name, original):
+    assert isinstance(original[name], dict), original[name]
+
+
+@pytest.mark.parametrize("name", MIGRATED)
+def test_migrated_scripts_compute_the_same_natively(name, original, native):
+    """Exactly the same, but where the expectation says why not."""
+    assert isinstance(native[name], dict), native[name]
+    tolerance = EXPECTATIONS[name].get("native tolerance", 0)
+    assert numbers(native[name]) == pytest.approx(numbers(original[name]), rel=tolerance, abs=0), name
+
+
+@pytest.mark.parametrize("name", MIGRATED)
+def test_migrated_scripts_compute_the_same_on_the_emulator(name, original, emulated):
+    tolerance = EXPECTATIONS[name].get("emulator tolerance", 1e-4)
+    assert isinstance(emulated[name], dict), emulated[name]
+    assert numbers(emulated[name]) == pytest.approx(numbers(original[name]), rel=tolerance), name
+
+
+def numbers(result):
+    """Return the numbers in a result, in order."""
+    if isinstance(result, dict):
+        return [number for key in sorted(result) for number in numbers(result[key])]
+    if isinstance(result, list):
+        return [number for item in result for number in numbers(item)]
+    return [float(result)]

@@ -1,0 +1,116 @@
+"""`ignite-ipu migrate` from the command line: where it writes, what it reports, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from ignite_ipu.cli import UserError
+from ignite_ipu.migration.migrate_command import add_arguments, main
+
+BEFORE = "import torch\nx = x.cuda()\n"
+AFTER = "import torch\nfrom ignite_ipu import host_device\nx = x.to(host_device())\n"
+REFUSED = "import torch\nscaler = torch.cuda.amp.GradScaler()\nx = x.cuda()\n"
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return main(parser.parse_args([str(argument) for argument in arguments]))
+
+
+@pytest.fixture
+def project(tmp_path):
+    root = tmp_path / "project"
+    (root / "sub").mkdir(parents=True)
+    (root / "a.py").write_text(BEFORE)
+    (root / "sub" / "b.py").write_text(REFUSED)
+    (root / "sub" / "c.py").write_text("x = 1\n")
+    return root
+
+
+def test_the_difference_is_printed_and_nothing_written(project, capsys):
+    assert run(project / "a.py") == 0
+    output = capsys.readouterr()
+    assert "-x = x.cuda()\n+from ignite_ipu import host_device\n+x = x.to(host_device())\n" in output.out
+    assert "1 file: 1 migrated" in output.err
+    assert (project / "a.py").read_text() == BEFORE
+
+
+def test_in_place(project, capsys):
+    assert run(project, "--in-place") == 1
+    assert (project / "a.py").read_text() == AFTER
+    assert (project / "sub" / "b.py").read_text() == REFUSED
+    error = capsys.readouterr().err
+    assert "b.py:2: left alone: GradScaler has no counterpart on an IPU" in error
+    assert "3 files: 1 migrated, 1 unchanged, 1 left alone" in error
+
+
+def test_in_place_twice_changes_nothing(project):
+    run(project / "a.py", "--in-place")
+    stamp = (project / "a.py").stat().st_mtime_ns
+    assert run(project / "a.py", "--in-place") == 0
+    assert (project / "a.py").stat().st_mtime_ns == stamp
+
+
+def test_a_directory_gets_every_file(project, tmp_path):
+    assert run(project, "-o", tmp_path / "out") == 1
+    assert (tmp_path / "out" / "a.py").read_text() == AFTER
+    assert (tmp_path / "out" / "sub" / "b.py").read_text() == REFUSED
+    assert (tmp_path / "out" / "sub" / "c.py").read_text() == "x = 1\n"
+    assert (project / "a.py").read_text() == BEFORE
+
+
+def test_a_file_for_a_file(project, tmp_path):
+    assert run(project / "a.py", "-o", tmp_path / "moved.py") == 0
+    assert (tmp_path / "moved.py").read_text() == AFTER
+
+
+def test_read_only_files_are_reported(project, capsys):
+    (project / "a.py").chmod(0o444)
+    assert run(project / "a.py", "--in-place") == 1
+    assert "a.py: not written: the file is read-only" in capsys.readouterr().err
+    assert (project / "a.py").read_text() == BEFORE
+
+
+def test_broken_files_do_not_stop_the_others(project, capsys):
+    (project / "0.py").write_bytes(b"\x00")
+    (project / "1.py").write_text("def f(:\n")
+    assert run(project, "--in-place") == 1
+    assert (project / "a.py").read_text() == AFTER
+    error = capsys.readouterr().err
+    assert "0.py:1: left alone: the file contains NUL bytes" in error
+    assert "1.py:1: left alone: the file is not valid Python" in error
+
+
+def test_encodings_survive(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_bytes("# -*- coding: latin-1 -*-\r\nname = 'Größe'\r\nx = x.cuda()\r\n".encode("latin-1"))
+    assert run(path, "--in-place") == 0
+    expected = (
+        "# -*- coding: latin-1 -*-\r\nfrom ignite_ipu import host_device\r\nname = 'Größe'\r\n"
+        "x = x.to(host_device())\r\n"
+    )
+    assert path.read_bytes() == expected.encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [("project", "is the input itself"), ("project/out", "lies inside"), ("taken", "a directory is needed")],
+)
+def test_outputs_that_would_do_harm(project, tmp_path, output, message):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UserError, match=message):
+        run(project, "-o", tmp_path / output)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [([], "needs a PATH"), (["/does/not/exist"], "No such file")])
+def test_wrong_use_is_the_users_error(arguments, message):
+    with pytest.raises(UserError, match=message):
+        run(*arguments)
+
+
+def test_list_rewrites(capsys):
+    assert run("--list-rewrites") == 0
+    assert "training-steps" in capsys.readouterr().out

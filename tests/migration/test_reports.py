@@ -1,0 +1,62 @@
+"""Reports for people, programs and code hosts."""
+
+from __future__ import annotations
+
+import json
+
+from ignite_ipu.migration.checker import Report, check_source
+from ignite_ipu.migration.reports import json_report, sarif_report, text_report
+from ignite_ipu.migration.rules import all_rules
+from ignite_ipu.migration.source import Source
+
+
+def report(code="x.cuda()\n", path="dir with space/code.py"):
+    findings, suppressed = check_source(Source(path, code))
+    return Report(findings, files=1, suppressed=suppressed, skipped=[("link.py", "is a broken link")])
+
+
+def test_text_gives_place_severity_rule_and_remedy():
+    text = text_report(report(), colour=False)
+    assert "dir with space/code.py\n  1:1: error: .cuda() moves to a GPU [cuda-device]\n      remedy: Use" in text
+    assert "skipped: link.py is a broken link" in text
+    assert text.endswith("1 file checked: 1 error")
+    assert "\033" not in text
+
+
+def test_colour_only_adds_escapes():
+    import re
+
+    coloured = text_report(report(), colour=True)
+    assert re.sub(r"\033\[\d+m", "", coloured) == text_report(report(), colour=False)
+    assert "\033[31merror" in coloured
+
+
+def test_clean_files_say_so():
+    assert text_report(report("x = 1\n"), colour=False).endswith("1 file checked: nothing found")
+
+
+def test_json_holds_everything():
+    document = json.loads(json_report(report()))
+    assert document["version"] == 1
+    assert document["counts"] == {"error": 1, "warning": 0, "note": 0}
+    (finding,) = document["findings"]
+    assert (finding["path"], finding["line"], finding["column"]) == ("dir with space/code.py", 1, 1)
+    assert (finding["rule"], finding["severity"], finding["cell"]) == ("cuda-device", "error", None)
+
+
+def test_sarif_has_what_the_standard_requires():
+    """SARIF 2.1.0: sections 3.13 (log), 3.14 (run), 3.19 (tool component), 3.27 (result), 3.30 (region)."""
+    document = json.loads(sarif_report(report(), all_rules()))
+    assert document["version"] == "2.1.0"
+    (run,) = document["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"]
+    identifiers = [rule["id"] for rule in driver["rules"]]
+    assert len(set(identifiers)) == len(identifiers)
+    assert all(rule["defaultConfiguration"]["level"] in ("error", "warning", "note") for rule in driver["rules"])
+    (result,) = run["results"]
+    assert identifiers[result["ruleIndex"]] == result["ruleId"] == "cuda-device"
+    assert result["message"]["text"]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "dir%20with%20space/code.py"
+    assert place["region"] == {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 9}
