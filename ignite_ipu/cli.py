@@ -60,6 +60,7 @@ COMMANDS: Dict[str, Command] = {
     "env": Command("ignite_ipu.environment", "print what a bug report needs: versions, SDK, backend, devices"),
     "check": Command("ignite_ipu.migration.check_command", "read code and report what will not work on an IPU"),
     "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),
+    "cache": Command("ignite_ipu.emulator.cache_command", "list, verify or prune a directory of cached executables"),
     "completion": Command("ignite_ipu.completion", "print the completion script of a shell"),
 }
 

@@ -43,7 +43,7 @@ from ignite_ipu.emulator.errors import Error, RecoverableError, UnrecoverableErr
 from ignite_ipu.emulator.executor import PoplarExecutor
 from ignite_ipu.emulator.faults import Fault, inject_faults
 from ignite_ipu.emulator.hardware import ipuHardwareIsAvailable, ipuHardwareVersion, poptorchAtExit
-from ignite_ipu.emulator.install import Installation, install, run_script
+from ignite_ipu.emulator.installation import Installation, install, run_script
 from ignite_ipu.emulator.introspection import accessAttributes, getIpuTensorId
 from ignite_ipu.emulator.logs import setLogLevel
 from ignite_ipu.emulator.ops import (

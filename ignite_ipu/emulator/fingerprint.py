@@ -25,15 +25,20 @@ def graph_text(graph: fx.Graph) -> str:
     Raises:
         NoFingerprint: An operator is a user's own function that is evaluated at compile time.
     """
-    lines = []
+    try:
+        return "\n".join(_lines(graph))
+    except (RecursionError, ValueError) as error:  # a closure that leads back to itself, or is not filled yet
+        raise NoFingerprint("a function whose closure has no text") from error
+
+
+def _lines(graph: fx.Graph) -> Iterator[str]:
     for node in graph.nodes:
         shape = f"{node.meta.get('dtype')} {node.meta.get('shape')}"
         if node.op == "call_function":
             arguments = ", ".join(_texts((*node.args, *node.kwargs.items())))
-            lines.append(f"{node.name} = {_function(node.target)}({arguments}) {shape} {node.meta.get('operator')}")
+            yield f"{node.name} = {_function(node.target)}({arguments}) {shape} {node.meta.get('operator')}"
         else:
-            lines.append(f"{node.op} {node.name} {shape}")
-    return "\n".join(lines)
+            yield f"{node.op} {node.name} {shape}"
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -113,7 +118,10 @@ def _python_function(function: types.FunctionType) -> str:
     module = function.__module__ or ""
     if module.split(".")[0] not in ("torch", "ignite_ipu", "operator", "builtins"):
         raise NoFingerprint(f"the function {module}.{function.__qualname__}, which may read what no key can show")
-    closure: List[Any] = [cell.cell_contents for cell in function.__closure__ or ()]
+    # Closures may lead back to their function: each of PyTorch's operator methods, such as __pow__, does.
+    closure: List[Any] = [
+        cell.cell_contents for cell in function.__closure__ or () if cell.cell_contents is not function
+    ]
     return (
         f"def {module}.{function.__qualname__} {hashlib.sha256(function.__code__.co_code).hexdigest()} "
         f"[{', '.join(_texts(closure))}]"

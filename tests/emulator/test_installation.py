@@ -1,0 +1,243 @@
+"""`install()` makes `import poptorch` work, refuses to shadow another, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import ignite_ipu.emulator as emulator
+from ignite_ipu import backend
+from ignite_ipu.emulator import logs
+from ignite_ipu.emulator.installation import STAND_IN, install, is_installed, run_script
+
+
+@pytest.fixture
+def poptorch():
+    with install():
+        yield importlib.import_module("poptorch")
+
+
+def state_of_the_process():
+    return (
+        list(sys.path),
+        list(sys.meta_path),
+        sorted(name for name in sys.modules if name.split(".")[0] == "poptorch"),
+        {name: os.environ.get(name) for name in ("PYTHONPATH", "RDMAV_FORK_SAFE")},
+        sys.excepthook,
+        sys.argv,
+    )
+
+
+def test_the_package_gives_the_emulators_objects(poptorch):
+    assert poptorch.Options is emulator.Options and poptorch.trainingModel is emulator.trainingModel
+    assert backend._is_emulator(poptorch)
+    import poptorch.optim
+    from poptorch.options import _TrainingOptions
+    from poptorch.profiling import Channel
+
+    assert poptorch.optim.AdamW is emulator.optim.AdamW
+    assert _TrainingOptions is emulator.options._TrainingOptions and Channel is emulator.profiling.Channel
+    assert poptorch.poptorch_core.Error is poptorch.Error
+
+
+@pytest.mark.parametrize(
+    "name", ["enums", "ops", "options", "optim", "profiling", "testing", "autocasting", "poptorch_core"]
+)
+def test_every_sub_module_imports(poptorch, name):
+    module = importlib.import_module(f"poptorch.{name}")
+    assert module.__spec__.name == f"poptorch.{name}" and getattr(poptorch, name) is module
+
+
+def test_testing_must_be_imported_by_itself(poptorch):
+    assert not hasattr(poptorch, "testing")
+
+
+def test_the_emulators_own_names_stay_with_it(poptorch):
+    """A program that uses one of them would not run on a Pod."""
+    assert not emulator.NOT_IN_POPTORCH - set(emulator.__all__)
+    assert [name for name in emulator.NOT_IN_POPTORCH if hasattr(poptorch, name)] == []
+
+
+def test_star_import_replaces_print_as_poptorchs_does(poptorch):
+    names = {}
+    exec("from poptorch import *", names)
+    assert names["print"] is emulator.print and names["OutputMode"] is emulator.OutputMode
+
+
+def test_it_looks_like_a_package_to_those_who_ask(poptorch):
+    """The ways of importlib, of packaging, and of the libraries that probe for optional dependencies."""
+    assert poptorch.__name__ == "poptorch" and Path(poptorch.__file__).name == "__init__.py"
+    spec = importlib.util.find_spec("poptorch")
+    assert spec is not None and spec.name == "poptorch" and spec.loader is poptorch.__loader__
+    assert importlib.util.find_spec("poptorch.optim") is not None
+    assert importlib.util.find_spec("poptorch.nothing") is None
+    version = importlib.metadata.version("poptorch")
+    assert version == poptorch.__version__ == emulator.__version__
+    assert Version(version).release == (3, 3, 0) and Requirement("poptorch>=3.3").specifier.contains(version)
+    assert importlib.metadata.metadata("poptorch")["Name"] == "poptorch"
+    assert "poptorch" in importlib.metadata.packages_distributions()
+
+
+@pytest.mark.parametrize("import_effects", [False, True])
+def test_undoing_leaves_nothing_behind(import_effects):
+    before = state_of_the_process()
+    with install(import_effects=import_effects):
+        importlib.import_module("poptorch.testing")
+        assert is_installed()
+    assert state_of_the_process() == before
+    assert importlib.util.find_spec("poptorch") is None
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("poptorch")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("poptorch")
+
+
+def test_an_error_in_the_block_undoes_it_too():
+    with pytest.raises(ZeroDivisionError), install():
+        raise ZeroDivisionError
+    assert not is_installed()
+
+
+def test_overlapping_installations_last_until_all_are_undone():
+    first, second = install(), install()
+    module = importlib.import_module("poptorch")
+    first.undo()
+    first.undo()
+    assert importlib.import_module("poptorch") is module
+    second.undo()
+    assert "poptorch" not in sys.modules
+
+
+def test_import_effects_are_those_with_a_meaning_here(monkeypatch):
+    monkeypatch.delenv("RDMAV_FORK_SAFE", raising=False)
+    with install():
+        assert "RDMAV_FORK_SAFE" not in os.environ and sys.excepthook is not logs.log_uncaught
+    with install(import_effects=True):
+        assert os.environ["RDMAV_FORK_SAFE"] == "1"
+        assert sys.excepthook is logs.log_uncaught
+    assert "RDMAV_FORK_SAFE" not in os.environ
+
+
+def test_an_excepthook_set_meanwhile_stays(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with install(import_effects=True):
+        sys.excepthook = mine = lambda *_: None
+    assert sys.excepthook is mine
+
+
+@pytest.mark.parametrize("content", ["__version__ = '3.3.0+1234'", "raise ImportError('Unable to import PopTorch')"])
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_real_poptorch_is_never_shadowed(tmp_path, monkeypatch, content, imported):
+    """Also not one that does not import: a broken SDK must not turn into a run on the CPU."""
+    (tmp_path / "poptorch").mkdir()
+    (tmp_path / "poptorch" / "__init__.py").write_text(content)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if imported and "raise" not in content:
+        importlib.import_module("poptorch")
+    before = state_of_the_process()
+    try:
+        with pytest.raises(RuntimeError, match="There is a module poptorch already"):
+            install()
+        assert state_of_the_process() == before
+    finally:
+        sys.modules.pop("poptorch", None)
+
+
+def test_a_directory_that_happens_to_have_the_name_is_not_in_the_way(tmp_path, monkeypatch):
+    (tmp_path / "poptorch").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with install():
+        assert importlib.import_module("poptorch").Options is emulator.Options
+
+
+def test_the_metadata_tell_the_emulators_version():
+    (directory,) = Path(STAND_IN).glob("*.dist-info")
+    assert f"poptorch-{emulator.__version__}.dist-info" == directory.name
+
+
+# -- scripts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "scripts" / "program.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def test_a_program_runs_as_on_a_machine_with_the_sdk(script):
+    path = script(
+        """
+        import sys
+        import poptorch
+        import neighbour
+        import torch
+        model = torch.nn.Linear(2, 1)
+        out = poptorch.inferenceModel(model)(torch.ones(3, 2))
+        assert __name__ == "__main__"
+        argv = sys.argv
+        """
+    )
+    (Path(path).parent / "neighbour.py").write_text("")
+    before = state_of_the_process()
+    found = run_script(path, ["--epochs", "2"])
+    sys.modules.pop("neighbour")
+    assert found["out"].shape == (3, 1) and found["argv"] == [path, "--epochs", "2"]
+    assert state_of_the_process() == before
+
+
+def test_a_program_that_exits_or_fails_leaves_nothing_behind(script):
+    before = state_of_the_process()
+    with pytest.raises(SystemExit) as exit_:
+        run_script(script("import poptorch, sys; sys.exit(3)"))
+    assert exit_.value.code == 3
+    with pytest.raises(ValueError, match="mine"):
+        run_script(script("raise ValueError('mine')"))
+    assert state_of_the_process() == before
+
+
+def test_processes_that_a_program_starts_have_poptorch_too(script):
+    """By multiprocessing, which sends them `sys.path`, and as programs of their own."""
+    path = script(
+        """
+        import multiprocessing, subprocess, sys
+        import poptorch
+
+        def version(queue):
+            import poptorch
+            queue.put(poptorch.__version__)
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("spawn")
+            queue = context.SimpleQueue()
+            process = context.Process(target=version, args=(queue,))
+            process.start()
+            print(queue.get())
+            process.join()
+            print(subprocess.run([sys.executable, "-c", "import poptorch; print(poptorch.__version__)"],
+                                 capture_output=True, text=True, check=True).stdout.strip())
+        """
+    )
+    code = f"from ignite_ipu.emulator import run_script; run_script({path!r})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [emulator.__version__] * 2
+
+
+def test_an_uncaught_error_of_a_program_is_logged(script):
+    code = f"from ignite_ipu.emulator import run_script; run_script({script('1 / 0')!r})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 1 and "ZeroDivisionError" in run.stderr
