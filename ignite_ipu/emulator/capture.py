@@ -1,16 +1,14 @@
 """One traced run of a model's forward: what it computes becomes a graph, everything else is frozen.
 
-While a `Capture` is active, PyTorch hands every call of its Python API to it. A call that touches a tensor on the IPU is
-recorded as one node, and its result is another tensor on the IPU whose shape comes from running the same call on
-PyTorch's meta device. So the graph holds the operators as PyTorch's Python API names them; run on CPU tensors they use
+While a `Capture` is active, PyTorch hands every call of its Python API to it. A call that touches a tensor on the IPU
+is recorded as one node, and its result is another tensor on the IPU whose shape comes from running the same call on the
+meta device. So the graph holds the operators as PyTorch's Python API names them; run on CPU tensors they use
 the kernels that ordinary PyTorch would.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 import threading
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -20,9 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.emulator import losses, operators, shapes
 from ignite_ipu.emulator.autocasting import Autocast
+from ignite_ipu.emulator.call_names import ACCESSORS, identifier, name_of, source
+from ignite_ipu.emulator.custom_functions import forward_only
 from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.hidden_writes import hidden_writes
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.nested import holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
+from ignite_ipu.emulator.refusals import illegal_move, refuse
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor, needs_value
 
 _ACTIVE = threading.local()
@@ -31,23 +34,39 @@ _CPU = torch.device("cpu")
 
 # Placed on the IPU when called without a device (the list is PopTorch's; `normal` only without tensor arguments).
 _FACTORIES = frozenset(
-    "arange empty full full_like linspace logspace ones rand randint randn randperm range tensor zeros zeros_like "
-    "normal".split()
+    (
+        "arange",
+        "empty",
+        "full",
+        "full_like",
+        "linspace",
+        "logspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "range",
+        "tensor",
+        "zeros",
+        "zeros_like",
+        "normal",
+    )
 )
-_READS_VALUE = frozenset(
-    "item tolist __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose __contains__ "
-    "_local_scalar_dense".split()
-)
-_MOVES_TO_HOST = frozenset("cpu numpy __array__ __dlpack__ cuda xpu".split())
-_DYNAMIC_SHAPE = frozenset("nonzero argwhere masked_select unique unique_consecutive _unique2 unique_dim".split())
 _FOLLOW_ACTIVATION = frozenset(
-    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear".split()
+    (
+        "linear",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "bilinear",
+    )
 )
-_BACKWARD = frozenset({"backward", "_engine_run_backward", "grad"})
-_TENSOR_VALUED_PROPERTIES = frozenset("T mT H mH real imag data".split())
+_TENSOR_VALUED_PROPERTIES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
 _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-# Normalisations that update their running statistics, with the argument that says whether they do.
-_RUNNING_STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 
 
 def active() -> Optional[Capture]:
@@ -125,7 +144,7 @@ class Capture(TorchFunctionMode):
     def add_weight(self, name: str, tensor: torch.Tensor, requires_grad: bool, shown: torch.Tensor) -> IpuTensor:
         """Return the traced stand-in for a parameter, shaped like `shown`; later uses of `tensor` mean the stand-in."""
         self.weights[name] = self._stand_in(self._placeholder(name, shown, requires_grad), tensor)
-        self.weights[name]._is_param = True  # type: ignore[attr-defined]  # isinstance(x, Parameter) holds
+        self.weights[name]._is_param = True  # isinstance(x, Parameter) holds
         return self.weights[name]
 
     def add_buffer(self, name: str, tensor: torch.Tensor) -> IpuTensor:
@@ -144,7 +163,7 @@ class Capture(TorchFunctionMode):
         return traced
 
     def _placeholder(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> IpuTensor:
-        node = self.graph.placeholder(_identifier(name))
+        node = self.graph.placeholder(identifier(name))
         node.target = node.name
         with self.outside():
             dtype = _NARROW.get(tensor.dtype, tensor.dtype)
@@ -163,19 +182,16 @@ class Capture(TorchFunctionMode):
     def tracing(self, training: bool) -> Iterator[None]:
         """Record the calls made in the `with` block; gradients are recorded too when `training`."""
         if active() is not None:
-            raise backend_error("A model is already being traced in this thread: do not call a wrapped model in forward.")
+            raise backend_error("A model is already being traced in this thread: forward may not call a wrapped model.")
         self._grad_mode = self._initial_grad_mode = training
         _ACTIVE.capture = self
-        apply = torch.autograd.Function.__dict__["apply"]
         validate = torch.distributions.Distribution._validate_args
         try:
             torch.distributions.Distribution._validate_args = False  # it would ask for values
-            torch.autograd.Function.apply = classmethod(_forward_only)  # type: ignore[assignment]
-            with torch.set_grad_enabled(training), self:
+            with torch.set_grad_enabled(training), forward_only(), self:
                 yield
             self._follow_grad_mode(training)
         finally:
-            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
             torch.distributions.Distribution._validate_args = validate
             _ACTIVE.capture = None
 
@@ -202,8 +218,8 @@ class Capture(TorchFunctionMode):
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Record one call of PyTorch's API, or answer it when it only asks about shapes and types."""
-        name = _name_of(func)
-        if getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__"):
+        name = name_of(func)
+        if getattr(func, "__name__", "") in ACCESSORS:
             return self._property(func, name, args)
         on_ipu = self._touches_ipu(args, kwargs)
         if not on_ipu:
@@ -213,7 +229,7 @@ class Capture(TorchFunctionMode):
                 return self._move_to_ipu(func, name, args, kwargs)
             with self.outside():
                 return func(*args, **kwargs)
-        self._refuse(name, func, args, kwargs)
+        refuse(name, args, kwargs)
         if name == "to" and (moved := self._moved(args, kwargs)) is not None:
             return moved
         if name == "new" and len(args) > 1 and isinstance(args[1], torch.Size):
@@ -252,14 +268,14 @@ class Capture(TorchFunctionMode):
             return self._record(kernel, args, kwargs, result)
 
     def _record(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> Any:
-        args, kwargs = _map((args, kwargs), self._to_traced)
-        metas: List[IpuTensor] = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, IpuTensor)]
+        args, kwargs = map_leaves((args, kwargs), self._to_traced)
+        metas: List[IpuTensor] = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, IpuTensor)]
         before = [traced.meta._version for traced in metas]
         if result is None:
             result = self._infer(kernel, args, kwargs)
         written = [traced for traced, version in zip(metas, before) if traced.meta._version != version]
-        written += self._statistics(kernel, args, kwargs)
-        if not written and not any(isinstance(leaf, torch.Tensor) for leaf in _leaves(result)):
+        written += hidden_writes(name_of(kernel), args, kwargs)
+        if not written and not holds_tensors(result):
             return result
         node = self._node(kernel, args, kwargs)
         reads = {_storage(traced.meta) for traced in metas}
@@ -281,7 +297,7 @@ class Capture(TorchFunctionMode):
     def dtypes_of(self, value: Any) -> Set[torch.dtype]:
         """Return the types of the traced tensors in `value`."""
         stand_ins = self._stand_ins
-        found = (stand_ins.get(id(leaf), leaf) for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
+        found = (stand_ins.get(id(leaf), leaf) for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
         return {leaf.meta.dtype for leaf in found if isinstance(leaf, IpuTensor)}
 
     def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -304,35 +320,35 @@ class Capture(TorchFunctionMode):
     # -- the parts of a call --------------------------------------------------------------------------------------
 
     def _infer(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        args, kwargs = _map((args, kwargs), _to_meta)
+        args, kwargs = map_leaves((args, kwargs), _to_meta)
         if "device" in kwargs:
             kwargs["device"] = _META
         try:
-            with self.outside(), operators.observed(_name_of(kernel), kernel, self.primitives):
+            with self.outside(), operators.observed(name_of(kernel), kernel, self.primitives):
                 return _narrowed(kernel(*args, **kwargs))
         except Error:
             raise
         except NotImplementedError as error:
-            raise backend_error(f"Type inference failed for {_name_of(kernel)}: {error}") from error
+            raise backend_error(f"Type inference failed for {name_of(kernel)}: {error}") from error
         except RuntimeError as error:
             text = str(error)
             if "meta" in text.lower() and ("data-dependent" in text or "item()" in text or "Meta tensor" in text):
-                raise needs_value(_name_of(kernel)) from error
+                raise needs_value(name_of(kernel)) from error
             raise
 
     def _node(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> fx.Node:
         self._follow_grad_mode(torch.is_grad_enabled())
-        args, kwargs = _map((args, kwargs), _to_node)
+        args, kwargs = map_leaves((args, kwargs), _to_node)
         if kwargs.get("device") is not None:
             kwargs["device"] = _CPU
-        name = _name_of(kernel)
+        name = name_of(kernel)
         self.operators[name] = self.operators.get(name, 0) + 1
-        node = self.graph.create_node("call_function", kernel, args, kwargs, name=_identifier(name))
+        node = self.graph.create_node("call_function", kernel, args, kwargs, name=identifier(name))
         node.meta["operator"] = name
         node.meta["site"] = self.placement.site
         node.meta["scope"] = "/".join(self.scope)
         node.meta["attributes"] = dict(item for layer in self.attributes for item in layer.items())
-        node.meta["source"] = _source()
+        node.meta["source"] = source()
         return node
 
     def _wrap(self, result: Any, node: fx.Node) -> Any:
@@ -343,16 +359,16 @@ class Capture(TorchFunctionMode):
                 known.node = node
                 return known
             return self._traced(result, node)
-        if isinstance(result, (list, tuple)) and any(isinstance(leaf, torch.Tensor) for leaf in _leaves(result)):
+        if isinstance(result, (list, tuple)) and holds_tensors(result):
             items = []
             for index, item in enumerate(result):
-                if any(isinstance(leaf, torch.Tensor) for leaf in _leaves(item)):
+                if holds_tensors(item):
                     child = self.graph.create_node("call_function", _getitem, (node, index), {})
                     child.meta.update(node.meta, after=[], writes=set())
                     items.append(self._wrap(item, child))
                 else:
                     items.append(item)
-            return _like(result, items)
+            return like(result, items)
         return result
 
     def _traced(self, meta: torch.Tensor, node: fx.Node) -> IpuTensor:
@@ -373,9 +389,9 @@ class Capture(TorchFunctionMode):
             with self.outside():
                 described = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
             raise backend_error(
-                f"Expected an IPU tensor but got tensor ({described}): operators of a traced model take tensors that are "
-                "on the IPU. Register it as a buffer of the model, or move it in with .to(x.device), which freezes its "
-                "value."
+                f"Expected an IPU tensor but got tensor ({described}): operators of a traced model take tensors that "
+                "are on the IPU. Register it as a buffer of the model, or move it in with .to(x.device), which freezes "
+                "its value."
             )
         if value is torch.float64 or value is torch.complex128:
             return _NARROW[value]
@@ -388,7 +404,7 @@ class Capture(TorchFunctionMode):
                 return func(*args)
         if func.__name__ == "__set__":
             if name != "requires_grad":
-                raise backend_error(f"Assigning to tensor.{name} is not supported while a model is traced; use copy_().")
+                raise backend_error(f"Assigning to tensor.{name} is not supported in a traced model; use copy_().")
             with self.outside():
                 tensor.meta.requires_grad_(args[1])
             return None
@@ -417,10 +433,8 @@ class Capture(TorchFunctionMode):
         made: IpuTensor = self.record(func, *args, **kwargs)
         return made
 
-    def _move_to_ipu(
-        self, func: Callable[..., Any], name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Any:
-        if not any(isinstance(leaf, torch.Tensor) for leaf in _leaves(args)):
+    def _move_to_ipu(self, func: Callable[..., Any], name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        if not holds_tensors(args):
             return self._made_on_ipu(func, name, args, kwargs)
         with self.outside():
             args = tuple(_CPU if _names_ipu(arg) else arg for arg in args)
@@ -434,13 +448,13 @@ class Capture(TorchFunctionMode):
             with self.outside():  # a host tensor moved next to one on the IPU
                 target = next(value for value in rest if isinstance(value, IpuTensor))
                 return self.add_constant(tensor.to(target.meta.dtype))
-        devices = [value for value in rest if isinstance(value, (torch.device, str))]
+        devices: List[Any] = [value for value in rest if isinstance(value, (torch.device, str))]
         devices += [value for value in (kwargs.get("device"),) if isinstance(value, int) and value is not False]
         if not devices:
             return None
         for device in devices:
             if not _names_ipu(device):
-                raise _illegal_move(f".to({str(device)!r})")
+                raise illegal_move(f".to({str(device)!r})")
         casts = [value for value in rest if isinstance(value, torch.dtype)]
         return self.call(torch.Tensor.to, (tensor, casts[0]), {}) if casts else tensor
 
@@ -460,32 +474,6 @@ class Capture(TorchFunctionMode):
 
         return tuple(follow(arg) for arg in args), {key: follow(value) for key, value in kwargs.items()}
 
-    def _statistics(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[IpuTensor]:
-        """Return the running statistics that a normalisation updates: PyTorch does not count that as a write."""
-        flag = _RUNNING_STATISTICS.get(_name_of(kernel))
-        if flag is None:
-            return []
-        named = {**dict(zip(("input", "running_mean", "running_var", "weight", "bias", flag), args)), **kwargs}
-        updates = named.get(flag, flag == "use_input_stats")
-        found = [named.get("running_mean"), named.get("running_var")] if updates else []
-        return [value for value in found if isinstance(value, IpuTensor)]
-
-    def _refuse(self, name: str, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        if name in _READS_VALUE:
-            raise needs_value(name)
-        if name in _MOVES_TO_HOST:
-            raise _illegal_move(f".{name}()")
-        if name in _BACKWARD:
-            raise backend_error(
-                f"{name}() is not supported inside a traced model: the compiled step contains the backward pass."
-            )
-        one_argument_where = name == "where" and len(args) + len(kwargs) == 1
-        if name in _DYNAMIC_SHAPE or one_argument_where or _selects_by_mask(name, args):
-            raise backend_error(
-                f"dynamic output shape is not supported: the shape of {name}'s result depends on the data. "
-                "Use a fixed-size formulation, for example torch.where or multiplication by a mask."
-            )
-
     def _follow_grad_mode(self, enabled: bool) -> None:
         if enabled != self._grad_mode and self._initial_grad_mode:
             self.graph.create_node("call_function", torch._C._set_grad_enabled, (enabled,), {})
@@ -493,47 +481,10 @@ class Capture(TorchFunctionMode):
 
     def _touches_ipu(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         stand_ins = self._stand_ins
-        for leaf in _leaves((args, kwargs)):
+        for leaf in leaves((args, kwargs)):
             if isinstance(leaf, IpuTensor) or (isinstance(leaf, torch.Tensor) and id(leaf) in stand_ins):
                 return True
         return False
-
-
-def _forward_only(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for `autograd.Function.apply` in a trace: the custom backward is not compiled, so forward is all."""
-    context = _Context()
-    if cls.setup_context is not torch.autograd.Function.setup_context:
-        return cls.forward(*args, **kwargs)
-    return cls.forward(context, *args, **kwargs)
-
-
-class _Context:
-    """Takes what a custom function's forward wants to keep for the backward that will not run."""
-
-    saved_tensors: Tuple[torch.Tensor, ...] = ()
-    needs_input_grad: Tuple[bool, ...] = ()
-
-    def save_for_backward(self, *tensors: torch.Tensor) -> None:
-        self.saved_tensors = tensors
-
-    def mark_dirty(self, *tensors: torch.Tensor) -> None:
-        return None
-
-    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
-        return None
-
-    def set_materialize_grads(self, value: bool) -> None:
-        return None
-
-
-def _name_of(func: Callable[..., Any]) -> str:
-    if isinstance(func, functools.partial):
-        return _name_of(func.func)
-    name = getattr(func, "__name__", type(func).__name__)
-    if name in ("__get__", "__set__", "__delete__"):
-        return str(getattr(getattr(func, "__self__", None), "__name__", name))
-    packet = getattr(func, "overloadpacket", None)  # torch.ops.aten.add.Tensor
-    return str(getattr(packet, "__name__", name))
 
 
 def _getitem(values: Any, index: int) -> Any:
@@ -549,20 +500,6 @@ def _names_ipu(value: Any) -> bool:
     if isinstance(value, torch.device):
         return value.type == "ipu"
     return isinstance(value, str) and value.split(":")[0] == "ipu"
-
-
-def _selects_by_mask(name: str, args: Tuple[Any, ...]) -> bool:
-    if name != "__getitem__":
-        return False
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return any(isinstance(part, IpuTensor) and part.meta.dtype in (torch.bool, torch.uint8) for part in index)
-
-
-def _illegal_move(what: str) -> Error:
-    return backend_error(
-        f"Illegal move to CPU ({what}): a tensor on the IPU has no value on the host while the model is traced. "
-        "Return it from forward, or use poptorch.CPU to run host code inside the model."
-    )
 
 
 def _to_meta(value: Any) -> Any:
@@ -583,53 +520,4 @@ def _narrowed(result: Any) -> Any:
             return value.to(_NARROW[value.dtype])
         return value
 
-    return _map(result, narrow)
-
-
-def _map(value: Any, fn: Callable[[Any], Any]) -> Any:
-    if isinstance(value, (list, tuple)):
-        return _like(value, [_map(item, fn) for item in value])
-    if isinstance(value, dict):
-        return {key: _map(item, fn) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(_map(value.start, fn), _map(value.stop, fn), _map(value.step, fn))
-    return fn(value)
-
-
-def _like(original: Any, items: List[Any]) -> Any:
-    if type(original) in (list, tuple, torch.Size):
-        return type(original)(items)
-    make = getattr(type(original), "_make", None)
-    return make(items) if make is not None else type(original)(items)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, slice):
-        yield from (value.start, value.stop, value.step)
-    else:
-        yield value
-
-
-def _identifier(name: str) -> str:
-    return "".join(character if character.isalnum() else "_" for character in name).strip("_") or "value"
-
-
-def _source() -> Optional[Tuple[str, int]]:
-    """Return file and line of the innermost frame that is the user's own code."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not any(part in file for part in _NOT_USER_CODE):
-            return file, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-_NOT_USER_CODE = ("/torch/", "/ignite_ipu/emulator/", "<frozen", "contextlib.py")
-
+    return map_leaves(result, narrow)

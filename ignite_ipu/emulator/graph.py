@@ -13,6 +13,7 @@ from ignite_ipu.emulator import precision
 from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.custom_types import flatten_tensors
 from ignite_ipu.emulator.losses import ancestors
+from ignite_ipu.emulator.nested import leaves
 from ignite_ipu.emulator.traced_tensor import IpuTensor
 
 Run = Callable[..., Tuple[torch.Tensor, ...]]
@@ -193,10 +194,10 @@ def _generate(
             return repr(value)
         if type(value) is slice:
             return f"slice({text(value.start)}, {text(value.stop)}, {text(value.step)})"
-        if isinstance(value, (list, tuple)) and any(isinstance(leaf, fx.Node) for leaf in _flat(value)):
+        if isinstance(value, (list, tuple)) and any(isinstance(leaf, fx.Node) for leaf in leaves(value)):
             items = "".join(f"{text(item)}, " for item in value)
             return f"[{items}]" if isinstance(value, list) else f"({items})"
-        if isinstance(value, dict) and any(isinstance(leaf, fx.Node) for leaf in _flat(value)):
+        if isinstance(value, dict) and any(isinstance(leaf, fx.Node) for leaf in leaves(value)):
             return "{" + "".join(f"{key!r}: {text(item)}, " for key, item in value.items()) + "}"
         return bound(_plain(value))
 
@@ -219,19 +220,6 @@ def _generate(
         lines.append(f"    {node.name} = {call}{release}")
     lines.append(f"    return ({''.join(f'{node.name}, ' for node in returned)})")
     return "\n".join(lines) + "\n", names
-
-
-def _flat(value: Any) -> Iterable[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _flat(item)
-    elif isinstance(value, slice):
-        yield from (value.start, value.stop, value.step)
-    else:
-        yield value
 
 
 def _plain(value: Any) -> Any:

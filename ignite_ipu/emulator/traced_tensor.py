@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.nested import leaves
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.capture import Capture
@@ -50,7 +51,7 @@ class IpuTensor(torch.Tensor):
         return _capture_of(args, kwargs).call(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         # Scripted functions and other C++ code reach the dispatcher without passing through PyTorch's Python API.
@@ -69,7 +70,7 @@ class IpuTensor(torch.Tensor):
         return len(self.meta)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self.unbind(0))  # type: ignore[no-untyped-call]
+        return iter(self.unbind(0))
 
     def __contains__(self, element: Any) -> NoReturn:
         raise needs_value("__contains__")
@@ -92,23 +93,12 @@ def needs_value(what: str) -> Exception:
     """Return the error for an operation that asks a traced tensor for its value."""
     return backend_error(
         f"{what} is only supported in eager mode: it needs the value of a tensor that is on the IPU, and while the "
-        "model is traced there are no values. Keep the computation in tensors (for example torch.where for a condition)."
+        "model is traced there are no values. Keep the computation in tensors (torch.where makes a choice)."
     )
 
 
 def _capture_of(args: Any, kwargs: Any) -> Capture:
-    for value in _leaves((args, kwargs)):
+    for value in leaves((args, kwargs)):
         if isinstance(value, IpuTensor):
             return value.capture.require_active()
     raise AssertionError("a traced tensor was expected among the arguments")
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    else:
-        yield value

@@ -161,7 +161,7 @@ class _Place(Tuple[Dict[str, Any], str]):
     """A slot, compared by the identity of its dictionary."""
 
     def __new__(cls, tensors: Dict[str, Any], name: str) -> _Place:
-        return super().__new__(cls, (tensors, name))  # type: ignore[arg-type]
+        return super().__new__(cls, (tensors, name))
 
     def __hash__(self) -> int:
         return hash((id(self[0]), self[1]))

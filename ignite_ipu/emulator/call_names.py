@@ -1,0 +1,38 @@
+"""What calls of PyTorch's API are named, and where in the user's code they stand."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import FrameType
+from typing import Any, Callable, Optional, Tuple
+
+ACCESSORS = ("__get__", "__set__", "__delete__")
+_NOT_USER_CODE = ("/torch/", "/ignite_ipu/emulator/", "<frozen", "contextlib.py")
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """Return an operator's name, a property's for its accessors and the overloaded one's for an overload."""
+    if isinstance(func, functools.partial):
+        return name_of(func.func)
+    name = getattr(func, "__name__", type(func).__name__)
+    if name in ACCESSORS:
+        return str(getattr(getattr(func, "__self__", None), "__name__", name))
+    packet = getattr(func, "overloadpacket", None)  # torch.ops.aten.add.Tensor
+    return str(getattr(packet, "__name__", name))
+
+
+def identifier(name: str) -> str:
+    """Return a Python identifier that reads like `name`."""
+    return "".join(character if character.isalnum() else "_" for character in name).strip("_") or "value"
+
+
+def source() -> Optional[Tuple[str, int]]:
+    """Return file and line of the innermost frame that is the user's own code, None when there is none."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in _NOT_USER_CODE):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None

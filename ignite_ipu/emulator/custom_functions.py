@@ -1,0 +1,44 @@
+"""Custom `autograd.Function`s in a trace: the device differentiates their forward, their own backward never runs."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, Tuple
+
+import torch
+
+
+@contextlib.contextmanager
+def forward_only() -> Iterator[None]:
+    """Make `Function.apply` run nothing but the forward in the `with` block."""
+    original = torch.autograd.Function.__dict__["apply"]
+    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if cls.setup_context is not torch.autograd.Function.setup_context:
+        return cls.forward(*args, **kwargs)
+    return cls.forward(_Context(), *args, **kwargs)
+
+
+class _Context:
+    """Takes what a forward wants to keep for the backward."""
+
+    saved_tensors: Tuple[torch.Tensor, ...] = ()
+    needs_input_grad: Tuple[bool, ...] = ()
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        self.saved_tensors = tensors
+
+    def mark_dirty(self, *tensors: torch.Tensor) -> None:
+        return None
+
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
+        return None
+
+    def set_materialize_grads(self, value: bool) -> None:
+        return None

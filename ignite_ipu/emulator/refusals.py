@@ -1,0 +1,69 @@
+"""What a model may not do with a tensor on the IPU while it is traced."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import torch
+
+from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.traced_tensor import IpuTensor, needs_value
+
+_READS_VALUE = frozenset(
+    (
+        "item",
+        "tolist",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__complex__",
+        "__index__",
+        "__contains__",
+        "is_nonzero",
+        "equal",
+        "allclose",
+        "_local_scalar_dense",
+    )
+)
+_MOVES_TO_HOST = frozenset(("cpu", "numpy", "__array__", "__dlpack__", "cuda", "xpu"))
+_DYNAMIC_SHAPE = frozenset(
+    ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2", "unique_dim")
+)
+_BACKWARD = frozenset(("backward", "_engine_run_backward", "grad"))
+
+
+def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    """Refuse a call that needs values or the host, or whose result's shape depends on the data.
+
+    Raises:
+        Error: As PopTorch's compiler would.
+    """
+    if name in _READS_VALUE:
+        raise needs_value(name)
+    if name in _MOVES_TO_HOST:
+        raise illegal_move(f".{name}()")
+    if name in _BACKWARD:
+        raise backend_error(
+            f"{name}() is not supported inside a traced model: the compiled step contains the backward pass."
+        )
+    one_argument_where = name == "where" and len(args) + len(kwargs) == 1
+    if name in _DYNAMIC_SHAPE or one_argument_where or _selects_by_mask(name, args):
+        raise backend_error(
+            f"dynamic output shape is not supported: the shape of {name}'s result depends on the data. "
+            "Use a fixed-size formulation, for example torch.where or multiplication by a mask."
+        )
+
+
+def illegal_move(what: str) -> Error:
+    """Return the error for an attempt to bring a traced tensor to the host."""
+    return backend_error(
+        f"Illegal move to CPU ({what}): a tensor on the IPU has no value on the host while the model is traced. "
+        "Return it from forward, or use poptorch.CPU to run host code inside the model."
+    )
+
+
+def _selects_by_mask(name: str, args: Tuple[Any, ...]) -> bool:
+    if name != "__getitem__":
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(part, IpuTensor) and part.meta.dtype in (torch.bool, torch.uint8) for part in index)
