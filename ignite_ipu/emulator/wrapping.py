@@ -161,9 +161,9 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
             if executor is not None:
                 executor.destroy()
 
-        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
             _fetch(holder)
-            state = super().state_dict(*args, **kwargs)
+            state = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
             aliases: Dict[int, torch.Tensor] = {}
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
