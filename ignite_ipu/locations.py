@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from ignite_ipu import backend
-from ignite_ipu.options import OptionsError, is_frozen
+from ignite_ipu.options import OptionsError
 
 __all__ = ["TENSORS", "place_tensors"]
 
@@ -22,12 +22,12 @@ def place_tensors(options: Any, offload: Sequence[str] = (), shard: Sequence[str
     """Write into `options` which tensors leave the IPU and which are split between replicas.
 
     Args:
-        options: `poptorch.Options` for training.
+        options: Unfrozen `poptorch.Options` for training.
         offload: Kinds of `TENSORS` to keep in off-chip memory, from where they are streamed when needed.
         shard: Kinds of `TENSORS` of which each replica keeps a part (replicated tensor sharding).
 
     Raises:
-        OptionsError: An unknown kind, sharding without replicas, frozen options, or a location said twice.
+        OptionsError: An unknown kind, sharding without replicas, or a location said twice.
     """
     offload, shard = _known("offload", offload), _known("shard", shard)
     if shard and options.replication_factor == 1:
@@ -36,11 +36,6 @@ def place_tensors(options: Any, offload: Sequence[str] = (), shard: Sequence[str
             "replication_factor=2 or more, or leave shard out."
         )
     kinds = [kind for kind in TENSORS if kind in (*offload, *shard)]
-    if kinds and is_frozen(options):
-        raise OptionsError(
-            f"Locations of {', '.join(kinds)} cannot be set: the options are frozen, because a loader or a model was "
-            "made with them already. Set them before, with options.TensorLocations."
-        )
     for kind in kinds:
         setter, name = TENSORS[kind]
         if options.TensorLocations.exists(name):

@@ -39,6 +39,7 @@ def training_options(
     output_mode: Optional[Any] = None,
     output_return_period: Optional[int] = None,
     seed: Optional[int] = None,
+    ipus_per_replica: int = 1,
 ) -> Any:
     """Return the `poptorch.Options` that a model is trained with.
 
@@ -52,6 +53,7 @@ def training_options(
             the mean loss of a call, and labels that match, need them all.
         output_return_period: N of `OutputMode.EveryN`.
         seed: Seed of the device's random numbers. PopTorch seeds the host's torch with it, too.
+        ipus_per_replica: IPUs that one copy of the model takes.
 
     Raises:
         OptionsError: Arguments contradict the options, or the combination cannot run.
@@ -73,7 +75,7 @@ def training_options(
     if seed is not None:
         result.randomSeed(_integer("seed", seed))
     _set_output_mode(result, output_mode, output_return_period)
-    _check(result)
+    _check(result, ipus_per_replica)
     return result
 
 
@@ -228,7 +230,7 @@ def _set_output_mode(options: Any, wanted: Optional[Any], period: Optional[int])
         options.outputMode(wanted)
 
 
-def _check(options: Any) -> None:
+def _check(options: Any, ipus_per_replica: int = 1) -> None:
     modes = backend.poptorch().OutputMode
     iterations = _positive("deviceIterations", options.device_iterations)
     accumulation = _positive("Training.gradientAccumulation", options.Training.gradient_accumulation)
@@ -244,7 +246,7 @@ def _check(options: Any) -> None:
             f"({iterations}) x gradientAccumulation ({accumulation}) > 1 is not cut correctly by PopTorch 3.3: the "
             "groups would read the wrong samples. Use one or the other."
         )
-    check_ipus(options)
+    check_ipus(options, ipus_per_replica)
 
 
 def _positive(name: str, value: Any) -> int:

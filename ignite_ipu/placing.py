@@ -57,7 +57,8 @@ class Placing:
         self.request, self.inference = request, request.for_inference()
         self.placement: Optional[Placement] = None
         self.plan: Optional[Plan] = request.spec if isinstance(request.spec, Plan) else None
-        self._step, self._options = step, options
+        self._step = step
+        self._options = options.clone().autoRoundNumIPUs(True) if request.round_up else options
         self._training, self._optimizer = training, optimizer
         # Tensor locations of a plan of ours, none of the user's own.
         self._memory: Optional[Strategy] = None
@@ -71,9 +72,9 @@ class Placing:
             self._check(self.placement)
 
     @property
-    def ipus_per_replica(self) -> Optional[int]:
-        """How many IPUs one copy of the model takes, None while that is not known."""
-        return None if self.placement is None else self.placement.ipus_per_replica
+    def ipus(self) -> Optional[int]:
+        """How many IPUs all replicas take, None while that is not known."""
+        return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
 
     def prepare(self, leaves: Sequence[Any]) -> None:
         """Do what needs a batch, before the model is wrapped: plan, or hold the placement to the memory of an IPU.

@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 from torch import nn
 
+from ignite_ipu.copies import unwrap_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
 from ignite_ipu.options import check_ipus
@@ -65,8 +66,7 @@ class Program:
     @property
     def ipus(self) -> Optional[int]:
         """How many IPUs all replicas take, None while "auto" has not planned them."""
-        per_replica = 1 if self.placing is None else self.placing.ipus_per_replica
-        return None if per_replica is None else check_ipus(self.options, per_replica)
+        return check_ipus(self.options) if self.placing is None else self.placing.ipus
 
     @property
     def geometry(self) -> Optional[BatchGeometry]:
@@ -137,6 +137,18 @@ class Program:
         self.step.forget_layout()
         if attached:
             self._fire(IPUEvents.DEVICE_DETACHED)
+
+    def succeeded_by(self, step: BatchStep, options: Any) -> Program:
+        """Give everything back and return a program for another module, which goes on where this one ends."""
+        self.destroy()
+        if self.executor is not None:
+            # It was wrapped but never compiled, which PopTorch does not undo.
+            self._weights.remove(self.executor)
+            self.executor = None
+            unwrap_tensors(self.step)
+        successor = Program(step, options, self._wrap, self.training, self._weights, self._fire, self.placing)
+        successor.random_state = self.random_state
+        return successor
 
     def _placed_options(self, leaves: Sequence[Any]) -> Any:
         if self.placing is None:

@@ -25,12 +25,14 @@ class PipelineRequest:
         execution: One of `EXECUTIONS`; None for what plan or placement say, and for pipelined otherwise.
         ipus: IPUs there are for all replicas; None for as many as it takes.
         memory_per_ipu: Bytes of one IPU to hold the estimates to; None for a Mk2's, which only "auto" looks at.
+        round_up: Whether IPUs may be left idle where the number is no power of two.
     """
 
     spec: Union[Tuple[Entry, ...], Plan, Placement, str]
     execution: Optional[str] = None
     ipus: Optional[int] = None
     memory_per_ipu: Optional[int] = None
+    round_up: bool = False
 
     @classmethod
     def of(
@@ -93,6 +95,10 @@ class PipelineRequest:
             raise PlanError('pipeline="auto" has no placement before the first batch.')
         return Placement.of(model, self.spec, execution=self.execution or "pipelined")
 
+    def ipus_per_replica(self, model: nn.Module) -> int:
+        """Return how many IPUs one copy of the model takes at least; 1 while "auto" has seen no batch."""
+        return 1 if self.automatic else self.placement(model).ipus_per_replica
+
     def factors(self, training: bool) -> Dict[str, int]:
         """Return the batching factors that a plan proposes; none for another description.
 
@@ -116,7 +122,8 @@ class PipelineRequest:
         if isinstance(self.spec, Plan):
             return replace(self, spec=self.spec.placement().without_loss())
         if isinstance(self.spec, Placement):
-            return replace(self, spec=self.spec.without_loss())
+            # Without the loss's IPU, three may be left of four: an evaluation must not fail after hours of training.
+            return replace(self, spec=self.spec.without_loss(), round_up=True)
         return self
 
 
