@@ -61,6 +61,7 @@ COMMANDS: Dict[str, Command] = {
     "check": Command("ignite_ipu.migration.check_command", "read code and report what will not work on an IPU"),
     "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),
     "cache": Command("ignite_ipu.emulator.cache_command", "list, verify or prune a directory of cached executables"),
+    "launch": Command("ignite_ipu.launch", "run a program in several processes, each with its own IPUs"),
     "completion": Command("ignite_ipu.completion", "print the completion script of a shell"),
 }
 

@@ -69,7 +69,7 @@ def check_same_weights(model: nn.Module) -> None:
     if processes == 1:
         return
     names = [name for name, _ in model.named_parameters()]
-    sums = torch.tensor([[float(p.double().sum()), float(p.double().square().sum())] for p in model.parameters()])
+    sums = torch.tensor([[float(w.double().sum()), float(w.double().square().sum())] for w in map(torch.detach, model.parameters())])
     first = sums.clone()
     dist.broadcast(first, src=0)
     differing = [name for name, same in zip(names, (sums == first).all(dim=1).tolist()) if not same]

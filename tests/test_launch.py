@@ -1,0 +1,157 @@
+"""`ignite-ipu launch`: its command lines, and jobs of two processes on emulators."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ignite_ipu import cli
+from ignite_ipu.instance import rendezvous
+from ignite_ipu.launch import Job, command, environment
+from tests.ignite.side import differences
+
+_ROOT = Path(__file__).parents[1]
+_JOB = _ROOT / "tests" / "ignite" / "job.py"
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("print('trained')\n")
+    return path
+
+
+def test_on_a_pod_poprun_starts_the_processes(script):
+    job = Job(str(script), ["--epochs", "3"], instances=4, replicas=8, ipus_per_replica=2, hosts=["a", "b"])
+    assert command(job, "poprun") == [
+        "poprun",
+        "--num-instances=4",
+        "--num-replicas=8",
+        "--ipus-per-replica=2",
+        "--host=a,b",
+        sys.executable,
+        "-m",
+        "ignite_ipu.instance",
+        str(script),
+        "--epochs",
+        "3",
+    ]
+    assert environment(job, "poprun") == {"MASTER_ADDR": "a"}
+
+
+def test_elsewhere_torch_starts_them(script, monkeypatch):
+    """The replicas of all processes are shared out; each process's options get its part by PopTorch's own variable."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 5}')
+    job = Job(str(script), [], instances=2, replicas=8, restarts=3)
+    assert command(job, "elastic")[1:] == [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=3",
+        str(script),
+    ]
+    (variable,) = environment(job, "elastic").items()
+    assert variable[0] == "POPTORCH_DEFAULT_OPTIONS"
+    assert json.loads(variable[1]) == {"deviceIterations": 5, "replicationFactor": 4}
+
+
+def test_dry_run_shows_the_command_and_starts_nothing(script, capsys):
+    words = ["launch", "--instances", "2", "--launcher", "poprun", "--dry-run", str(script), "--lr", "0.1"]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out.strip()
+    assert shown.startswith("poprun --num-instances=2 --num-replicas=2 --ipus-per-replica=1 ")
+    assert shown.endswith(f"-m ignite_ipu.instance {script} --lr 0.1")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--instances", "4", "--replicas", "6"], "--replicas 6 cannot be shared evenly by --instances 4"),
+        (["--instances", "2", "--restarts", "-1"], "--restarts -1"),
+        (["--instances", "2", "--hosts", "a,b", "--launcher", "elastic"], "--hosts needs PopRun"),
+        (["--instances", "2", "--launcher", "poprun"], "PopRun is not installed"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(script, capsys, words, says):
+    assert cli.main(["launch", *words, str(script)]) == cli.EXIT_USER_ERROR
+    assert says in capsys.readouterr().err
+
+
+def test_a_missing_program_is_refused(capsys):
+    assert cli.main(["launch", "--instances", "2", "nowhere.py"]) == cli.EXIT_USER_ERROR
+    assert "no program 'nowhere.py'" in capsys.readouterr().err
+
+
+def test_poprun_variables_are_translated_for_torch():
+    mpi = {
+        "OMPI_COMM_WORLD_RANK": "5",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "MASTER_ADDR": "a",
+    }
+    assert rendezvous(mpi) == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_PORT": "29500",
+    }
+    assert rendezvous({}) == {}
+
+
+def _launch(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "ignite_ipu", "launch", "--instances", "2", *words],
+        cwd=_ROOT,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def test_two_processes_train_as_one_even_when_one_of_them_dies(tmp_path):
+    """Weights, losses and metrics of two processes are those of one; the job survives an accident by its checkpoint."""
+    alone = subprocess.run(
+        [sys.executable, str(_JOB), str(tmp_path / "one.json")], env=_environment(), check=False, timeout=200
+    )
+    assert alone.returncode == 0
+    job = _launch("--restarts", "1", str(_JOB), str(tmp_path / "two.json"), str(tmp_path / "accident"))
+    assert job.returncode == 0, job.stderr
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
+    assert (one.pop("world"), two.pop("world")) == (1, 2)
+    assert (one.pop("resumed_from"), two.pop("resumed_from")) == (0, 1)
+    assert differences(one, two, tolerance=1e-5) == []
+
+
+def test_a_worker_that_dies_takes_the_job_down(tmp_path):
+    script = tmp_path / "dies.py"
+    script.write_text("import os, time\ntime.sleep(0.1 if os.environ['RANK'] == '1' else 60)\nraise SystemExit(7)\n")
+    job = _launch(str(script))
+    assert job.returncode == cli.EXIT_FINDINGS
+    assert f"a process of {script} died and the others were ended" in job.stderr
+    assert "exitcode  : 7" in job.stderr
+
+
+def _environment():
+    return {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def test_an_instance_runs_the_program_as_python_would(tmp_path):
+    (tmp_path / "neighbour.py").write_text("word = 'found'\n")
+    script = tmp_path / "program.py"
+    script.write_text("import os, sys, neighbour\nprint(os.environ['RANK'], sys.argv[1:], neighbour.word, __name__)\n")
+    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    words = [sys.executable, "-m", "ignite_ipu.instance", str(script), "--lr", "1"]
+    environment = {**_environment(), **mpi}
+    run = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "1 ['--lr', '1'] found __main__"
