@@ -353,7 +353,11 @@ def create_ipu_trainer(
         "replication_factor": replication_factor,
     }
     training = _training_options(
-        options, **_with_plan(factors, request, options, training=True), output_mode=output_mode, seed=seed
+        options,
+        **_with_plan(factors, request, options, training=True),
+        output_mode=output_mode,
+        seed=seed,
+        ipus_per_replica=1 if request is None else request.ipus_per_replica(model),
     )
     place_tensors(training, offload, shard)
     describe_processes(training)
