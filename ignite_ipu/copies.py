@@ -12,7 +12,7 @@ from typing import Any, Dict
 import torch
 from torch import nn
 
-__all__ = ["copy_as_ordinary_tensors"]
+__all__ = ["copy_as_ordinary_tensors", "unwrap_tensors"]
 
 
 def copy_as_ordinary_tensors(model: nn.Module) -> None:
@@ -26,6 +26,21 @@ def copy_as_ordinary_tensors(model: nn.Module) -> None:
         wrapped = type(tensor)
         if wrapped not in (torch.Tensor, nn.Parameter):
             wrapped.__deepcopy__ = _ordinary_copy  # type: ignore[method-assign, assignment]
+
+
+def unwrap_tensors(model: nn.Module) -> None:
+    """Give the parameters and buffers of a wrapped model back the classes they had before.
+
+    For use after a compilation that failed: PopTorch undoes a wrapping only when a compiled program is destroyed, and
+    refuses to wrap a wrapped model again.
+
+    Args:
+        model: The module that was handed to `poptorch.trainingModel`.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        wrapped = type(tensor)
+        if wrapped not in (torch.Tensor, nn.Parameter):
+            object.__setattr__(tensor, "__class__", wrapped.__mro__[1])
 
 
 def _ordinary_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:

@@ -14,14 +14,13 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.copies import copy_as_ordinary_tensors
 from ignite_ipu.events import IPUEvents
-from ignite_ipu.loss import TrainingStep
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.options import check_ipus, evaluation_options, output_mode
 from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import join_rows, row_count, select_rows, split_rows, take_rows
-from ignite_ipu.step import EvaluationStep
+from ignite_ipu.step import BatchStep
 from ignite_ipu.summary import summarise
 from ignite_ipu.weights import Weights
 
@@ -103,7 +102,7 @@ class IPUSession:
     # -- setting up -----------------------------------------------------------------------------------------------
 
     def prepare_training(
-        self, step: TrainingStep, conversion: Conversion, options: Any, pipeline: Optional[PipelineRequest] = None
+        self, step: BatchStep, conversion: Conversion, options: Any, pipeline: Optional[PipelineRequest] = None
     ) -> None:
         """Say what training this model means; the program is compiled when the first batch comes.
 
@@ -130,6 +129,18 @@ class IPUSession:
         wrap = functools.partial(_wrap_for_training, optimizer=conversion.optimizer)
         self.training = Program(step, options, wrap, True, self.weights, self.fire, placing)
         self._updates_per_call = options.device_iterations
+
+    def replace_training(self, step: BatchStep, options: Any) -> None:
+        """Train by another program from now on, with the weights and the optimizer's state of the one before.
+
+        Raises:
+            SessionError: The model has no trainer.
+            OptionsError: No IPUs can be had for these options.
+        """
+        if self.training is None:
+            raise SessionError("This model has no trainer, so there is nothing to replace.")
+        check_ipus(options)
+        self.training = self.training.succeeded_by(step, options)
 
     def refuse_second_trainer(self) -> None:
         """Refuse to make another trainer.
@@ -163,7 +174,7 @@ class IPUSession:
         return self._evaluation_options[wish]
 
     def prepare_evaluation(
-        self, step: EvaluationStep, options: Any, pipeline: Optional[PipelineRequest] = None
+        self, step: BatchStep, options: Any, pipeline: Optional[PipelineRequest] = None
     ) -> Program:
         """Return the program that evaluates this model so; evaluators that ask for the same share one.
 
@@ -264,12 +275,13 @@ class IPUSession:
         predictions = []
         for piece, valid in split_rows(x, rows):
             leaves = program.arguments(piece)
-            call = functools.partial(self._call_inference, program, leaves, piece)
+            call = functools.partial(self.call_inference, program, leaves, piece)
             output = call() if self.guard is None else self.guard.evaluate(program, call)
             predictions.append(take_rows(output, valid, rows))
         return join_rows(predictions)
 
-    def _call_inference(self, program: Program, leaves: Sequence[Any], x: Any) -> Any:
+    def call_inference(self, program: Program, leaves: Sequence[Any], x: Any) -> Any:
+        """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""
         if not program.ready:
             self._make_room_for(program)
             self.weights.to_host()  # loading uploads the host's

@@ -1,0 +1,23 @@
+"""A training step captured from a loop's own code, then run as one device step."""
+
+from __future__ import annotations
+
+from ignite_ipu.deferred.engine_step import ipu_step
+from ignite_ipu.deferred.errors import CaptureError, EarlyReadError, IPUOutOfMemoryError
+from ignite_ipu.deferred.model import CapturedModel, capture_model, captured
+from ignite_ipu.deferred.optimizer import capture_optimizer
+from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.tensor import DeferredTensor
+
+__all__ = [
+    "CaptureError",
+    "CaptureSettings",
+    "CapturedModel",
+    "DeferredTensor",
+    "EarlyReadError",
+    "IPUOutOfMemoryError",
+    "capture_model",
+    "capture_optimizer",
+    "captured",
+    "ipu_step",
+]

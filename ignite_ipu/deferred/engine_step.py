@@ -1,0 +1,171 @@
+"""`ipu_step`: a hand-written Ignite training step whose body runs as one device step."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ignite_ipu.deferred.errors import CaptureError, current_line, shown
+from ignite_ipu.deferred.model import CapturedModel, capture_model, parameter_of
+from ignite_ipu.deferred.optimizer import capture_optimizer, captured_by
+from ignite_ipu.deferred.settings import CaptureSettings
+
+__all__ = ["ipu_step"]
+
+Step = Callable[..., Any]
+
+
+def ipu_step(
+    train_step: Step,
+    *,
+    model: Optional[nn.Module] = None,
+    optimizer: Optional[torch.optim.Optimizer] = None,
+    options: Optional[Any] = None,
+    replication_factor: Optional[int] = None,
+    variable: Sequence[str] = (),
+    constant: Sequence[str] = (),
+    max_grad_norm: Optional[float] = None,
+    loss_scaling: Optional[float] = None,
+    seed: Optional[int] = None,
+    share_ipus: bool = False,
+) -> Step:
+    """Return a step function for `Engine` that runs what `train_step` does as one device step.
+
+    `Engine(ipu_step(train_step))` takes the place of `Engine(train_step)`: the step calls the model, computes a loss
+    with any functions, calls `loss.backward()` and `optimizer.step()`. Several backward calls before one
+    `optimizer.step()` accumulate their gradients in one device call.
+
+    Args:
+        train_step: Called with engine and batch.
+        model: The model that is trained. When None, it is found among the variables that the function uses.
+        optimizer: Its optimizer, found in the same way when None.
+        options: `poptorch.Options` for training; deviceIterations and gradientAccumulation stay 1.
+        replication_factor: Replicas that share the micro-batches of an update.
+        variable: Hyper-parameters of the optimizer that may change.
+        constant: Hyper-parameters to compile in.
+        max_grad_norm: Clip gradients to this global norm; `torch.nn.utils.clip_grad_norm_` is refused.
+        loss_scaling: Factor on the loss gradient, for half precision.
+        seed: Of the device's random numbers; seeds the host's torch, too.
+        share_ipus: Let training and evaluation take turns on the same IPUs.
+
+    Raises:
+        CaptureError: No model or no optimizer is found, or the options say what only the step can say.
+        OptionsError, SessionError: The options or the model cannot.
+    """
+    settings = CaptureSettings(
+        options=options,
+        replication_factor=replication_factor,
+        variable=tuple(variable),
+        constant=tuple(constant),
+        max_grad_norm=max_grad_norm,
+        loss_scaling=loss_scaling,
+        seed=seed,
+        share_ipus=share_ipus,
+    )
+    found = list(_used_by(train_step, set()))
+    models = [model] if model is not None else _unique(found, _is_trainable)
+    optimizers = [optimizer] if optimizer is not None else _unique(found, _is_optimizer)
+    for what, objects, keyword in (("model", models, "model"), ("optimizer", optimizers, "optimizer")):
+        if not objects:
+            raise CaptureError(
+                f"{_name(train_step)} uses no {what} that could be found among its variables, attributes and "
+                f"arguments. Name it: ipu_step({_name(train_step)}, {keyword}=...)."
+            )
+    captures = [capture_model(module, settings) for module in models]
+    for each in optimizers:
+        capture_optimizer(each)
+        captured_by(each)
+    return _Step(train_step, captures)
+
+
+class _Step:
+    """The step function; gradients asked for while it runs are refused, since only the device has them."""
+
+    def __init__(self, train_step: Step, captures: List[CapturedModel]) -> None:
+        self._train_step = train_step
+        self.captures = captures
+        functools.update_wrapper(self, train_step)
+
+    @property
+    def session(self) -> Any:
+        """The session of the first model."""
+        return self.captures[0].session
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from ignite_ipu.deferred.tensor import DeferredTensor, resolved
+
+        with _NoGradients():
+            output = self._train_step(*args, **kwargs)
+        # What Ignite keeps as state.output is read by handlers at any time.
+        if isinstance(output, (DeferredTensor, tuple, list, dict)):
+            return resolved(output)
+        return output
+
+
+class _NoGradients(TorchFunctionMode):
+    """Context in which looking at the gradient of a captured parameter is an error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _GRADIENT and parameter_of(args[0]) is not None:
+            raise CaptureError(
+                f"The gradient of a parameter is asked for at {shown(current_line())}, but gradients exist on the device "
+                "alone. To clip them, remove the call and use ipu_step(..., max_grad_norm=...)."
+            )
+        return func(*args, **(kwargs or {}))
+
+
+_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+
+
+def _used_by(function: Any, seen: Set[int]) -> Iterator[Any]:
+    """Yield the objects that a callable reaches by its closure, globals, attributes and bound arguments."""
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if isinstance(function, functools.partial):
+        yield from (*function.args, *function.keywords.values())
+        yield from _used_by(function.func, seen)
+        return
+    if inspect.ismethod(function):
+        yield from vars(function.__self__).values()
+        yield from _used_by(function.__func__, seen)
+        return
+    if not inspect.isfunction(function):
+        yield from getattr(function, "__dict__", {}).values()
+        call = getattr(type(function), "__call__", None)
+        if inspect.isfunction(call):
+            yield from _used_by(call, seen)
+        return
+    variables = inspect.getclosurevars(inspect.unwrap(function))
+    values = [*variables.nonlocals.values(), *variables.globals.values(), *(function.__defaults__ or ())]
+    yield from values
+    for value in values:
+        if inspect.isfunction(value):
+            yield from _used_by(value, seen)
+
+
+def _unique(found: Sequence[Any], wanted: Callable[[Any], bool]) -> List[Any]:
+    objects = {id(value): value for value in found if wanted(value)}
+    inner = {id(child) for value in objects.values() if isinstance(value, nn.Module) for child in _inside(value)}
+    return [value for key, value in objects.items() if key not in inner]
+
+
+def _inside(module: nn.Module) -> Iterator[nn.Module]:
+    return (child for child in module.modules() if child is not module)
+
+
+def _is_trainable(value: Any) -> bool:
+    return isinstance(value, nn.Module) and any(True for _ in value.parameters())
+
+
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

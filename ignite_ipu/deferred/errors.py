@@ -1,0 +1,57 @@
+"""What can go wrong with a captured step, and where the user's code stood.
+
+    RuntimeError
+     +-- CaptureError              a step that cannot be run as one device step
+     |    +-- EarlyReadError       a value was asked for before it exists
+     +-- IPUOutOfMemoryError       a program that does not fit
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Tuple
+
+import torch
+
+__all__ = ["CaptureError", "EarlyReadError", "IPUOutOfMemoryError", "Line", "current_line", "shown"]
+
+Line = Tuple[str, int]
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_NOT_THE_USERS = (_OURS, _TORCH, "<frozen")
+_LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("accelerate", "ignite", "torch"))
+
+
+class CaptureError(RuntimeError):
+    """A training step that cannot run as one device step."""
+
+
+class EarlyReadError(CaptureError):
+    """A value of the captured step was read before the step has run."""
+
+
+class IPUOutOfMemoryError(RuntimeError):
+    """A program or its data that do not fit the device.
+
+    The message ends the way memory-retry helpers such as accelerate's `find_executable_batch_size` look for.
+    """
+
+
+def current_line() -> Line:
+    """Return file and line of the innermost frame that is the user's own code."""
+    frame = sys._getframe(1)
+    outermost = frame
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_USERS) and not any(library in file for library in _LIBRARIES):
+            return file, frame.f_lineno
+        outermost = frame
+        frame = frame.f_back  # type: ignore[assignment]
+    return outermost.f_code.co_filename, outermost.f_lineno
+
+
+def shown(line: Line) -> str:
+    """Return a line as messages name it."""
+    return f"{line[0]}:{line[1]}"

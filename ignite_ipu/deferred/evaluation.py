@@ -1,0 +1,129 @@
+"""Calls of a captured model that train nothing: they run on the device at once, with the newest weights."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, Hashable, List, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.errors import CaptureError, current_line, shown
+from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.step import CalledStep
+from ignite_ipu.deferred.structure import put_together, take_apart
+from ignite_ipu.programs import Program
+from ignite_ipu.rows import split_rows, take_rows
+from ignite_ipu.session import IPUSession
+
+__all__ = ["CapturedEvaluation"]
+
+_logger = logging.getLogger("ignite_ipu")
+_MANY = 4
+_DRAWS = (nn.modules.dropout._DropoutNd,)
+_COUNTS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class CapturedEvaluation:
+    """The inference programs of one captured model, one for each kind of call.
+
+    Args:
+        session: The model's session.
+        settings: How to compile.
+    """
+
+    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
+        self._session = session
+        self._settings = settings
+        self._programs: Dict[Hashable, Program] = {}
+        self._by_kind: Dict[Hashable, Program] = {}
+        self._row_wise: Dict[int, bool] = {}
+
+    def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Return the model's output, with tensors on the host.
+
+        Raises:
+            CaptureError: The model is in training mode and would draw random numbers or update statistics.
+        """
+        from ignite_ipu.deferred.tensor import resolved
+
+        args, kwargs = resolved((args, kwargs))
+        model = self._session.model
+        if model.training:
+            _check_deterministic(model)
+        tensors: List[torch.Tensor] = []
+        structure = take_apart((args, kwargs), tensors)
+        shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+        kind = (structure.key, model.training, tuple([(size[1:], dtype) for size, dtype in shapes]))
+        key = (kind, shapes)
+        program = self._programs.get(key)
+        if program is None:
+            larger = self._by_kind.get(kind)
+            if larger is not None and self._fits(larger, tensors):
+                return self._filled_up(larger, tensors)
+            program = self._new(structure, tensors)
+            self._programs[key] = self._by_kind[kind] = program
+        step = program.step
+        assert isinstance(step, CalledStep)
+        outputs = self._call(program, tensors)
+        return put_together(step.output, outputs)
+
+    def forget(self) -> None:
+        """Forget all programs, for use after the session was closed."""
+        self._programs.clear()
+        self._by_kind.clear()
+
+    def _new(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
+        if not tensors:
+            raise CaptureError(f"The model was called without a tensor at {shown(current_line())}.")
+        step = CalledStep(self._session.model, structure, [tuple(tensor.shape) for tensor in tensors])
+        options = self._session.evaluation_options(device_iterations=1, replication_factor=1)
+        if len(self._programs) == _MANY:
+            _logger.warning(
+                "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "
+                "takes minutes to compile for IPUs. Pad inputs to one length, and keep the batch size the same.",
+                len(self._programs) + 1,
+            )
+        return self._session.prepare_evaluation(step, options)
+
+    def _filled_up(self, program: Program, tensors: List[torch.Tensor]) -> Any:
+        step = program.step
+        assert isinstance(step, CalledStep) and program.rows is not None
+        piece, valid = next(split_rows(tensors, program.rows))
+        outputs = list(self._call(program, piece))
+        return put_together(step.output, take_rows(outputs, valid, program.rows))
+
+    def _fits(self, program: Program, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""
+        sizes = {tensor.shape[:1] for tensor in tensors}
+        rows = program.rows
+        return rows is not None and self._row_wise[id(program)] and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
+
+    def _call(self, program: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
+        if not program.ready:
+            for other in self._programs.values():
+                if other is not program:
+                    # One at a time is on IPUs: a loop evaluates one kind of batch after another.
+                    other.detach()
+        self._session.weights.notice_edits()
+        outputs: Sequence[torch.Tensor] = self._session.call_inference(program, leaves, leaves[0])
+        if id(program) not in self._row_wise:
+            rows = tensors[0].shape[:1]
+            same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
+            self._row_wise[id(program)] = same and bool(rows)
+        return outputs
+
+
+def _check_deterministic(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        draws = isinstance(module, _DRAWS) and module.p > 0
+        if draws or (isinstance(module, _COUNTS) and module.track_running_stats):
+            what = "draw random numbers" if draws else "update its statistics"
+            raise CaptureError(
+                f"The model was called at {shown(current_line())} without gradients but in training mode, in which "
+                f"{name or type(module).__name__} would {what}: an inference program does neither. Call model.eval() "
+                "before evaluating."
+            )

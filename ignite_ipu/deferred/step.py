@@ -1,0 +1,219 @@
+"""The modules that PopTorch compiles: a captured training step, and a call of the model for evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.deferred.errors import CaptureError, Line
+from ignite_ipu.deferred.structure import Structure, put_together, take_apart
+from ignite_ipu.step import BatchStep, guarded
+
+__all__ = ["CalledStep", "CapturedStep", "Recipe", "RecipeStep", "native", "natively"]
+
+_NATIVE = threading.local()
+
+
+def native() -> bool:
+    """Tell whether captured models run as the ordinary modules they are: while they are traced."""
+    return bool(getattr(_NATIVE, "depth", 0))
+
+
+@contextlib.contextmanager
+def natively() -> Iterator[None]:
+    """Let captured models run as ordinary modules in the `with` block."""
+    _NATIVE.depth = getattr(_NATIVE, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _NATIVE.depth -= 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RecipeStep:
+    """One operation of a recipe.
+
+    Attributes:
+        function: What to call; None for the model.
+        structure: Its arguments without the leaves.
+        leaves: For each leaf `("value", operation, result)`, `("input", position)`, `("number", position)` or
+            `("parameter", name)`.
+        grad: Whether gradients flow through it.
+        line: Where the user's code has it, for messages.
+    """
+
+    function: Any
+    structure: Structure
+    leaves: Tuple[Tuple[Any, ...], ...]
+    grad: bool
+    line: Line
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for operations that compute the same."""
+        return (self.function, self.structure.key, self.leaves, self.grad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What one micro-batch computes.
+
+    Attributes:
+        steps: The operations in order.
+        losses: `(operation, result)` of each loss; their sum is differentiated.
+        inputs: Shape and type of each input.
+        numbers: How many floats the arithmetic has.
+    """
+
+    steps: Tuple[RecipeStep, ...]
+    losses: Tuple[Tuple[int, int], ...]
+    inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
+    numbers: int
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for recipes that compile to the same program."""
+        return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
+
+
+class CapturedStep(BatchStep):
+    """The module compiled for a captured step: it returns the loss and the values that are wanted on the host.
+
+    Args:
+        model: The user's model.
+        recipe: What to compute.
+        outputs: `(operation, result)` of each value to return.
+        numbers: The floats that are constants.
+        inputs_for_numbers: Which floats are inputs instead, because they change.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        outputs: Sequence[Tuple[int, int]],
+        numbers: Sequence[float],
+        inputs_for_numbers: FrozenSet[int],
+    ) -> None:
+        super().__init__(model, ("inputs",), _no_call, _no_call)
+        self.recipe = recipe
+        self.outputs = tuple(outputs)
+        self.numbers = tuple(numbers)
+        self.inputs_for_numbers = inputs_for_numbers
+
+    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
+        """Return the inputs, which come ready for the device."""
+        return list(parts[0])
+
+    def computes_like(self, other: BatchStep) -> bool:
+        """Tell whether another step compiles to the same program: none does."""
+        return other is self
+
+    def forget_layout(self) -> None:
+        """Keep everything: a recipe does not depend on the first batch."""
+
+    def train(self, mode: bool = True) -> CapturedStep:
+        """Leave the user's modules in the modes they are in."""
+        return self
+
+    def forward(self, *leaves: Any) -> Any:
+        """Return `(loss, *outputs)` for the inputs of a micro-batch."""
+        shapes = [*self.recipe.inputs, *[((), torch.float32)] * len(self.inputs_for_numbers)]
+        inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
+        numbers: Dict[int, Any] = dict(enumerate(self.numbers))
+        numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.recipe.inputs) :]))
+        with natively(), guarded():
+            results = self._compute(inputs, numbers)
+            total: Any = None
+            for operation, result in self.recipe.losses:
+                loss = results[operation][result].reshape(())
+                total = loss if total is None else total + loss
+        loss = backend.poptorch().identity_loss(total, reduction="none")
+        return (loss, *[results[operation][result] for operation, result in self.outputs])
+
+    def _compute(self, inputs: Sequence[Any], numbers: Dict[int, Any]) -> List[List[Any]]:
+        parameters = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        results: List[List[Any]] = []
+        for step in self.recipe.steps:
+            found = []
+            for kind, *place in step.leaves:
+                if kind == "value":
+                    found.append(results[place[0]][place[1]])
+                elif kind == "input":
+                    found.append(inputs[place[0]])
+                elif kind == "number":
+                    found.append(numbers[place[0]])
+                else:
+                    found.append(parameters[place[0]])
+            args, kwargs = put_together(step.structure, found)
+            output = (self.model if step.function is None else step.function)(*args, **kwargs)
+            tensors: List[Any] = []
+            take_apart(output, tensors)
+            results.append(tensors if step.grad else [tensor.detach() for tensor in tensors])
+        return results
+
+
+class CalledStep(BatchStep):
+    """The module compiled to evaluate: one call of the model.
+
+    Args:
+        model: The user's model.
+        structure: The call's arguments without their tensors.
+        shapes: Shape of each tensor.
+
+    Attributes:
+        output: What surrounds the tensors that come back, once the model has been traced.
+    """
+
+    def __init__(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[int, ...]]) -> None:
+        super().__init__(model, ("inputs",), _no_call, _no_call)
+        self._structure = structure
+        self._shapes = tuple(shapes)
+        # A list, because PopTorch traces a shallow copy of this module.
+        self._output: List[Structure] = []
+
+    @property
+    def output(self) -> Structure:
+        """What surrounds the tensors that come back, once the model has been traced."""
+        return self._output[0]
+
+    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
+        """Return the inputs, which come ready for the device."""
+        return list(parts[0])
+
+    def computes_like(self, other: BatchStep) -> bool:
+        """Tell whether another step compiles to the same program: none does."""
+        return other is self
+
+    def forget_layout(self) -> None:
+        """Keep everything: the call's structure is given."""
+
+    def train(self, mode: bool = True) -> CalledStep:
+        """Leave the user's modules in the modes they are in."""
+        return self
+
+    def forward(self, *leaves: Any) -> Any:
+        """Return the tensors of the model's output.
+
+        Raises:
+            CaptureError: There are none.
+        """
+        found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
+        args, kwargs = put_together(self._structure, found)
+        with natively(), guarded():
+            output = self.model(*args, **kwargs)
+        tensors: List[Any] = []
+        self._output[:] = [take_apart(output, tensors)]
+        if not tensors:
+            raise CaptureError(f"The model returned a {type(output).__qualname__} without tensors; nothing can come back.")
+        return tuple(tensors)
+
+
+def _no_call(*args: Any) -> Any:
+    raise CaptureError("A captured step calls the model as the user's code does.")

@@ -1,0 +1,152 @@
+"""Nested values taken apart into leaves and a description that can be compared and put together again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict
+from typing import Any, Callable, Hashable, Iterator, List, Mapping, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from ignite_ipu.deferred.errors import CaptureError
+
+__all__ = ["Structure", "is_tensor", "put_together", "take_apart"]
+
+_PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
+_LEAF = ("leaf",)
+
+
+class _Same:
+    """An unhashable or opaque object, equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"a {type(self.value).__qualname__}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """How to put leaves together.
+
+    Attributes:
+        key: Equal for structures that differ in their leaves alone.
+        build: Called with an iterator over the leaves.
+    """
+
+    key: Hashable
+    build: Callable[[Iterator[Any]], Any]
+
+
+def is_tensor(value: Any) -> bool:
+    """Tell whether a value is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def take_apart(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_tensor) -> Structure:
+    """Append the leaves of `value` to `leaves` and return what surrounds them.
+
+    Tuples (named ones too), lists, slices, mappings and dataclasses are looked into; anything else that is no leaf
+    becomes part of the structure.
+
+    Raises:
+        CaptureError: An object of another kind holds tensors, or the value is a numpy array.
+    """
+    if is_leaf(value):
+        leaves.append(value)
+        return _ONE
+    kind = type(value)
+    if kind in _PLAIN:
+        return Structure((kind, value), lambda remaining: value)
+    if isinstance(value, (list, tuple)):
+        parts = [take_apart(item, leaves, is_leaf) for item in value]
+        return Structure((kind, *[part.key for part in parts]), _sequence_builder(kind, parts))
+    if isinstance(value, Mapping):
+        parts = [take_apart(item, leaves, is_leaf) for item in value.values()]
+        keys = tuple(value)
+        return Structure((kind, keys, *[part.key for part in parts]), _mapping_builder(value, keys, parts))
+    if kind is slice:
+        parts = [take_apart(item, leaves, is_leaf) for item in (value.start, value.stop, value.step)]
+        return Structure(
+            (kind, *[part.key for part in parts]), lambda remaining: slice(*[part.build(remaining) for part in parts])
+        )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _dataclass(value, leaves, is_leaf)
+    return _opaque(value)
+
+
+def put_together(structure: Structure, leaves: Sequence[Any]) -> Any:
+    """Return the value with these leaves; the inverse of `take_apart`."""
+    return structure.build(iter(leaves))
+
+
+_ONE = Structure(_LEAF, lambda remaining: next(remaining))
+
+
+def _sequence_builder(kind: Any, parts: List[Structure]) -> Callable[[Iterator[Any]], Any]:
+    # torch's own named results (torch.return_types) take one sequence, like tuples; namedtuples have _make.
+    make = getattr(kind, "_make", kind)
+    return lambda remaining: make([part.build(remaining) for part in parts])
+
+
+def _mapping_builder(value: Any, keys: Tuple[Any, ...], parts: List[Structure]) -> Callable[[Iterator[Any]], Any]:
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        return lambda remaining: kind(zip(keys, [part.build(remaining) for part in parts]))
+    if not isinstance(value, dict):
+        # Tokenizers return mappings of their own, of which models read the items.
+        return lambda remaining: dict(zip(keys, [part.build(remaining) for part in parts]))
+    template = copy.copy(value)
+    for key in keys:
+        template[key] = None
+
+    def build(remaining: Iterator[Any]) -> Any:
+        # A copy keeps what a subclass carries besides its items, as the outputs of transformers' models do.
+        built = copy.copy(template)
+        for key, part in zip(keys, parts):
+            built[key] = part.build(remaining)
+        return built
+
+    return build
+
+
+def _dataclass(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool]) -> Structure:
+    names = tuple(field.name for field in dataclasses.fields(value))
+    parts = [take_apart(getattr(value, name), leaves, is_leaf) for name in names]
+    kind = type(value)
+
+    def build(remaining: Iterator[Any]) -> Any:
+        built = object.__new__(kind)
+        for name, part in zip(names, parts):
+            object.__setattr__(built, name, part.build(remaining))
+        return built
+
+    return Structure((kind, names, *[part.key for part in parts]), build)
+
+
+def _opaque(value: Any) -> Structure:
+    if isinstance(value, np.ndarray):
+        raise CaptureError(
+            f"A numpy array of shape {value.shape} takes part in the step; a device takes tensors. Convert it with "
+            "torch.as_tensor."
+        )
+    if any(isinstance(item, torch.Tensor) for item in getattr(value, "__dict__", {}).values()):
+        raise CaptureError(
+            f"A {type(value).__qualname__} holds tensors that take part in the step, and they cannot be found in it. "
+            "Use a tuple, a dict or a dataclass instead."
+        )
+    try:
+        hash(value)
+        key: Hashable = (type(value), value)
+    except TypeError:
+        key = _Same(value)
+    return Structure(key, lambda remaining: value)

@@ -1,0 +1,385 @@
+"""`DeferredTensor`: a tensor of a captured step, whose value exists once the step has run."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.errors import CaptureError, Line, current_line, shown
+from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, infer_shapes, name_of, write_back
+from ignite_ipu.deferred.structure import put_together, take_apart
+
+__all__ = ["DeferredTensor", "as_leaf", "deferred_results", "resolved"]
+
+_METADATA = frozenset(
+    "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
+    "is_sparse_csr is_quantized is_nested is_mkldnn is_xla is_vulkan is_maia is_mtia is_ort is_leaf names name "
+    "_is_view size dim numel nelement is_floating_point is_complex is_signed stride storage_offset is_contiguous "
+    "element_size ndimension __len__ get_device dense_dim sparse_dim is_same_size result_type can_cast __hash__ "
+    "is_conj is_neg is_inference has_names __dir__ is_tensor is_shared is_pinned is_distributed".split()
+)
+_READS = frozenset(
+    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
+    "__contains__ __reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
+    "_typed_storage storage_type share_memory_ __format__ __repr__ __str__ nonzero argwhere masked_select unique "
+    "unique_consecutive is_set_to to_sparse to_dense histc bincount __cuda_array_interface__ "
+    "__array_wrap__ __array_priority__ save".split()
+)
+_TENSOR_PROPERTIES = frozenset("T mT H mH real imag".split())
+_REFUSED = {
+    "requires_grad_": "what is trained is decided by the model's parameters",
+    "register_hook": "hooks on gradients do not run on a device",
+    "retain_grad": "gradients stay on the device",
+    "set_": "its memory is on the device",
+    "resize_": "a compiled step has fixed shapes",
+    "resize_as_": "a compiled step has fixed shapes",
+}
+_ARITHMETIC = frozenset("add sub mul div radd rsub rmul rdiv truediv rtruediv".split())
+# What `x += y` and its kin call, beside methods of these names.
+_OPERATORS = frozenset("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_".split())
+_CPU = torch.device("cpu")
+
+
+class DeferredTensor(torch.Tensor):
+    """A tensor whose shape, type and place in the step are known, and whose value comes with the step.
+
+    Attributes:
+        value: What it stands for now.
+        origin: The ordinary tensor that it replaces after `total += loss`.
+
+    Operations on it are recorded. Asking for its value gives the number when the step has run, runs the step when its
+    loss has gone backward, and is an error before that.
+    """
+
+    value: Value
+    origin: Optional[torch.Tensor]
+
+    @staticmethod
+    def __new__(cls, value: Value) -> DeferredTensor:
+        shape = value.shape
+        tensor: DeferredTensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU, requires_grad=False
+        )
+        tensor.value = value
+        tensor.origin = None
+        value.handle = weakref.ref(tensor)
+        return tensor
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _call(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # Code in C++, such as a scripted function, does not pass through PyTorch's Python API.
+        return _call(func, args, kwargs or {})
+
+    def backward(  # type: ignore[override]
+        self,
+        gradient: Optional[torch.Tensor] = None,
+        retain_graph: Optional[bool] = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        """Mark this as a loss of the step, which runs with `optimizer.step()`.
+
+        Raises:
+            CaptureError: It is no scalar that depends on one model, or an argument cannot be honoured.
+        """
+        from ignite_ipu.deferred.model import mark_loss
+
+        for name, given in (("gradient", gradient), ("inputs", inputs), ("create_graph", create_graph or None)):
+            if given is not None:
+                raise CaptureError(
+                    f"backward({name}=...) cannot be honoured: the device differentiates one scalar with respect to "
+                    "all trainable weights. Call backward() without it."
+                )
+        mark_loss(self.value)
+
+    def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
+        # Debuggers and error messages show objects at any time: this one never fails.
+        if self.value.known:
+            return repr(self.value.get())
+        return f"DeferredTensor(size={self.value.shape.size}, dtype={self.value.shape.dtype}, not computed yet)"
+
+    def __str__(self) -> str:
+        return str(_read(self.value, "print"))
+
+    def __format__(self, spec: str) -> str:
+        return format(_read(self.value, "format"), spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _read(self.value, "saving it").__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return _read(self.value, "a copy").clone()
+
+
+def resolved(structure: Any) -> Any:
+    """Return nested values with every deferred tensor replaced by its value."""
+    leaves: List[Any] = []
+    shape = take_apart(structure, leaves)
+    return put_together(shape, [_plain(leaf, "its value") for leaf in leaves])
+
+
+def as_leaf(value: Any, line: Line) -> Any:
+    """Return what a recorded operation refers to for a tensor or number: `Value`, `Input` or `Number`.
+
+    Raises:
+        CaptureError: The tensor was computed from weights outside the captured step.
+    """
+    if isinstance(value, DeferredTensor):
+        known = value.value
+        if not known.known:
+            return known
+        return Input(known.get(), Shape.of(known.get(), False))
+    if isinstance(value, float):
+        return Number(value)
+    return _input(value, line)
+
+
+def deferred_results(operation: Operation, structure: Any, shapes: Sequence[Shape]) -> Any:
+    """Return the results of an operation as the user gets them."""
+    return put_together(structure, [DeferredTensor(value) for value in operation.give(shapes)])
+
+
+def _input(tensor: torch.Tensor, line: Line) -> Input:
+    from ignite_ipu.deferred.model import parameter_of
+
+    found = parameter_of(tensor)
+    if found is not None:
+        model, name = found
+        return Input(tensor, Shape.of(tensor, _requires_grad(tensor)), name, model)
+    if _requires_grad(tensor):
+        raise CaptureError(
+            f"A tensor of shape {tuple(tensor.shape)} at {shown(line)} requires gradients, but it is no part of the "
+            "captured model, so the device could not train through it. If it is a parameter, make it one of the model "
+            "that is prepared (a loss with weights of its own, too: put both into one module); if it was computed from "
+            "the model's weights, compute it in the model's forward; else call detach() on it."
+        )
+    if tensor.device.type != "cpu":
+        raise CaptureError(
+            f"A tensor on {tensor.device} takes part in the step at {shown(line)}; PopTorch copies from the host's "
+            "memory. Leave it on the CPU."
+        )
+    return Input(tensor, Shape.of(tensor, False))
+
+
+def _requires_grad(tensor: torch.Tensor) -> bool:
+    # Asked in the ordinary way, a parameter that PopTorch has wrapped downloads the weights first.
+    return bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
+
+
+def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return _property(func, args[0])
+    if name in ("__set__", "__delete__"):
+        raise CaptureError(
+            f"tensor.{_descriptor_name(func)} = ... at {shown(current_line())} cannot be recorded: the tensor is "
+            "computed on the device. Make a new tensor instead."
+        )
+    if name in _METADATA:
+        return func(*args, **kwargs)
+    if name in _READS or (name == "where" and len(args) + len(kwargs) == 1):
+        return _with_values(func, args, kwargs, f"{name_of(func)}()")
+    if name in ("cpu", "pin_memory") and not args[0].value.known:
+        return args[0]
+    if name in ("cuda", "xpu", "npu"):
+        raise CaptureError(f".{name}() at {shown(current_line())}: the step runs on an IPU. Remove the call.")
+    if name in _REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
+        raise CaptureError(f"{name}() at {shown(current_line())} cannot be recorded: {_REFUSED[name]}.")
+    if name == "__iter__":
+        return iter(_record(torch.Tensor.unbind, (args[0], 0), {}))
+    if name == "to" and not _casts(args, kwargs):
+        return args[0] if isinstance(args[0], DeferredTensor) else func(args[0], _CPU)
+    return _record(func, args, kwargs)
+
+
+def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
+    name = _descriptor_name(func)
+    if name == "requires_grad":
+        return tensor.value.shape.requires_grad
+    if name == "is_leaf":
+        return not tensor.value.shape.requires_grad
+    if name in _METADATA:
+        return func(tensor)
+    if name in ("grad", "grad_fn", "_grad"):
+        return None
+    if name == "_version":
+        return 0
+    if name == "data":
+        return _record(torch.Tensor.detach, (tensor,), {})
+    if name in _TENSOR_PROPERTIES:
+        return _record(getattr, (tensor, name), {})
+    return _with_values(func, (tensor,), {}, f"its attribute {name}")
+
+
+def _descriptor_name(func: Any) -> str:
+    return str(getattr(getattr(func, "__self__", None), "__name__", "attribute"))
+
+
+def _casts(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+    """Tell whether `tensor.to(...)` asks for another type; devices other than the host are refused."""
+    for value in (*args[1:], *kwargs.values()):
+        if isinstance(value, (str, torch.device)) and torch.device(value).type not in ("cpu", "ipu"):
+            raise CaptureError(
+                f".to({str(value)!r}) at {shown(current_line())}: the step runs on an IPU, and what comes back is on the "
+                "host. Use accelerator.device, or remove the call."
+            )
+    wanted = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, (torch.dtype, torch.Tensor))]
+    own = args[0].dtype
+    return any((value if isinstance(value, torch.dtype) else value.dtype) != own for value in wanted)
+
+
+def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    name = getattr(func, "__name__", "")
+    target = _written(name, args, kwargs)
+    if target is not None:
+        return _record_in_place(func, name, target, args, kwargs)
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": None}
+    leaves: List[Any] = []
+    arithmetic = _is_arithmetic(name)
+    structure = take_apart((args, kwargs), leaves, _is_tensor_or_float if arithmetic else _is_tensor)
+    if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
+        return func(*_known(args), **_known(kwargs))
+    line = current_line()
+    leaves = [as_leaf(leaf, line) for leaf in leaves]
+    grad = torch.is_grad_enabled()
+    result_structure, shapes = infer_shapes(func, structure, leaves, grad, line)
+    operation = Operation(func, None, structure, leaves, grad, line)
+    _note_views(shapes, leaves)
+    return deferred_results(operation, result_structure, shapes)
+
+
+def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
+    """Return the tensor that a call writes into, None for most calls."""
+    if kwargs.get("out") is not None:
+        return kwargs["out"]
+    if kwargs.get("inplace"):
+        return args[0]
+    in_place = name in _OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return args[0] if in_place and args else None
+
+
+def _record_in_place(
+    func: Callable[..., Any], name: str, target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+) -> Any:
+    """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
+    plain = _OUT_OF_PLACE.get(name)
+    line = current_line()
+    known = not isinstance(target, DeferredTensor) or target.value.known
+    if known and all(leaf.value.known for leaf in _deferred_in((args, kwargs))):
+        return func(*_known(args), **_known(kwargs))
+    ordinary = not isinstance(target, DeferredTensor)
+    if plain is None or (ordinary and name not in _OPERATORS):
+        raise CaptureError(
+            f"{name_of(func)} at {shown(line)} writes values that do not exist yet into a tensor. Write total = total "
+            "+ loss.detach() instead of total.add_(loss.detach()), compute a new tensor (torch.where, torch.cat), or do "
+            "it after optimizer.step()."
+        )
+    result = _record(plain, args, kwargs)
+    if ordinary:
+        # The name that `total += loss` binds gets the result; the tensor it named before follows when it is known.
+        result.origin = target
+        write_back(result.value, target)
+        return result
+    if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype or target.value.viewed:
+        reason = (
+            "shares memory with another tensor of the step" if target.value.viewed else "would change shape or type"
+        )
+        raise CaptureError(
+            f"{name_of(func)} at {shown(line)} works in place on a tensor that {reason}. Write x = x + y instead of "
+            "x += y."
+        )
+    # The user's tensor stands for the new value from here on.
+    target.value.handle = _gone
+    target.value = result.value
+    target.value.handle = weakref.ref(target)
+    if target.origin is not None:
+        write_back(target.value, target.origin)
+    return target
+
+
+def _gone() -> None:
+    return None
+
+
+def _note_views(shapes: Sequence[Shape], leaves: Sequence[Any]) -> None:
+    if any(shape.aliases for shape in shapes):
+        for leaf in leaves:
+            if isinstance(leaf, Value):
+                leaf.viewed = True
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_tensor_or_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or type(value) is float
+
+
+def _is_arithmetic(name: str) -> bool:
+    return name.strip("_") in _ARITHMETIC
+
+
+def _deferred_in(structure: Any) -> List[DeferredTensor]:
+    leaves: List[Any] = []
+    take_apart(structure, leaves)
+    return [leaf for leaf in leaves if isinstance(leaf, DeferredTensor)]
+
+
+def _known(structure: Any) -> Any:
+    leaves: List[Any] = []
+    shape = take_apart(structure, leaves)
+    return put_together(shape, [leaf.value.get() if isinstance(leaf, DeferredTensor) else leaf for leaf in leaves])
+
+
+def _with_values(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], what: str) -> Any:
+    leaves: List[Any] = []
+    structure = take_apart((args, kwargs), leaves)
+    args, kwargs = put_together(structure, [_plain(leaf, what) for leaf in leaves])
+    return func(*args, **kwargs)
+
+
+def _plain(leaf: Any, what: str) -> Any:
+    return _read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf
+
+
+def _read(value: Value, what: str) -> torch.Tensor:
+    if not value.known:
+        from ignite_ipu.deferred.model import run_for_read
+
+        run_for_read(value, what)
+    return value.get()
+
+
+
+def _functional(name: str) -> Callable[..., Any]:
+    plain: Callable[..., Any] = getattr(torch.Tensor, name)
+    return plain
+
+
+_OUT_OF_PLACE: Dict[str, Callable[..., Any]] = {
+    "__iadd__": torch.Tensor.add,
+    "__isub__": torch.Tensor.sub,
+    "__imul__": torch.Tensor.mul,
+    "__itruediv__": torch.Tensor.div,
+    "__idiv__": torch.Tensor.div,
+    **{
+        f"{name}_": _functional(name)
+        for name in "add sub mul div clamp abs neg exp log sqrt pow relu sigmoid tanh masked_fill".split()
+    },
+}

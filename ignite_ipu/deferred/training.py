@@ -1,0 +1,278 @@
+"""Runs captured weight updates: one compiled program, reused as long as the loop's body stays the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+
+import torch
+
+from ignite_ipu import backend
+from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
+from ignite_ipu.deferred.graph import Operation, write_known
+from ignite_ipu.deferred.recipes import Loss, MicroBatch, describe_change, merged, micro_batches
+from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.step import CapturedStep, Recipe
+from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.session import IPUSession
+
+__all__ = ["CapturedTraining"]
+
+_logger = logging.getLogger("ignite_ipu")
+_MOST_CHANGES = 3
+Place = Tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    """What the current program was compiled for."""
+
+    recipe: Recipe
+    count: int
+    replicas: int
+    outputs: Tuple[Place, ...]
+    numbers: Tuple[float, ...]
+    variable: FrozenSet[int]
+    modes: Tuple[bool, ...]
+
+    def serves(self, wanted: _Compiled) -> bool:
+        """Tell whether this program computes what is wanted."""
+        return (
+            self.count == wanted.count
+            and self.replicas == wanted.replicas
+            and self.recipe.key == wanted.recipe.key
+            and set(self.outputs) >= set(wanted.outputs)
+            and self.variable >= wanted.variable
+            and self.modes == wanted.modes
+            and all(
+                position in self.variable or mine == theirs
+                for position, (mine, theirs) in enumerate(zip(self.numbers, wanted.numbers))
+            )
+        )
+
+
+class CapturedTraining:
+    """The captured weight updates of one model.
+
+    Args:
+        session: The model's session.
+        settings: How to compile.
+
+    Attributes:
+        max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
+        optimizer: The user's optimizer, once it is known.
+        compilations: How often a program was compiled.
+    """
+
+    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
+        self.session = session
+        self.settings = settings
+        self.max_grad_norm = settings.max_grad_norm
+        self.optimizer: Optional[torch.optim.Optimizer] = None
+        self.compilations = 0
+        self._base = settings.base_options()
+        self._compiled: Optional[_Compiled] = None
+        self._step: Optional[CapturedStep] = None
+        self._modes: Optional[Tuple[bool, ...]] = None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the optimizer has been converted, after which its constants and the clipping are settled."""
+        return self._step is not None
+
+    def modes_may_have_changed(self) -> None:
+        """Look again at what is trained and in which mode each module is, before the next update."""
+        self._modes = None
+
+    def run(self, losses: Sequence[Loss]) -> None:
+        """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
+
+        Raises:
+            CaptureError: It cannot be run as one device step.
+            IPUOutOfMemoryError: It does not fit.
+        """
+        batches = micro_batches(losses)
+        if len({batch.recipe.key for batch in batches}) > 1:
+            batches = [merged(losses)]
+        wanted = self._wanted(batches)
+        if self._compiled is None or not self._compiled.serves(wanted):
+            self._compile(wanted)
+        compiled = self._compiled
+        assert compiled is not None
+        leaves = _leaves(batches, compiled)
+        try:
+            outputs = self._call(leaves)
+        except RuntimeError as error:
+            self._compiled = None
+            if "out of memory" in str(error).lower():
+                self.session.release()
+                raise IPUOutOfMemoryError(
+                    f"The training step does not fit the device: {error} Use smaller micro-batches and more gradient "
+                    "accumulation. (Looked for by retry helpers: CUDA out of memory.)"
+                ) from error
+            raise
+        except BaseException:
+            self._compiled = None
+            raise
+        _settle(batches, compiled, outputs[1:])
+        write_known()
+
+    def _call(self, leaves: List[torch.Tensor]) -> Sequence[torch.Tensor]:
+        session = self.session
+        session.prepare_call(leaves, leaves[0])
+        assert session.training is not None and session.link is not None
+        executor: Any = session.training.executor
+        outputs: Sequence[torch.Tensor] = executor(*leaves)
+        session.weights.trained()
+        session.link.stepped(1)
+        return outputs
+
+    def _wanted(self, batches: Sequence[MicroBatch]) -> _Compiled:
+        count = len(batches)
+        replicas = int(self._base.replication_factor)
+        if self._compiled is None and count % replicas:
+            raise CaptureError(
+                f"replicationFactor is {replicas}, but {count} micro-batches went backward before optimizer.step(): "
+                "replicas share the micro-batches of an update. Use gradient accumulation over a multiple of "
+                f"{replicas} micro-batches, or fewer replicas."
+            )
+        device: Dict[Operation, int] = {operation: 0 for batch in batches for operation in batch.operations}
+        outputs: Set[Place] = set()
+        for batch in batches:
+            for position, operation in enumerate(batch.operations):
+                for reference in operation.results:
+                    value = reference()
+                    if value is not None and value.is_needed(device):
+                        outputs.add((position, value.index))
+        numbers = batches[0].numbers
+        variable = {
+            position
+            for position in range(len(numbers))
+            if any(batch.numbers[position] != numbers[position] for batch in batches)
+        }
+        if self._modes is None:
+            self._modes = _modes(self.session.model)
+        return _Compiled(
+            batches[0].recipe,
+            count,
+            math.gcd(count, replicas),
+            tuple(sorted(outputs)),
+            numbers,
+            frozenset(variable),
+            self._modes,
+        )
+
+    def _compile(self, wanted: _Compiled) -> None:
+        """Make the program that serves from now on; it is compiled when it runs."""
+        before = self._compiled
+        if before is not None:
+            wanted = _generalised(before, wanted)
+            self._report(before, wanted)
+        if not wanted.recipe.inputs and not wanted.variable:
+            raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
+        step = CapturedStep(self.session.model, wanted.recipe, wanted.outputs, wanted.numbers, wanted.variable)
+        options = self._base.clone()
+        options.replicationFactor(wanted.replicas)
+        options.Training.gradientAccumulation(wanted.count // wanted.replicas)
+        # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
+        options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
+        if self._step is None:
+            assert self.optimizer is not None
+            conversion = convert_optimizer(
+                self.optimizer,
+                variable=self.settings.variable,
+                constant=self.settings.constant,
+                max_grad_norm=self.max_grad_norm,
+                loss_scaling=self.settings.loss_scaling,
+            )
+            self.session.prepare_training(step, conversion, options)
+            self.session.shares_ipus |= self.settings.share_ipus
+        else:
+            self.session.replace_training(step, options)
+        self._step = step
+        self._compiled = wanted
+        self.compilations += 1
+
+    def _report(self, before: _Compiled, wanted: _Compiled) -> None:
+        if before.recipe.key != wanted.recipe.key:
+            what = describe_change(before.recipe, wanted.recipe)
+        elif before.count != wanted.count:
+            what = f"{wanted.count} micro-batches make an update, it was {before.count}"
+        elif before.modes != wanted.modes:
+            what = "other modules are in training mode, or other parameters require gradients"
+        elif before.variable != wanted.variable:
+            changed = [before.numbers[position] for position in sorted(wanted.variable - before.variable)]
+            what = f"numbers in it change ({changed}); from now on they are inputs"
+        else:
+            what = "other values of it are read"
+        _logger.warning("The body of the training loop changed, so it is compiled again: %s.", what)
+        if self.compilations == _MOST_CHANGES:
+            _logger.warning(
+                "This was recompilation number %d. On IPUs each takes minutes: keep the loop's body and the shapes of "
+                "its batches the same (drop_last=True leaves out an incomplete last batch).",
+                self.compilations,
+            )
+
+
+def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
+    """Return what is wanted, extended by what the program before could do that costs little."""
+    if before.recipe.key != wanted.recipe.key:
+        return wanted
+    changed = {
+        position for position, pair in enumerate(zip(before.numbers, wanted.numbers)) if pair[0] != pair[1]
+    }
+    return dataclasses.replace(
+        wanted,
+        outputs=tuple(sorted({*before.outputs, *wanted.outputs})),
+        variable=before.variable | wanted.variable | changed,
+    )
+
+
+def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Tensor]:
+    """Return the inputs of the device call: those of the micro-batches, one after another."""
+    columns = list(zip(*[batch.tensors() for batch in batches]))
+    leaves = [_joined(column) for column in columns]
+    for position in sorted(compiled.variable):
+        leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
+    return leaves
+
+
+def _joined(column: Sequence[torch.Tensor]) -> torch.Tensor:
+    if not column[0].dim():
+        return torch.stack(list(column))
+    return column[0].contiguous() if len(column) == 1 else torch.cat(list(column))
+
+
+def _settle(batches: Sequence[MicroBatch], compiled: _Compiled, outputs: Sequence[torch.Tensor]) -> None:
+    found = dict(zip(compiled.outputs, outputs))
+    for number, batch in enumerate(batches):
+        for position, operation in enumerate(batch.operations):
+            tensors: List[Optional[torch.Tensor]] = []
+            for reference in operation.results:
+                value = reference()
+                output = None if value is None else found.get((position, value.index))
+                tensors.append(
+                    None if output is None or value is None else _part(output, value.shape.size, number, len(batches))
+                )
+            operation.settle(tensors)
+
+
+def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) -> torch.Tensor:
+    """Return what one micro-batch computed."""
+    if tuple(output.shape) == size:
+        # One micro-batch, or a value that does not depend on the device: it comes back once for all.
+        return output
+    if not size:
+        return output[number]
+    rows = output.shape[0] // count
+    return output[number * rows : (number + 1) * rows]
+
+
+def _modes(model: torch.nn.Module) -> Tuple[bool, ...]:
+    flags = [module.training for module in model.modules()]
+    with torch._C.DisableTorchFunctionSubclass():
+        read = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+        flags += [read(parameter) for parameter in model.parameters()]
+    return tuple(flags)
