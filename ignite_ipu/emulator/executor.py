@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import faults, latency
+from ignite_ipu.emulator import faults, latency, profiling
 from ignite_ipu.emulator.arguments import Arguments, Signature, check_call, check_for_compile
 from ignite_ipu.emulator.compile_turn import compile_turn
 from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.device import Meter
 from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
-from ignite_ipu.emulator.errors import Error, python_error
-from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.errors import Error, cut_long_message, python_error
+from ignite_ipu.emulator.logs import limit_repeats, logger
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
 from ignite_ipu.emulator.program import Program
+from ignite_ipu.emulator.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.tracker import OptimizerTracker
-from ignite_ipu.emulator.wrapping import Wrapping, is_wrapped
+from ignite_ipu.emulator.transfer import Transfer
+from ignite_ipu.emulator.wrapping import Wrapping, fetch, is_wrapped
+
+_QUIET_SECONDS = 1.0
 
 
 class PoplarExecutor:
@@ -50,21 +56,29 @@ class PoplarExecutor:
         self._program: Optional[Program] = None
         self._dirty = False
         self._host_version = 0
-        self._seen_version: Optional[int] = None
+        self._seen_version: Optional[int] = 0
         self._rng_state: Optional[List[int]] = None
         self._compilation_seconds = 0.0
         self._anchored: Dict[str, torch.Tensor] = {}
-        self._non_contiguous_seen = False
+        self._edits_reported = False
+        self._transfer = Transfer()
         self._latency = latency.Record()
+        # Named after the model's flag and not after the wrapper, as in PopTorch.
+        self._channel = profiling.Channel(f"poptorch.{'training' if model.training else 'inference'}Model")
         self._optimizer: Optional[OptimizerTracker] = None
         self._wrapping: Optional[Wrapping] = None
-        self.per_replica_params: Dict[str, Tuple[CommGroupType, int, VariableRetrievalMode]] = {}
+        self.per_replica_params: Dict[str, Setting] = {}
+        # Named after the model's mode, as in PopTorch: a training wrapper of a model in eval mode is an inference one here.
+        self._profiling = profiling.Channel(f"poptorch.{'training' if model.training else 'inference'}Model")
         if training:
             assert optimizer is not None
             self.setOptimizer(optimizer)
             self._wrapping = Wrapping(self._user_model, self)
             self.PoptorchParameter = self._wrapping.parameter_class
             self.PoptorchBuffer = self._wrapping.buffer_class
+        self._profiling.instrument(
+            self, "compile", "copyWeightsToDevice", "copyWeightsToHost", "destroy", "loadExecutable", "setOptimizer"
+        )
 
     # -- the user's model -----------------------------------------------------------------------------------------
 
@@ -73,7 +87,7 @@ class PoplarExecutor:
             raise AttributeError(attr)
         value = getattr(self._user_model, attr)
         if isinstance(value, nn.Parameter) and attr in self._user_model.__dict__["_parameters"]:
-            return _TopLevelParameter(value, attr, self)
+            return TopLevelParameter(value, attr, self)
         return value
 
     def __repr__(self) -> str:
@@ -115,7 +129,8 @@ class PoplarExecutor:
         """
         program = self._compiled("copyWeightsToHost")
         self._dirty = False
-        program.download()
+        with self._observed("copyWeightsToHost"):
+            program.download()
         self._host_version += 1
 
     def copyWeightsToDevice(self) -> None:
@@ -127,7 +142,8 @@ class PoplarExecutor:
         program = self._compiled("copyWeightsToDevice")
         self._dirty = False
         if program.attached:
-            program.upload()
+            with self._observed("copyWeightsToDevice"):
+                program.upload()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Upload the buffers that `Options.updatableNamedBuffers` lists.
@@ -177,7 +193,11 @@ class PoplarExecutor:
         if self._program is not None:
             logger.warning("Call to compile() ignored: the model is already compiled.")
             return
-        self._compile(self._bind(args, kwargs))
+        try:
+            self._compile(self._bind(args, kwargs))
+        except Error as error:
+            cut_long_message(error, self._options.log_dir)
+            raise
 
     def getTensorNames(self) -> List[str]:
         """Return the names of the compiled graph's tensors, weight gradients included when training.
@@ -225,23 +245,12 @@ class PoplarExecutor:
         """
         if self._options.connection_type == ConnectionType.Never:
             raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
-        arguments = self._bind(args, kwargs)
-        program = self._program
-        if program is None:
-            program = self._compile(arguments)
-        if not program.attached:
-            self._attach()
-        if not self._training:
-            self._refresh_inference_weights()
-        check_call(program.arguments, arguments)
-        if self._optimizer is not None and self._optimizer.has_pending_state:
-            self._load_optimizer_state(program)
-        self._fail_on_demand()
-        inputs = self._contiguous(arguments.tensors_like(program.arguments))
-        started = time.perf_counter()
-        outputs = program.run(inputs)
-        self._after_run(program, outputs, time.perf_counter() - started)
-        return self._host_structure(program, outputs)
+        try:
+            with self._profiling.tracepoint("modelExecution"):
+                return self._run(self._bind(args, kwargs))
+        except Error as error:
+            cut_long_message(error, self._options.log_dir)
+            raise
 
     # -- devices --------------------------------------------------------------------------------------------------
 
@@ -340,8 +349,6 @@ class PoplarExecutor:
         Raises:
             Error: Always; which one depends on the options and on whether the model has run.
         """
-        from ignite_ipu.emulator.errors import backend_error
-
         if not self._options("log_cycle_count"):
             raise python_error("Cycle count logging is disabled. Call Options.logCycleCount(True) before wrapping.")
         if self._program is None:
@@ -370,6 +377,28 @@ class PoplarExecutor:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _run(self, arguments: Arguments) -> Any:
+        program = self._program
+        if program is None:
+            program = self._compile(arguments)
+        if not program.attached:
+            self._attach()
+        if not self._training:
+            self._refresh_inference_weights()
+        check_call(program.arguments, arguments)
+        if self._optimizer is not None and self._optimizer.has_pending_state:
+            self._load_optimizer_state(program)
+        self._fail_on_demand()
+        graph = program.graph
+        given = arguments.tensors_like(program.arguments)
+        inputs = self._transfer.to_device(graph.inputs, given)
+        started = time.perf_counter()
+        outputs = program.run(inputs)
+        if graph.written_inputs:
+            self._transfer.write_back(graph.written_inputs, inputs, given)
+        self._after_run(program, outputs, time.perf_counter() - started)
+        return self._host_structure(program, outputs)
+
     def _bind(self, args: Any, kwargs: Any) -> Arguments:
         return self._signature.bind(args, kwargs)
 
@@ -385,8 +414,12 @@ class PoplarExecutor:
         """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
         check_for_compile(arguments)
         started = time.perf_counter()
+        progress = CompilationProgressBar(_QUIET_SECONDS) if self._options._show_compilation_progress_bar else None
+        if progress is not None:
+            progress(0, 2)
+        limit_repeats(self._options.max_repeat_logs)
         self._options._check_at_compile(self._training)
-        with compile_turn(self._options, self._model):
+        with self._observed("modelCompilation"), compile_turn(self._options, self._model):
             program = Program(
                 model=self._model,
                 arguments=arguments,
@@ -400,24 +433,40 @@ class PoplarExecutor:
             adopt(program)
         self._compilation_seconds = time.perf_counter() - started
         self._program = program
+        if program.report is not None:
+            program.report.add("modelCompilation", started, time.perf_counter())
+        if progress is not None:
+            progress(1, 2)
         self._meter.add(compiles=1)
         if self._wrapping is not None and not is_wrapped(self._user_model):
             self._wrapping.wrap_tensors(self._user_model)
         try:
-            if self._options.connection_type == ConnectionType.Always:
+            if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
                 self._attach()
         except Error:
             self._program = None
             raise
+        if progress is not None:
+            progress(2, 2)
         return program
+
+    @contextlib.contextmanager
+    def _observed(self, what: str) -> Iterator[None]:
+        """Put the `with` block on the timelines that are wanted, and the text of a very long error into a file."""
+        report = None if self._program is None else self._program.report
+        with self._channel.tracepoint(what), contextlib.nullcontext() if report is None else report.host_call(what):
+            try:
+                yield
+            except Error as error:
+                cut_long_message(error, self._options.log_dir)
+                raise
 
     def _attach(self) -> None:
         program = self._compiled("attachToDevice")
-        program.attach(self)
+        with self._observed("attachToDevice"):
+            program.attach(self)
         if self._rng_state is not None:
             program.random.write(self._rng_state)
-        if not self._training:
-            self._seen_version = None
 
     def _refresh_inference_weights(self) -> None:
         """Take over weights that the training executor of the same model has changed."""
@@ -431,13 +480,15 @@ class PoplarExecutor:
             self.copyWeightsToDevice()
             self._seen_version = -1 if trainer is None else version
 
-    def _contiguous(self, tensors: List[torch.Tensor]) -> List[torch.Tensor]:
-        if all(tensor.is_contiguous() for tensor in tensors):
-            return tensors
-        if not self._non_contiguous_seen:
-            logger.warning("At least one input tensor is not contiguous: it is copied on every call.")
-            self._non_contiguous_seen = True
-        return [tensor.contiguous() for tensor in tensors]
+    def _report_edits(self, program: Program) -> None:
+        edited = [] if self._edits_reported else program.edited_on_host()
+        if edited:
+            self._edits_reported = True
+            logger.warning(
+                "%s: edited on the host since the weights last crossed, and never uploaded: the device went on with its "
+                "own values, which now replace the edit. Call copyWeightsToDevice() after editing weights.",
+                ", ".join(edited),
+            )
 
     def _fail_on_demand(self) -> None:
         fault = faults.next_fault()
@@ -451,6 +502,8 @@ class PoplarExecutor:
         raise fault.error()
 
     def _leave_device(self, program: Program) -> None:
+        if program.report is not None and not program.report.first_run_is_ahead:
+            program.report.write(program, self._meter.own, self._compilation_seconds)
         program.detach()
         if self._optimizer is not None:
             self._optimizer.leave_device()
@@ -491,36 +544,6 @@ class PoplarExecutor:
             self.copyWeightsToHostIfNeeded()
         if self._optimizer is not None:
             self._optimizer.keep_state()
-
-
-class _TopLevelParameter:
-    """A parameter of the wrapped model, with the setting that is made through the executor."""
-
-    def __init__(self, parameter: nn.Parameter, name: str, executor: PoplarExecutor) -> None:
-        self.__dict__.update(_parameter=parameter, _name=name, _executor=executor)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parameter, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._parameter, name, value)
-
-    def replicaGrouping(
-        self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
-    ) -> None:
-        """Give each group of replicas its own value: the parameter's leading dimension counts the groups.
-
-        Raises:
-            Error: The parameter has no dimension to count with, or the model is compiled.
-        """
-        if self._parameter.dim() == 0:
-            raise python_error(
-                f"Scalars cannot be passed as per-replica weight tensor values: {self._name} has no dimensions. "
-                "Give it a leading dimension with one value per group."
-            )
-        if self._executor.isCompiled():
-            raise python_error(f"replicaGrouping of {self._name} must be called before the model is compiled.")
-        self._executor.per_replica_params[self._name] = (comm_group_type, shards, variable_retrieval_mode)
 
 
 def _resolved(options: Optional[Options], training: bool) -> Options:

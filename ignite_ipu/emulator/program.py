@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Collection, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import batching, collectives, precision
+from ignite_ipu.emulator import batching, collectives, loss_scaling, precision
 from ignite_ipu.emulator.arguments import Arguments
 from ignite_ipu.emulator.device import Device, Meter, acquire
-from ignite_ipu.emulator.enums import CommGroupType, ReductionType, VariableRetrievalMode
+from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error, python_error
-from ignite_ipu.emulator.executable import Executable, Optimizer, RandomState, ReplicaGroups, TrainingStep
+from ignite_ipu.emulator.executable import Executable
+from ignite_ipu.emulator.optim import foreach
+from ignite_ipu.emulator.graph_dump import dump
 from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.placement import Placement
+from ignite_ipu.emulator.report import report_for
+from ignite_ipu.emulator.random_stream import RandomStream
+from ignite_ipu.emulator.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.tracing import tensor_names, trace
-from ignite_ipu.emulator.wrapping import plain, storage
+from ignite_ipu.emulator.training_step import Optimizer, TrainingStep
+from ignite_ipu.emulator.wrapping import plain, storage, version
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.cache import Lookup
@@ -34,12 +41,17 @@ class OptimizerSource(Protocol):
     def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse an optimizer over parameters that are not the model's."""
 
-    def on_device(self, weights: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+    def on_device(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        parameters: Mapping[str, nn.Parameter],
+        per_replica: Collection[str],
+        store: foreach.Store,
+    ) -> Optimizer:
         """Return the optimizer that updates these weights, its state as the host last knew it."""
 
-    @property
-    def loss_scaling(self) -> float:
-        """The factor on the loss gradient."""
+    def reduction_strategy(self) -> MeanReductionStrategy:
+        """Return when a mean over micro-batches divides."""
 
     @property
     def description(self) -> OptimizerDescription:
@@ -55,6 +67,7 @@ class Program:
         batching: How inputs are cut and outputs stacked.
         random: The device's random stream.
         placement: Stage, phase and IPU of every operator.
+        report: What is noted for the automatic report; None when none is asked for.
     """
 
     def __init__(
@@ -64,7 +77,7 @@ class Program:
         options: Options,
         training: bool,
         optimizer: Optional[OptimizerSource],
-        per_replica: Mapping[str, Tuple[CommGroupType, int, VariableRetrievalMode]],
+        per_replica: Mapping[str, Setting],
         meter: Meter,
     ) -> None:
         self.arguments = arguments.frozen()
@@ -104,24 +117,37 @@ class Program:
         self._check_gradients()
         if cached is not None:
             cached.store(self.graph)
+        dump(self.graph)
         self.ipus = self.placement.ipus(options)
         self._groups = {
-            name: ReplicaGroups(*setting, replicas=self.batching.replication_factor)
+            name: ReplicaGroups(name, *setting, replicas=self.batching.replication_factor)
             for name, setting in per_replica.items()
         }
+        for name, groups in self._groups.items():
+            groups.from_host(plain(self._parameters[name]))
         self._reduce = collectives.reducer(options.Distributed.numProcesses) if training else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
-        self.random = RandomState(int(seed))
+        self.random = RandomStream(int(seed))
+        self._synthetic = bool(options._Popart._value("syntheticDataMode", 0))
+        self.report = report_for(options, options_name(options, training))
         self._executable: Optional[Executable] = None
         self._step: Optional[TrainingStep] = None
         self._device: Optional[Device] = None
+        self._host_versions: Dict[str, int] = {}
+        graph = self.graph
+        self.needs_ipu = training or bool(
+            [place for place in graph.positions if place is not None]
+            or graph.extras
+            or graph.written_inputs
+            or graph.written_buffers
+        )
 
     # -- device ---------------------------------------------------------------------------------------------------
 
     @property
     def attached(self) -> bool:
         """Whether the program's IPUs are held and loaded; a graph without work for an IPU always counts as attached."""
-        return self._executable is not None
+        return self._executable is not None or not self.needs_ipu
 
     def attach(self, owner: object) -> None:
         """Take the IPUs, load the program, and upload weights and buffers.
@@ -131,9 +157,9 @@ class Program:
         """
         options = self._options
         ipu_id = options("ipu_id") if options.exists("ipu_id") else None
-        self._device = acquire(
-            self.ipus, owner, f"{type(owner).__name__} {options_name(options, self._training)}", ipu_id
-        )
+        if not options._uses_ipu_model():  # of IPU models there are as many as anybody asks for
+            name = f"{type(owner).__name__} {options_name(options, self._training)}"
+            self._device = acquire(self.ipus, owner, name, ipu_id)
         weights = {name: plain(self._parameters[name]) for name in self.graph.weights}
         buffers = {name: plain(self._buffers[name]) for name in self.graph.buffers}
         trainable = [name for name in self.graph.weights if self._training and self._parameters_requires_grad(name)]
@@ -142,25 +168,7 @@ class Program:
         self._meter.add(attaches=1)
         self._count_upload()
         if self._optimizer is not None:
-            source = self._optimizer
-            trained = {name: executable.weights[name] for name in executable.trainable}
-            parameters = {name: self._parameters[name] for name in executable.trainable}
-            if self.precision.stochastic_rounding:
-                optimizer: Optimizer = precision.StochasticUpdates(
-                    trained, lambda weights: source.on_device(weights, parameters)
-                )
-            else:
-                optimizer = source.on_device(trained, parameters)
-            self._step = TrainingStep(
-                executable,
-                optimizer,
-                ReductionType(self._options.Training.accumulation_and_replication_reduction_type),
-                lambda: source.loss_scaling,
-                self.batching.replication_factor * self._options.Distributed.numProcesses,
-                self._reduce,
-                check=precision.check_finite if self.precision.floating_point_exceptions else None,
-            )
-            self._step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
+            self._step = self._training_step(executable, self._optimizer)
 
     def adopt(self, constants: Sequence[torch.Tensor], frozen: Mapping[int, torch.Tensor]) -> None:
         """Take over the compiled-in values of an earlier compile of the same graph.
@@ -179,9 +187,10 @@ class Program:
 
     def detach(self) -> None:
         """Give the IPUs back; what was on them is gone."""
+        if self._executable is not None:
+            self._meter.add(detaches=1)
         if self._device is not None:
             self._device.release()
-            self._meter.add(detaches=1)
         self._device = None
         self._executable = None
         self._step = None
@@ -190,15 +199,17 @@ class Program:
         """Run one call and return everything the graph returns, stacked."""
         executable = self._executable
         assert executable is not None
-        return executable.infer(inputs) if self._step is None else executable.train(inputs, self._step)
+        if self._synthetic:
+            inputs = [_synthetic(value) for value in inputs]
+        with contextlib.nullcontext() if self.report is None else self.report.profiled(self, executable, self._step):
+            return executable.infer(inputs) if self._step is None else executable.train(inputs, self._step)
 
     def upload(self) -> None:
         """Copy parameters and buffers from the host to the device."""
         executable = self._executable
-        assert executable is not None
-        with torch.no_grad():
-            for name, value in executable.weights.items():
-                value.copy_(plain(self._parameters[name]))
+        if executable is None:
+            return
+        executable.set_weights({name: plain(self._parameters[name]) for name in self.graph.weights})
         executable.set_buffers({name: plain(self._buffers[name]) for name in self.graph.buffers})
         self._count_upload()
 
@@ -237,7 +248,13 @@ class Program:
             for name, value in executable.buffers[0].items():
                 storage(self._buffers[name]).copy_(value)
                 moved += value.nbytes
+        self._host_versions = self._versions()
         self._meter.add(weight_downloads=1, weight_download_bytes=moved)
+
+    def edited_on_host(self) -> List[str]:
+        """Return the parameters and buffers that somebody else changed on the host since they last crossed."""
+        known = self._host_versions
+        return [name for name, count in self._versions().items() if known.get(name, count) != count]
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -261,7 +278,35 @@ class Program:
         names = tensor_names(self.capture)
         return names + [f"{_GRADIENT}{name}" for name in self.graph.weights] if self._training else names
 
-    # -- checks ---------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
+        options = self._options
+        step = TrainingStep(
+            executable,
+            source.on_device(
+                {name: executable.weights[name] for name in executable.trainable},
+                {name: self._parameters[name] for name in executable.trainable},
+                per_replica=executable.grouped,
+                store=precision.store_stochastically if self.precision.stochastic_rounding else foreach.store_nearest,
+            ),
+            ReductionType(options.Training.accumulation_and_replication_reduction_type),
+            source.reduction_strategy(),
+            source.description.accum_type,
+            self.batching.replication_factor * options.Distributed.numProcesses,
+            self._reduce,
+            loss_scaling.from_options(options),
+            check=precision.check_finite if self.precision.floating_point_exceptions else None,
+        )
+        step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
+        return step
+
+    def _versions(self) -> Dict[str, int]:
+        graph = self.graph
+        return {
+            **{name: version(self._parameters[name]) for name in graph.weights},
+            **{name: version(self._buffers[name]) for name in graph.buffers},
+        }
 
     def _cached(self) -> Optional[Lookup]:
         """Return access to the executable cache; None when it is off."""
@@ -297,7 +342,13 @@ class Program:
         executable = self._executable
         assert executable is not None
         tensors = [*executable.weights.values(), *executable.buffers[0].values()]
+        self._host_versions = self._versions()
         self._meter.add(weight_uploads=1, weight_upload_bytes=sum(tensor.nbytes for tensor in tensors))
+
+
+def _synthetic(value: torch.Tensor) -> torch.Tensor:
+    """Return what the device makes up in the place of an input: normal numbers, or zeros where they are indices."""
+    return torch.randn_like(value) if value.is_floating_point() else torch.zeros_like(value)
 
 
 def options_name(options: Options, training: bool) -> str:
