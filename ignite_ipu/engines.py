@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from ignite.engine import Engine, Events, State
@@ -13,7 +13,9 @@ from torch import nn
 
 from ignite_ipu.arguments import refuse_unsupported
 from ignite_ipu.counting import Counts
+from ignite_ipu.data_position import DataPosition
 from ignite_ipu.deterministic import DeterministicRuns
+from ignite_ipu.events import IPUEvents
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.loaders import Loaders
 from ignite_ipu.locations import place_tensors
@@ -23,6 +25,7 @@ from ignite_ipu.options import training_options as _training_options
 from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
 from ignite_ipu.processes import check_same_weights, describe_processes, unwrapped
 from ignite_ipu.programs import Program
+from ignite_ipu.random_states import read_random_states, write_random_states
 from ignite_ipu.rows import map_tensors
 from ignite_ipu.session import IPUSession
 from ignite_ipu.step import EvaluationStep
@@ -113,6 +116,7 @@ class IPUEngine(Engine):
     def _handle_exception(self, e: BaseException) -> None:
         # Not an EXCEPTION_RAISED handler: with one attached, Ignite takes the exception for handled.
         self.ipu.release()
+        self.fire_event(IPUEvents.RUN_FAILED)
         super()._handle_exception(e)
 
 
@@ -129,7 +133,9 @@ class IPUTrainer(IPUEngine):
 
     def __init__(self, process_function: Step, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
         super().__init__(process_function, session, loaders)
-        self._pinned: Optional[torch.Tensor] = None
+        self._pinned: Optional[Tuple[int, Mapping[str, Any]]] = None
+        self._loaded = False
+        self._position = DataPosition()
         self.add_event_handler(Events.EPOCH_STARTED, self._restore_pinned)
         self.counts = Counts(lambda: None if session.training is None else session.training.geometry)
         self.counts.attach(self)
@@ -137,10 +143,14 @@ class IPUTrainer(IPUEngine):
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return Ignite's state dictionary with the random states as `ipu`."""
         state: OrderedDict[str, Any] = super().state_dict()
-        self._pinned = torch.random.get_rng_state()
+        iteration, length = self.state.iteration, self.state.epoch_length
+        if self._pinned is None or self._pinned[0] != iteration or not length or iteration % length:
+            self._pinned = iteration, read_random_states()
+        now = self._pinned[1]
         device = self.ipu.random_state()
         state["ipu"] = {
-            "host_random_state": self._pinned,
+            "host_random_state": now,
+            "data": self._position.state_dict(),
             "device_random_state": None if device is None else torch.tensor(device, dtype=torch.int64),
             "counts": self.counts.state_dict(self),
         }
@@ -150,30 +160,60 @@ class IPUTrainer(IPUEngine):
         """Take over what `state_dict` returned, or the one of an ordinary Ignite engine."""
         plain = {key: value for key, value in state_dict.items() if key != "ipu"}
         super().load_state_dict(plain)
+        self._loaded = True
         saved = state_dict.get("ipu")
         if saved is None:
             # An ordinary engine makes one weight update from one batch in each iteration; samples it did not count.
             self.counts.load_state_dict(dict.fromkeys(("weight_updates", "micro_batches"), self.state.iteration))
             return
-        self._pinned = saved["host_random_state"]
+        self._pinned = self.state.iteration, saved["host_random_state"]
+        between_epochs = bool(self.state.epoch_length) and self.state.iteration % self.state.epoch_length == 0
+        self._position.load_state_dict(saved["data"], None if between_epochs else saved["host_random_state"])
         self.counts.load_state_dict(saved["counts"])
         if saved["device_random_state"] is not None:
             self.ipu.set_random_state(saved["device_random_state"].tolist())
 
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
-        """Run as `IPUEngine.run` does, and tell the session about the data."""
+        """Run as `IPUEngine.run` does, and tell the session about the data.
+
+        A run that was loaded from its end stays ended, where Ignite would start another from the trained weights.
+        """
+        loaded, self._loaded = self._loaded, False
+        if loaded and self._has_reached(*args, **kwargs):
+            self.logger.info("The run that was loaded has reached its end already: nothing to do.")
+            return self.state
         if data is not None:
             self.ipu.data = self._loaders().explain(data)
         return super().run(data, *args, **kwargs)
 
+    def _has_reached(
+        self, max_epochs: Optional[int] = None, max_iters: Optional[int] = None, *rest: Any, **kw: Any
+    ) -> bool:
+        state = self.state
+        epochs = max_epochs if max_epochs is not None else state.max_epochs
+        iterations = max_iters if max_iters is not None else getattr(state, "max_iters", None)
+        if iterations is not None:
+            return bool(state.iteration >= iterations)
+        return bool(epochs and state.epoch_length and state.iteration >= epochs * state.epoch_length)
+
+    def _setup_dataloader_iter(self) -> None:
+        if self.state.dataloader is None:
+            super()._setup_dataloader_iter()
+        else:
+            self._dataloader_iter = self._position.iterate(self.state.dataloader)
+
     def _restore_pinned(self) -> None:
         pinned, self._pinned = self._pinned, None
         if pinned is not None and self.state.epoch_length and self.state.iteration % self.state.epoch_length == 0:
-            torch.random.set_rng_state(pinned)
+            iteration, states = pinned
+            if iteration == self.state.iteration:
+                write_random_states(states)
 
 
 class DeterministicIPUTrainer(IPUTrainer, DeterministicRuns):
     """The engine that `create_ipu_trainer(..., deterministic=True)` returns; see Ignite's `DeterministicEngine`."""
+
+    _setup_dataloader_iter = DeterministicRuns._setup_dataloader_iter
 
     def _restore_pinned(self) -> None:
         # The engine seeds the host itself, at every start of the data.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -108,6 +108,26 @@ class Weights:
         if copied:
             self._fire(IPUEvents.WEIGHTS_TO_HOST)
         return copied
+
+    def read(self) -> List[torch.Tensor]:
+        """Return copies of the newest weights and buffers, parameters first, for `put_back`."""
+        self.to_host()
+        with torch._C.DisableTorchFunctionSubclass():
+            return [torch.Tensor.detach(tensor).clone().as_subclass(torch.Tensor) for tensor in self._tensors]
+
+    def positions(self, model: nn.Module) -> Dict[str, int]:
+        """Return where in `read`'s list the tensor of each key of the model's state dictionary is."""
+        place = {id(tensor): number for number, tensor in enumerate(self._tensors)}
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        return {name: place[id(tensor)] for name, tensor in named}
+
+    def put_back(self, copies: Sequence[torch.Tensor]) -> None:
+        """Make copies that `read` returned the newest weights, when those on the device are lost."""
+        # In the ordinary way, touching a wrapped tensor would first download from the device that failed.
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for tensor, copy in zip(self._tensors, copies):
+                torch.Tensor.detach(tensor).copy_(copy)
+        self.host_changed()
 
     def to_training(self) -> bool:
         """Make the training program's copy the newest, and tell whether that took a copy."""

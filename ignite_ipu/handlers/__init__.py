@@ -5,7 +5,9 @@ from __future__ import annotations
 from ignite_ipu.handlers.compilation import CompilationProgress
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.handlers.moving_average import EMA
+from ignite_ipu.handlers.preemption import Preemption
+from ignite_ipu.handlers.recovery import Recovery
 from ignite_ipu.handlers.release import DeviceRelease
 from ignite_ipu.handlers.weight_sync import WeightSync
 
-__all__ = ["EMA", "CompilationProgress", "DeviceRelease", "Gradients", "WeightSync"]
+__all__ = ["EMA", "CompilationProgress", "DeviceRelease", "Gradients", "Preemption", "Recovery", "WeightSync"]

@@ -9,9 +9,10 @@ after the link is made.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import operator
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -20,7 +21,7 @@ from ignite_ipu.optimizers.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.handle import link_handle, unlink_handle
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
-__all__ = ["Change", "OptimizerLink"]
+__all__ = ["Change", "OptimizerLink", "SavedState", "Settings"]
 
 _LOSS_SCALING = "loss_scaling"
 
@@ -40,6 +41,36 @@ class Change:
     attribute: str
     old: Any
     new: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The hyper-parameters that a device was told at one moment.
+
+    Attributes:
+        groups: Every parameter group's values, in the order of their names.
+        loss_scaling: Factor on the loss gradient.
+    """
+
+    groups: Tuple[Tuple[Any, ...], ...]
+    loss_scaling: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedState:
+    """What a device's optimizer had at one moment.
+
+    Attributes:
+        device: What PopTorch's `set_state_dict` takes; `ipu_state` in it is None before the first use.
+        settings: The hyper-parameters then.
+        groups: The user's parameter groups, with numbers for parameters.
+        steps: Weight updates made.
+    """
+
+    device: Dict[str, Any]
+    settings: Settings
+    groups: List[Dict[str, Any]]
+    steps: int
 
 
 class OptimizerLink:
@@ -209,6 +240,74 @@ class OptimizerLink:
             raise
         self._steps = _most_steps(self._source.__dict__["state"])
         self._send_state()
+
+    @property
+    def settings(self) -> Settings:
+        """The hyper-parameters that the device was told last."""
+        return Settings(tuple(self._sent), self._sent_loss_scaling)
+
+    @property
+    def steps(self) -> int:
+        """Weight updates made."""
+        return self._steps
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a state was loaded that the device has not trained with yet."""
+        return self._loaded or bool(self._device.ipu_state_is_dirty)
+
+    def tell(self, executor: Any, settings: Settings) -> None:
+        """Tell the device hyper-parameters of an earlier moment, or again those of now.
+
+        Args:
+            executor: The `poptorch.PoplarExecutor` that trains.
+            settings: What to tell.
+        """
+        for group, names, values in zip(self._device.param_groups, self._watched, settings.groups):
+            group.update(zip(names, values))
+        if settings.loss_scaling is not None:
+            setattr(self._device, _LOSS_SCALING, settings.loss_scaling)
+        executor.setOptimizer(self._device)
+
+    def read(self) -> SavedState:
+        """Return a copy of the newest state, for `put_back`."""
+        current = self._read_state()
+        device = {
+            name: None if tensors is None else {key: tensor.detach().clone() for key, tensor in tensors.items()}
+            for name, tensors in current.items()
+        }
+        return SavedState(device, self.settings, copy.deepcopy(self._numbered_groups()), self._steps)
+
+    def put_back(self, saved: SavedState, steps: Optional[int] = None) -> None:
+        """Make a state that `read` returned the newest, when the one on the device is lost.
+
+        Args:
+            saved: The state.
+            steps: Weight updates to count as made, if it is not to be the count of that moment.
+        """
+        self._steps = saved.steps if steps is None else steps
+        self._newer_on_device = True
+        if saved.device.get("ipu_state") is not None:
+            self._write_state(saved.device)
+
+    def state_dict(self, saved: SavedState) -> Dict[str, Any]:
+        """Return the state dictionary that the user's optimizer would have given at that moment."""
+        if self.conversion.passed_through:
+            return {**saved.device, "state": {}, "param_groups": saved.groups}
+        device_state = saved.device.get("ipu_state")
+        if device_state is None:
+            # The device was never used: the state is the one that the optimizer shows.
+            return {"state": copy.deepcopy(self._source.state_dict()["state"]), "param_groups": saved.groups}
+        loss_scaling = (saved.device.get("ipu_param") or {}).get("lossScaling_FLOAT", saved.settings.loss_scaling)
+        state = state_to_torch(
+            device_state,
+            self._names,
+            saved.groups,
+            self.conversion.kind,
+            steps=saved.steps,
+            loss_scaling=float(loss_scaling),
+        )
+        return {"state": state, "param_groups": saved.groups}
 
     def detach(self) -> None:
         """Make the user's optimizer an ordinary one again, holding the newest state."""

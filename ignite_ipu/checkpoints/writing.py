@@ -1,0 +1,140 @@
+"""Checkpoints are written beside their place and moved there when they are whole and on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any, List, Mapping, Optional, Union
+
+import ignite.distributed as idist
+import torch
+from ignite.handlers.checkpoint import BaseSaveHandler
+
+from ignite_ipu.checkpoints.errors import CheckpointError
+
+__all__ = ["CheckpointSaver", "write_checkpoint"]
+
+_TEMPORARY = re.compile(r"\.(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
+
+
+def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
+    """Write a checkpoint so that under its name there is the old content or the new, never a part of either.
+
+    Args:
+        path: Where to; its directory is made if it does not exist.
+        content: What `torch.save` can write.
+
+    Raises:
+        CheckpointError: The disk is full or refuses; what was there before is still there.
+    """
+    target = Path(path)
+    temporary = target.parent / f".{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _sync_directory(target.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, (OSError, RuntimeError)):
+            raise _explained(error, target) from error
+        raise
+
+
+class CheckpointSaver(BaseSaveHandler):
+    """Writes checkpoints for Ignite's `Checkpoint`, and never leaves a folder without a complete one.
+
+    Ignite asks to remove the oldest before the newest is written, which loses both if that fails. Here files are
+    removed after the next one is on the disk. What killed processes left unfinished is cleared away.
+
+    Args:
+        folder: Where to; made if it does not exist.
+
+    Raises:
+        CheckpointError: The folder cannot be made.
+    """
+
+    def __init__(self, folder: Union[str, os.PathLike[str]]) -> None:
+        self.folder = Path(folder).expanduser()
+        self._to_remove: List[Path] = []
+        if idist.get_rank() == 0:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CheckpointError(
+                    f"Checkpoints cannot be written to {self.folder}: {error.strerror}. Choose another folder."
+                ) from error
+            remove_unfinished(self.folder)
+
+    def __call__(
+        self, checkpoint: Mapping[str, Any], filename: str, metadata: Optional[Mapping[str, Any]] = None
+    ) -> None:
+        """Write one.
+
+        Raises:
+            CheckpointError: It cannot be written; all earlier ones are still there.
+        """
+        if idist.get_rank() != 0:
+            return
+        target = self.folder / filename
+        write_checkpoint(target, checkpoint)
+        while self._to_remove:
+            path = self._to_remove.pop()
+            if path != target:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def remove(self, filename: str) -> None:
+        """Remove one as soon as another has been written."""
+        self._to_remove.append(self.folder / filename)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what processes of this host that do not run any more were writing into a folder."""
+    for path in folder.glob(".*.tmp"):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found and found["host"] == platform.node() and not _runs(int(found["pid"])):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _sync_directory(folder: Path) -> None:
+    # Without it a power failure may undo the renaming.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(error: BaseException, target: Path) -> CheckpointError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip().split("\n")[0]
+    free = None
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(target.parent).free
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (free is not None and free < 1 << 20):
+        way_out = f"The disk has {free} bytes left: free some, or choose another folder."
+    else:
+        way_out = "Choose a folder that can be written to."
+    kept = "The file that was there before is intact." if target.exists() else "Earlier checkpoints are intact."
+    return CheckpointError(f"The checkpoint {target} was not written: {reason}. {kept} {way_out}")

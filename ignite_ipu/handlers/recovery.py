@@ -1,0 +1,447 @@
+"""`Recovery`: training survives device faults, and what cannot be survived ends with everything saved."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+
+from ignite.engine import Engine, Events
+
+from ignite_ipu import backend
+from ignite_ipu.checkpoints.resuming import resume_from
+from ignite_ipu.checkpoints.writing import remove_unfinished, write_checkpoint
+from ignite_ipu.events import IPUEvents
+from ignite_ipu.replay import Replay, Snapshot
+from ignite_ipu.stopping import RecoveryError, ResetNeeded, resume_command
+
+if TYPE_CHECKING:
+    from ignite_ipu.engines import IPUTrainer
+    from ignite_ipu.programs import Program
+    from ignite_ipu.session import IPUSession
+
+__all__ = ["Decision", "Recovery", "RecoveryStatus"]
+
+_logger = logging.getLogger("ignite_ipu")
+_LONGEST_WAIT = 60.0
+_KEPT_DECISIONS = 100
+
+RETRY, RESET, EXIT, STOP = "retry", "reset", "exit", "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What was done about one fault.
+
+    Attributes:
+        iteration: Of the trainer.
+        error: What PopTorch said.
+        recovery_action: The reset that PopTorch asks for; None for an unrecoverable fault.
+        attempt: How often this call has failed.
+        action: "retry" from the snapshot; "reset" by the user's hook, then retry; "exit" with the state saved, for a
+            reset that only an operator can do; "stop" with the state saved.
+        wait: Seconds waited before the retry.
+    """
+
+    iteration: int
+    error: str
+    recovery_action: Optional[str]
+    attempt: int
+    action: str
+    wait: float
+
+
+@dataclasses.dataclass
+class RecoveryStatus:
+    """What a `Recovery` handler has done so far; it is `trainer.state.recovery`.
+
+    Attributes:
+        faults: Device calls that failed.
+        recoveries: Calls that were made good.
+        replayed_calls: Calls made again for that.
+        snapshots: Snapshots taken, and the seconds that they took.
+        decisions: The newest decisions, oldest first.
+        saved: The file with the state of a run that ended early.
+    """
+
+    faults: int = 0
+    recoveries: int = 0
+    replayed_calls: int = 0
+    snapshots: int = 0
+    snapshot_seconds: float = 0.0
+    decisions: List[Decision] = dataclasses.field(default_factory=list)
+    saved: Optional[Path] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Image:
+    """A run's whole state between two iterations."""
+
+    iteration: int
+    snapshot: Snapshot
+    states: Dict[str, Any]
+    extra: Dict[str, Any]
+
+
+class Recovery:
+    """Makes device faults invisible to the run where PopTorch says how, and otherwise ends it with its state saved.
+
+    When a device call fails with IPU_RESET, the IPUs are attached again with the newest snapshot, the calls since then
+    are repeated, and the failed one is made again: weights, optimizer, random numbers, metrics and logs are those of a
+    run without the fault. Evaluations are covered, too. Other resets are the `reset` hook's business; without one the
+    state is saved and the process exits with code 76 and the command that goes on. After an unrecoverable fault, or more
+    than `retries` of one call, the state is saved and `RecoveryError` raised.
+
+    A snapshot costs one download of weights and optimizer state between two iterations, and the host's memory for them.
+    Batches since the snapshot are kept for the repetition.
+
+    Args:
+        folder: Where the state of an ended run is written, as `recovery_<iteration>.pt`.
+        to_save: What else belongs to the run's state, as for Ignite's `Checkpoint`: schedulers, for example. Trainer,
+            model and optimizer are included as "trainer", "model" and "optimizer".
+        every: Device calls between snapshots.
+        seconds: Seconds after which a snapshot is taken even before that; None for no limit.
+        batch_bytes: Memory of kept batches that calls for a snapshot even before that.
+        retries: Attempts to make one call good.
+        backoff: Seconds before the first retry, doubled for each further one, up to a minute.
+        reset: Called with PopTorch's recovery action ("PARTITION_RESET", for example) while no IPUs are held; resets
+            them, and raises if it cannot.
+        resume: "auto" to go on with the newest complete checkpoint in `folder` (this handler's, or one that a
+            `Checkpoint` with the same `to_save` wrote), "never", or a path. Done by `attach`.
+        command: The command that goes on with the run, for the message; this process's own by default.
+
+    Attributes:
+        status: What has been done so far; also the trainer's `state.recovery`.
+    """
+
+    def __init__(
+        self,
+        folder: Union[str, os.PathLike[str]],
+        to_save: Optional[Mapping[str, Any]] = None,
+        *,
+        every: int = 50,
+        seconds: Optional[float] = None,
+        batch_bytes: int = 1 << 30,
+        retries: int = 3,
+        backoff: float = 1.0,
+        reset: Optional[Callable[[str], None]] = None,
+        resume: str = "never",
+        command: Optional[str] = None,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every={every}: snapshots are taken every so many device calls, so at least 1 is needed.")
+        if retries < 0 or backoff < 0:
+            raise ValueError(f"retries={retries} and backoff={backoff} cannot be negative.")
+        self.folder = Path(folder).expanduser()
+        self.status = RecoveryStatus()
+        self._to_save = dict(to_save or {})
+        self._every, self._seconds, self._batch_bytes = every, seconds, batch_bytes
+        self._retries, self._backoff = retries, backoff
+        self._reset = reset
+        self._resume = resume
+        self._command = command
+        self._sleep: Callable[[float], None] = time.sleep
+        self._trainer: Optional[IPUTrainer] = None
+        self._image: Optional[_Image] = None
+        self._saving = threading.Lock()
+        self._draws: Dict[int, bool] = {}
+        self._interrupted: Optional[Callable[[], None]] = None
+
+    # -- attaching ------------------------------------------------------------------------------------------------
+
+    def attach(self, trainer: IPUTrainer) -> Optional[Path]:
+        """Guard this trainer's calls and those of all evaluators over its model.
+
+        Returns:
+            The checkpoint that the run goes on from, if `resume` found one.
+
+        Raises:
+            ValueError: The model has such a handler already, or `to_save` renames the trainer, model or optimizer.
+            CheckpointError: `resume` found a checkpoint that cannot be loaded.
+        """
+        session = trainer.ipu
+        if session.guard is not None:
+            raise ValueError("This trainer's device calls are guarded already: attach one Recovery handler.")
+        if session.link is None:
+            raise ValueError("Recovery guards training: attach it to an engine that create_ipu_trainer returned.")
+        own = {"trainer": trainer, "model": session.model, "optimizer": session.link.conversion.source}
+        for name, value in self._to_save.items():
+            if own.get(name, value) is not value:
+                raise ValueError(
+                    f"to_save[{name!r}] is not this trainer's: the name is taken for the run's own {name}."
+                )
+        self._trainer = trainer
+        self._session: IPUSession = session
+        self._replay = Replay(session)
+        self._others = {"trainer": trainer, **{name: value for name, value in self._to_save.items() if name not in own}}
+        self._positions: Optional[Dict[str, int]] = None
+        session.guard = self
+        trainer.state.recovery = self.status
+        trainer.add_event_handler(Events.STARTED, self._begin)
+        trainer.add_event_handler(Events.COMPLETED, self._end)
+        remove_unfinished(self.folder)
+        return resume_from(self.folder, {**own, **self._to_save}, self._resume)
+
+    def _begin(self, engine: Engine) -> None:
+        engine.state.recovery = self.status
+        self._image = None
+        self._replay.forget()
+        # Registered anew, so that they come after everybody else's: what they save is what those have left.
+        for event, handler in (
+            (Events.GET_BATCH_STARTED, self._before_batch),
+            (Events.EPOCH_COMPLETED, self._after_epoch),
+        ):
+            if engine.has_event_handler(handler, event):
+                engine.remove_event_handler(handler, event)
+            engine.add_event_handler(event, handler)
+
+    def _end(self) -> None:
+        self._image = None
+
+    def _before_batch(self, engine: Engine) -> None:
+        # The state between two epochs is the one after the first: handlers of the next one's start must not run twice.
+        if engine.state.epoch_length is None or engine.state.iteration % engine.state.epoch_length:
+            self._between_iterations()
+
+    def _after_epoch(self) -> None:
+        self._between_iterations()
+
+    def _between_iterations(self) -> None:
+        replay = self._replay
+        if replay.snapshot is None or (not replay.calls and self._image is not None):
+            due = False
+        else:
+            due = (
+                self._image is None
+                or replay.calls >= self._every
+                or replay.held_bytes >= self._batch_bytes
+                or (self._seconds is not None and replay.age >= self._seconds)
+            )
+        if due or (self._interrupted is not None and replay.calls):
+            self._take_image()
+        if self._interrupted is not None:
+            self._interrupted()
+
+    # -- device calls ---------------------------------------------------------------------------------------------
+
+    def train(self, leaves: Sequence[Any], batch: Any) -> Any:
+        """Make one training call, again and again if need be.
+
+        Raises:
+            RecoveryError: It cannot be made good; the state is saved.
+            ResetNeeded: The IPUs need a reset that no hook does; the state is saved.
+        """
+        session, replay = self._session, self._replay
+        program, link = session.training, session.link
+        assert program is not None and link is not None
+        if session.weights.training_is_stale or link.loaded or not program.ready:
+            replay.forget()
+        attempt = 0
+        while True:
+            try:
+                if attempt and replay.snapshot is not None:
+                    self.status.replayed_calls += replay.run(leaves, batch)
+                session.prepare_call(leaves, batch)
+                if replay.snapshot is None:
+                    self._take_snapshot()
+                assert program.executor is not None
+                output = program.executor(*leaves)
+                break
+            except _faults() as error:
+                attempt += 1
+                self._decide(error, attempt)
+        if attempt:
+            self._recovered()
+        replay.made(leaves)
+        return output
+
+    def evaluate(self, program: Program, call: Callable[[], Any]) -> Any:
+        """Make one inference call, again and again if need be.
+
+        Raises:
+            RecoveryError, ResetNeeded: As for `train`.
+        """
+        if self._interrupted is not None:
+            self._interrupted()
+        random_state = self._random_state(program)
+        attempt, training_is_lost = 0, False
+        while True:
+            try:
+                if training_is_lost:
+                    self._restore_training()
+                    training_is_lost = False
+                output = call()
+                break
+            except _faults() as error:
+                attempt += 1
+                training_is_lost |= self._decide(error, attempt).action == RESET
+                program.abandon()
+                program.random_state = random_state
+        if attempt:
+            self._recovered()
+        if random_state is not None and id(program) not in self._draws:
+            self._draws[id(program)] = self._random_state(program) != random_state
+        return output
+
+    def interrupt(self, leave: Optional[Callable[[], None]]) -> None:
+        """Call `leave` as soon as the state of the run can be saved: between iterations, or within an evaluation.
+
+        Args:
+            leave: Saves and raises; None to take the wish back.
+        """
+        self._interrupted = leave
+
+    def forget(self) -> None:
+        """Note that the host has set something that the device will take over."""
+        self._replay.forget()
+
+    def _random_state(self, program: Program) -> Optional[List[int]]:
+        """Return an inference program's random state; None when it draws nothing or has not run."""
+        executor = program.executor
+        if executor is None or not executor.isCompiled() or not self._draws.get(id(program), True):
+            return None
+        return list(executor.rng_state)
+
+    def _restore_training(self) -> None:
+        """Bring the training program back to where it was, after a reset that took its IPUs away, too."""
+        replay, session = self._replay, self._session
+        if replay.snapshot is None or session.training is None or session.training.executor is None:
+            return
+        self.status.replayed_calls += replay.run((), None)
+
+    # -- decisions ------------------------------------------------------------------------------------------------
+
+    def _decide(self, error: Exception, attempt: int) -> Decision:
+        """Do what a fault asks for; returns when the call is to be made again.
+
+        Raises:
+            RecoveryError, ResetNeeded: It is not.
+        """
+        assert self._trainer is not None
+        recoverable = isinstance(error, backend.poptorch().RecoverableError)
+        # PopTorch's attributes are of the class, and the next error overwrites them.
+        needed = str(getattr(error, "recovery_action", "IPU_RESET")) if recoverable else None
+        if needed is None or attempt > self._retries:
+            action = STOP
+        elif needed == "IPU_RESET":
+            action = RETRY
+        else:
+            action = EXIT if self._reset is None else RESET
+        wait = min(self._backoff * 2 ** (attempt - 1), _LONGEST_WAIT) if action in (RETRY, RESET) else 0.0
+        decision = Decision(self._trainer.state.iteration, str(error), needed, attempt, action, wait)
+        self.status.faults += 1
+        self.status.decisions[:] = [*self.status.decisions[1 - _KEPT_DECISIONS :], decision]
+        _logger.warning(
+            "Device fault at iteration %d, attempt %d of %d (%s): %s. %s",
+            decision.iteration,
+            attempt,
+            self._retries,
+            needed or "unrecoverable",
+            action,
+            error,
+        )
+        self._session.fire(IPUEvents.DEVICE_FAULT)
+        if action in (STOP, EXIT):
+            self._end_run(decision, error)
+        if wait:
+            self._sleep(wait)
+        if action == RESET:
+            self._reset_devices(decision, error)
+        return decision
+
+    def _reset_devices(self, decision: Decision, error: Exception) -> None:
+        assert self._reset is not None and decision.recovery_action is not None
+        session = self._session
+        for program in [*session.evaluations, *([session.training] if session.training else [])]:
+            program.abandon()
+        try:
+            self._reset(decision.recovery_action)
+        except Exception as failure:
+            _logger.exception("The reset hook failed.")
+            self._end_run(dataclasses.replace(decision, action=STOP), failure)
+
+    def _end_run(self, decision: Decision, error: Exception) -> None:
+        """Save the newest state, leave the model with it, and raise."""
+        path = self.save()
+        if self._replay.snapshot is not None:
+            self._replay.put_back()
+        where = f"Its state after iteration {self._image.iteration} is in {path}." if self._image and path else ""
+        if not where:
+            where = "Nothing has been trained since the run started or was resumed, so there was nothing to save."
+        again = f"Go on with: {self._command or resume_command()}"
+        if decision.action == EXIT:
+            _logger.error("The IPUs need a %s; the run ends. %s %s", decision.recovery_action, where, again)
+            raise ResetNeeded from error
+        raise RecoveryError(
+            f"A device call of iteration {decision.iteration} failed {decision.attempt} time(s), the last time with: "
+            f"{error}. {where} {again}"
+        ) from error
+
+    def _recovered(self) -> None:
+        self.status.recoveries += 1
+        _logger.info("Recovered; %d calls were repeated in this run so far.", self.status.replayed_calls)
+        self._session.fire(IPUEvents.DEVICE_RECOVERED)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def save(self) -> Optional[Path]:
+        """Write the newest state that a run can go on from; returns the file, None when there is nothing to save.
+
+        Nothing is asked of the device, and any thread may call it.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        with self._saving:
+            image = self._image
+            if image is None:
+                return None
+            path = self.folder / f"recovery_{image.iteration}.pt"
+            write_checkpoint(path, self._content(image))
+            self.status.saved = path
+        self._session.fire(IPUEvents.STATE_SAVED)
+        return path
+
+    def _content(self, image: _Image) -> Dict[str, Any]:
+        assert self._positions is not None and self._session.link is not None
+        weights: OrderedDict[str, Any] = OrderedDict(image.extra)
+        for name in weights:
+            if name in self._positions:
+                weights[name] = image.snapshot.weights[self._positions[name]]
+        return {
+            **image.states,
+            "model": weights,
+            "optimizer": self._session.link.state_dict(image.snapshot.optimizer),
+        }
+
+    def _take_snapshot(self) -> Snapshot:
+        started = time.perf_counter()
+        snapshot = self._replay.take()
+        self.status.snapshots += 1
+        self.status.snapshot_seconds += time.perf_counter() - started
+        self._session.fire(IPUEvents.SNAPSHOT_TAKEN)
+        return snapshot
+
+    def _take_image(self) -> None:
+        assert self._trainer is not None
+        snapshot = self._take_snapshot()
+        model = self._session.model
+        if self._positions is None:
+            self._positions = self._session.weights.positions(model)
+        extra = {
+            name: None if name in self._positions else copy.deepcopy(value)
+            for name, value in model.state_dict().items()
+        }
+        states = {name: copy.deepcopy(value.state_dict()) for name, value in self._others.items()}
+        self._image = _Image(self._trainer.state.iteration, snapshot, states, extra)
+
+
+def _faults() -> Any:
+    poptorch = backend.poptorch()
+    return poptorch.RecoverableError, poptorch.UnrecoverableError
