@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
@@ -214,33 +213,17 @@ class Placing:
 
 def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, training: bool, granularity: Any) -> Any:
     """Measure a micro-batch on the host, loss included."""
-    twin = _ordinary(step)
 
-    def run(*micro_batch: Any) -> Any:
-        x, *y = twin.batch(micro_batch)
-        y_pred = twin.call_model(x)
-        loss_fn = getattr(twin, "loss_fn", None)
+    def run(model: nn.Module, *micro_batch: Any) -> Any:
+        x, *y = step.batch(micro_batch)
+        y_pred = step.model_transform(step.model_fn(model, x))
+        loss_fn = getattr(step, "loss_fn", None)
         return y_pred if loss_fn is None else loss_fn(y_pred, *y)
 
     first: List[Any] = [
         leaf[: leaf.shape[0] // micro_batches] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
     ]
-    return measure(twin.model, first, granularity=granularity, training=training, call=run)
-
-
-def _ordinary(step: BatchStep) -> BatchStep:
-    """Return the step if nobody has wrapped its tensors, else a copy over the same memory with ordinary tensors."""
-    tensors = [*step.parameters(), *step.buffers()]
-    if all(type(tensor) in (torch.Tensor, nn.Parameter) for tensor in tensors):
-        return step
-    memo: Dict[int, Any] = {}
-    with torch._C.DisableTorchFunctionSubclass():
-        for tensor in tensors:
-            ordinary = torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
-            if isinstance(tensor, nn.Parameter):
-                ordinary = nn.Parameter(ordinary, torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
-            memo[id(tensor)] = ordinary
-    return copy.deepcopy(step, memo)
+    return measure(step.model, first, granularity=granularity, training=training, call=run)
 
 
 def _optimizer_location(options: Any) -> Dict[str, int]:

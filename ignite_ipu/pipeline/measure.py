@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -15,6 +15,7 @@ from .errors import PlanError
 from .layers import Granularity, select_layers
 from .profile import Profile
 from .recorder import Recorder
+from .shapes import ShapeMemory, ordinary, shape_twin
 
 Inputs = Union[Tensor, Sequence[Any], Mapping[str, Any]]
 """One tensor, the positional arguments, or the keyword arguments of a model."""
@@ -40,14 +41,31 @@ def measure(
         training: Measure in training mode, with the tensors that autograd keeps.
         fake: Propagate shapes only, which takes no memory and little time, least for a model on the meta device. A
             forward that branches on values needs False.
-        call: Called with the inputs instead of the model, which it calls: for a loss, or inputs that have to be
-            prepared.
+        call: Called with the model and the inputs, runs the model: for a loss, or inputs that have to be prepared.
 
     Raises:
         PlanError: A model whose forward runs none of the chosen layers, or that needs values while `fake` is True.
     """
-    args, kwargs = _arguments(inputs)
     names = select_layers(model, granularity)
+    run = call or _call
+    if fake:
+        # The quickest way, which most models can go; others mix in tensors of their own, or cannot be copied.
+        with suppress(Exception):
+            shapes = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, _arguments(inputs))
+            return _recorded(shape_twin(model), names, shapes, training, fake, run)
+    return _recorded(ordinary(model), names, _arguments(inputs), training, fake, run)
+
+
+def _recorded(
+    model: nn.Module,
+    names: Sequence[str],
+    arguments: Tuple[Tuple[Any, ...], Dict[str, Any]],
+    training: bool,
+    fake: bool,
+    call: Callable[..., Any],
+) -> Profile:
+    """Run the model, and leave it as it was."""
+    args, kwargs = arguments
     flags = {module: module.training for module in model.modules()}
     # Counters such as batch norm's advance even when only shapes are propagated.
     kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
@@ -58,8 +76,9 @@ def measure(
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_plain_operators())
         model.train(training)
-        recorder = Recorder(model)
-        if fake and _all_meta(model, (args, kwargs)):
+        only_shapes = fake and _all_meta(model, (args, kwargs))
+        recorder = Recorder(model, ShapeMemory().call if only_shapes else _run)
+        if only_shapes:
             stack.enter_context(torch.device("meta"))
         elif fake:
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -73,13 +92,21 @@ def measure(
         if training:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda tensor: tensor))
         try:
-            output = (call or model)(*args, **kwargs)
+            output = call(model, *args, **kwargs)
         except DataDependentOutputException as error:
             raise PlanError(
                 f"The forward of {type(model).__name__} needs the value of a tensor ({error.func}), which shapes alone "
                 "do not give. Pass fake=False to measure a real run. A compiled IPU program cannot branch on it either."
             ) from error
     return recorder.profile(output, training)
+
+
+def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return model(*args, **kwargs)
+
+
+def _run(operator: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    return operator(*args, **kwargs)
 
 
 def _arguments(inputs: Inputs) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
