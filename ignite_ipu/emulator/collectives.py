@@ -35,7 +35,7 @@ def reducer(processes: int) -> Optional[Reduce]:
 
 
 def _all_reduce(tensors: List[torch.Tensor]) -> None:
-    flat = _flatten_dense_tensors(tensors)
+    flat = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
     dist.all_reduce(flat)
-    for tensor, reduced in zip(tensors, _unflatten_dense_tensors(flat, tensors)):
+    for tensor, reduced in zip(tensors, _unflatten_dense_tensors(flat, tensors)):  # type: ignore[no-untyped-call]
         tensor.copy_(reduced)

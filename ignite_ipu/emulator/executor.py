@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from datetime import timedelta
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import faults, latency, profiling
+from ignite_ipu.emulator import faults, latency
 from ignite_ipu.emulator.arguments import Arguments, Signature, check_call, check_for_compile
 from ignite_ipu.emulator.compile_turn import compile_turn
-from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.device import Meter
-from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
-from ignite_ipu.emulator.errors import Error, cut_long_message, python_error
-from ignite_ipu.emulator.logs import limit_repeats, logger
+from ignite_ipu.emulator.enums import ConnectionType, OutputMode
+from ignite_ipu.emulator.errors import Error, backend_error, python_error
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.observation import Observation
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
 from ignite_ipu.emulator.program import Program
 from ignite_ipu.emulator.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.tracker import OptimizerTracker
 from ignite_ipu.emulator.transfer import Transfer
 from ignite_ipu.emulator.wrapping import Wrapping, fetch, is_wrapped
-
-_QUIET_SECONDS = 1.0
 
 
 class PoplarExecutor:
@@ -58,27 +54,19 @@ class PoplarExecutor:
         self._host_version = 0
         self._seen_version: Optional[int] = 0
         self._rng_state: Optional[List[int]] = None
-        self._compilation_seconds = 0.0
         self._anchored: Dict[str, torch.Tensor] = {}
-        self._edits_reported = False
         self._transfer = Transfer()
         self._latency = latency.Record()
-        # Named after the model's flag and not after the wrapper, as in PopTorch.
-        self._channel = profiling.Channel(f"poptorch.{'training' if model.training else 'inference'}Model")
+        self._observation = Observation(self._options, model.training)
         self._optimizer: Optional[OptimizerTracker] = None
         self._wrapping: Optional[Wrapping] = None
         self.per_replica_params: Dict[str, Setting] = {}
-        # Named after the model's mode, as in PopTorch: a training wrapper of a model in eval mode is an inference one here.
-        self._profiling = profiling.Channel(f"poptorch.{'training' if model.training else 'inference'}Model")
         if training:
             assert optimizer is not None
             self.setOptimizer(optimizer)
             self._wrapping = Wrapping(self._user_model, self)
             self.PoptorchParameter = self._wrapping.parameter_class
             self.PoptorchBuffer = self._wrapping.buffer_class
-        self._profiling.instrument(
-            self, "compile", "copyWeightsToDevice", "copyWeightsToHost", "destroy", "loadExecutable", "setOptimizer"
-        )
 
     # -- the user's model -----------------------------------------------------------------------------------------
 
@@ -129,7 +117,7 @@ class PoplarExecutor:
         """
         program = self._compiled("copyWeightsToHost")
         self._dirty = False
-        with self._observed("copyWeightsToHost"):
+        with self._observation.call("copyWeightsToHost"):
             program.download()
         self._host_version += 1
 
@@ -142,7 +130,9 @@ class PoplarExecutor:
         program = self._compiled("copyWeightsToDevice")
         self._dirty = False
         if program.attached:
-            with self._observed("copyWeightsToDevice"):
+            with self._observation.call("copyWeightsToDevice"):
+                if self._optimizer is not None:
+                    self._optimizer.before_weight_upload()
                 program.upload()
 
     def copyNamedBuffersToDevice(self) -> None:
@@ -193,11 +183,7 @@ class PoplarExecutor:
         if self._program is not None:
             logger.warning("Call to compile() ignored: the model is already compiled.")
             return
-        try:
-            self._compile(self._bind(args, kwargs))
-        except Error as error:
-            cut_long_message(error, self._options.log_dir)
-            raise
+        self._compile(self._bind(args, kwargs))
 
     def getTensorNames(self) -> List[str]:
         """Return the names of the compiled graph's tensors, weight gradients included when training.
@@ -232,7 +218,7 @@ class PoplarExecutor:
             raise python_error("You must compile the model before obtaining the compilation time.")
         if not self._options._show_compilation_progress_bar:
             raise python_error("Please set showCompilationProgressBar in Options to obtain the compilation time.")
-        return timedelta(seconds=self._compilation_seconds)
+        return timedelta(seconds=self._observation.compilation_seconds)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -245,12 +231,12 @@ class PoplarExecutor:
         """
         if self._options.connection_type == ConnectionType.Never:
             raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
-        try:
-            with self._profiling.tracepoint("modelExecution"):
-                return self._run(self._bind(args, kwargs))
-        except Error as error:
-            cut_long_message(error, self._options.log_dir)
-            raise
+        arguments = self._bind(args, kwargs)
+        program = self._program
+        if program is None:
+            program = self._compile(arguments)
+        with self._observation.call("modelExecution"):
+            return self._run(program, arguments)
 
     # -- devices --------------------------------------------------------------------------------------------------
 
@@ -377,10 +363,7 @@ class PoplarExecutor:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _run(self, arguments: Arguments) -> Any:
-        program = self._program
-        if program is None:
-            program = self._compile(arguments)
+    def _run(self, program: Program, arguments: Arguments) -> Any:
         if not program.attached:
             self._attach()
         if not self._training:
@@ -397,7 +380,7 @@ class PoplarExecutor:
         if graph.written_inputs:
             self._transfer.write_back(graph.written_inputs, inputs, given)
         self._after_run(program, outputs, time.perf_counter() - started)
-        return self._host_structure(program, outputs)
+        return program.returned(outputs)
 
     def _bind(self, args: Any, kwargs: Any) -> Arguments:
         return self._signature.bind(args, kwargs)
@@ -413,30 +396,25 @@ class PoplarExecutor:
     def _compile(self, arguments: Arguments, adopt: Optional[Callable[[Program], None]] = None) -> Program:
         """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
         check_for_compile(arguments)
-        started = time.perf_counter()
-        progress = CompilationProgressBar(_QUIET_SECONDS) if self._options._show_compilation_progress_bar else None
-        if progress is not None:
-            progress(0, 2)
-        limit_repeats(self._options.max_repeat_logs)
         self._options._check_at_compile(self._training)
-        with self._observed("modelCompilation"), compile_turn(self._options, self._model):
-            program = Program(
-                model=self._model,
-                arguments=arguments,
-                options=self._options,
-                training=self._training,
-                optimizer=self._optimizer,
-                per_replica=self.per_replica_params,
-                meter=self._meter,
-            )
-        if adopt is not None:
-            adopt(program)
-        self._compilation_seconds = time.perf_counter() - started
+        for tensor in (*self._user_model.parameters(), *self._user_model.buffers()):
+            fetch(tensor)
+        with self._observation.compilation() as progress:
+            with compile_turn(self._options, self._model):
+                program = Program(
+                    model=self._model,
+                    arguments=arguments,
+                    options=self._options,
+                    training=self._training,
+                    optimizer=self._optimizer,
+                    per_replica=self.per_replica_params,
+                    meter=self._meter,
+                )
+            if adopt is not None:
+                adopt(program)
+            self._observation.report = program.report
+        progress(1, 2)
         self._program = program
-        if program.report is not None:
-            program.report.add("modelCompilation", started, time.perf_counter())
-        if progress is not None:
-            progress(1, 2)
         self._meter.add(compiles=1)
         if self._wrapping is not None and not is_wrapped(self._user_model):
             self._wrapping.wrap_tensors(self._user_model)
@@ -446,24 +424,12 @@ class PoplarExecutor:
         except Error:
             self._program = None
             raise
-        if progress is not None:
-            progress(2, 2)
+        progress(2, 2)
         return program
-
-    @contextlib.contextmanager
-    def _observed(self, what: str) -> Iterator[None]:
-        """Put the `with` block on the timelines that are wanted, and the text of a very long error into a file."""
-        report = None if self._program is None else self._program.report
-        with self._channel.tracepoint(what), contextlib.nullcontext() if report is None else report.host_call(what):
-            try:
-                yield
-            except Error as error:
-                cut_long_message(error, self._options.log_dir)
-                raise
 
     def _attach(self) -> None:
         program = self._compiled("attachToDevice")
-        with self._observed("attachToDevice"):
+        with self._observation.call("attachToDevice"):
             program.attach(self)
         if self._rng_state is not None:
             program.random.write(self._rng_state)
@@ -476,19 +442,9 @@ class PoplarExecutor:
         fetch(self._model)
         trainer = self._model._poptorch_holder()
         version = None if trainer is None else trainer._host_version
-        if version != self._seen_version or (trainer is None and self._seen_version != -1):
+        if version != self._seen_version:
             self.copyWeightsToDevice()
-            self._seen_version = -1 if trainer is None else version
-
-    def _report_edits(self, program: Program) -> None:
-        edited = [] if self._edits_reported else program.edited_on_host()
-        if edited:
-            self._edits_reported = True
-            logger.warning(
-                "%s: edited on the host since the weights last crossed, and never uploaded: the device went on with its "
-                "own values, which now replace the edit. Call copyWeightsToDevice() after editing weights.",
-                ", ".join(edited),
-            )
+            self._seen_version = version
 
     def _fail_on_demand(self) -> None:
         fault = faults.next_fault()
@@ -503,7 +459,7 @@ class PoplarExecutor:
 
     def _leave_device(self, program: Program) -> None:
         if program.report is not None and not program.report.first_run_is_ahead:
-            program.report.write(program, self._meter.own, self._compilation_seconds)
+            program.report.write(program, self._meter.own, self._observation.compilation_seconds)
         program.detach()
         if self._optimizer is not None:
             self._optimizer.leave_device()
@@ -521,21 +477,10 @@ class PoplarExecutor:
             self._optimizer.after_run()
         self._anchored = program.anchored(outputs)
         arithmetic = program.batching
-        self._latency.set(
-            len(program.graph.inputs),
-            arithmetic.micro_batches,
-            len(outputs),
-            arithmetic.returned,
-            seconds,
-        )
+        inputs = len(program.graph.inputs)
+        self._latency.set(inputs, arithmetic.micro_batches, len(outputs), arithmetic.returned, seconds)
         updates = arithmetic.device_iterations if self._training else 0
         self._meter.add(device_calls=1, micro_batches=arithmetic.micro_batches, optimizer_updates=updates)
-
-    def _host_structure(self, program: Program, outputs: List[torch.Tensor]) -> Any:
-        results = program.results(outputs)
-        for result in results:
-            result.backward = _refuse_backward  # type: ignore[method-assign, assignment]
-        return replace_tensors(program.graph.structure, iter(results))
 
     def _save_device_state(self) -> None:
         program = self._compiled("detachFromDevice")
@@ -554,10 +499,3 @@ def _resolved(options: Optional[Options], training: bool) -> Options:
     own._resolve_anchors()
     own._freeze()
     return own
-
-
-def _refuse_backward(*args: Any, **kwargs: Any) -> None:
-    raise python_error(
-        "backward() cannot be called explicitly on outputs of a PopTorch model: the compiled training step has already "
-        "computed the gradients and updated the weights."
-    )

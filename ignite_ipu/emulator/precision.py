@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ class Precision:
     Attributes:
         policy: What autocasting casts where a model switches it on; None forbids autocasting.
         floating_point_exceptions: Whether an invalid operation, a division by zero or an overflow stops the run.
-        stochastic_rounding: Whether half weights are rounded at random when they are updated.
+        stochastic_rounding: Whether half weights and optimizer state are rounded at random when they are updated.
     """
 
     policy: Optional[Policy] = dataclasses.field(default_factory=Policy)
@@ -152,35 +152,10 @@ def round_stochastically(values: torch.Tensor, generator: Optional[torch.Generat
     return torch.where(exact | (draw >= chance), nearest, other)
 
 
-class _Updates(Protocol):
-    def update(self, grads: Sequence[Optional[torch.Tensor]]) -> None: ...
-
-
-class StochasticUpdates:
-    """An optimizer whose updates of half weights are rounded at random.
-
-    The optimizer inside works on float32 copies; what it makes of them is rounded back into the weights.
-
-    Args:
-        weights: The weights on the device, by name.
-        optimizer: Makes the optimizer for the weights it is given.
-    """
-
-    def __init__(
-        self, weights: Mapping[str, torch.Tensor], optimizer: Callable[[Mapping[str, torch.Tensor]], _Updates]
-    ) -> None:
-        self._half = [(name, weight) for name, weight in weights.items() if weight.dtype is torch.float16]
-        self._wide = {name: weight.detach().float() for name, weight in self._half}
-        self._optimizer = optimizer({**weights, **self._wide})
-
-    def update(self, grads: Sequence[Optional[torch.Tensor]]) -> None:
-        """Update the weights from their reduced, unscaled gradients."""
-        for name, weight in self._half:
-            self._wide[name].copy_(weight)
-        self._optimizer.update([None if grad is None else grad.float() for grad in grads])
-        for name, weight in self._half:
-            # Drawn from the stream that is current: the device's.
-            weight.copy_(round_stochastically(self._wide[name]))
+def store_stochastically(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Round float32 values at random into float16 tensors, drawing from the stream that is current: the device's."""
+    for half, value in zip(to, values):
+        half.copy_(round_stochastically(value))
 
 
 def _widened(value: Any) -> Any:

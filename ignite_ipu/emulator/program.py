@@ -5,25 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Collection, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import torch
 from torch import nn
 
 from ignite_ipu.emulator import batching, collectives, loss_scaling, precision
 from ignite_ipu.emulator.arguments import Arguments
+from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.executable import Executable
-from ignite_ipu.emulator.optim import foreach
 from ignite_ipu.emulator.graph_dump import dump
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.optim import foreach
 from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.placement import Placement
-from ignite_ipu.emulator.report import report_for
 from ignite_ipu.emulator.random_stream import RandomStream
 from ignite_ipu.emulator.replica_groups import ReplicaGroups, Setting
+from ignite_ipu.emulator.report import report_for
 from ignite_ipu.emulator.tracing import tensor_names, trace
 from ignite_ipu.emulator.training_step import Optimizer, TrainingStep
 from ignite_ipu.emulator.wrapping import plain, storage, version
@@ -134,6 +136,7 @@ class Program:
         self._step: Optional[TrainingStep] = None
         self._device: Optional[Device] = None
         self._host_versions: Dict[str, int] = {}
+        self._edits_reported = False
         graph = self.graph
         self.needs_ipu = training or bool(
             [place for place in graph.positions if place is not None]
@@ -198,9 +201,11 @@ class Program:
     def run(self, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
         """Run one call and return everything the graph returns, stacked."""
         executable = self._executable
-        assert executable is not None
+        if executable is None:
+            return []  # forward returns constants alone
         if self._synthetic:
-            inputs = [_synthetic(value) for value in inputs]
+            with self.random.drawn():
+                inputs = [_synthetic(value) for value in inputs]
         with contextlib.nullcontext() if self.report is None else self.report.profiled(self, executable, self._step):
             return executable.infer(inputs) if self._step is None else executable.train(inputs, self._step)
 
@@ -234,6 +239,7 @@ class Program:
         executable = self._executable
         if executable is None:
             return
+        self._report_edits()
         moved = 0
         with torch.no_grad():
             for name in executable.weights:
@@ -251,17 +257,30 @@ class Program:
         self._host_versions = self._versions()
         self._meter.add(weight_downloads=1, weight_download_bytes=moved)
 
-    def edited_on_host(self) -> List[str]:
-        """Return the parameters and buffers that somebody else changed on the host since they last crossed."""
-        known = self._host_versions
-        return [name for name, count in self._versions().items() if known.get(name, count) != count]
+    def memory(self) -> Dict[str, int]:
+        """Return how many bytes the device holds of what kind; nothing while it is not attached."""
+        executable = self._executable
+        if executable is None:
+            return {}
+        return {
+            "weights": sum(weight.nbytes for weight in executable.weights.values()),
+            "buffers": sum(buffer.nbytes for own in executable.buffers for buffer in own.values()),
+            "constants": sum(constant.nbytes for constant in self.graph.constants),
+            "optimizer_state": 0 if self._step is None else self._step.optimizer.state_bytes,
+        }
 
     # -- results --------------------------------------------------------------------------------------------------
 
-    def results(self, outputs: List[torch.Tensor]) -> List[torch.Tensor]:
-        """Return the tensors of forward's structure, from what `run` returned."""
+    def returned(self, outputs: List[torch.Tensor]) -> Any:
+        """Return what forward returns, with the tensors of this call, from what `run` returned."""
         graph = self.graph
-        return [graph.frozen[index] if place is None else outputs[place] for index, place in enumerate(graph.positions)]
+        results = [
+            graph.frozen[index].clone() if place is None else outputs[place]
+            for index, place in enumerate(graph.positions)
+        ]
+        for result in results:
+            result.backward = _refuse_backward  # type: ignore[method-assign]
+        return replace_tensors(graph.structure, iter(results))
 
     def anchored(self, outputs: List[torch.Tensor]) -> Dict[str, torch.Tensor]:
         """Return the anchored tensors of the last run, by short name."""
@@ -300,6 +319,18 @@ class Program:
         )
         step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
         return step
+
+    def _report_edits(self) -> None:
+        """Warn, once, of parameters and buffers that were changed on the host since they last crossed."""
+        now = self._versions()
+        edited = [name for name, count in self._host_versions.items() if now[name] != count]
+        if edited and not self._edits_reported:
+            self._edits_reported = True
+            logger.warning(
+                "%s: edited on the host since the weights last crossed, and never uploaded. The device went on with "
+                "its own values, and these replace the edit now: call copyWeightsToDevice() after editing weights.",
+                ", ".join(edited),
+            )
 
     def _versions(self) -> Dict[str, int]:
         graph = self.graph
@@ -356,3 +387,10 @@ def options_name(options: Options, training: bool) -> str:
     if options.exists("model_name"):
         return str(options("model_name"))
     return "training" if training else "inference"
+
+
+def _refuse_backward(*args: Any, **kwargs: Any) -> None:
+    raise python_error(
+        "backward() cannot be called explicitly on outputs of a PopTorch model: the compiled training step has already "
+        "computed the gradients and updated the weights."
+    )

@@ -23,9 +23,10 @@ from ignite_ipu.emulator.version import __version__
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.device import Counters
-    from ignite_ipu.emulator.executable import Executable, TrainingStep
+    from ignite_ipu.emulator.executable import Executable
     from ignite_ipu.emulator.options import Options
     from ignite_ipu.emulator.program import Program
+    from ignite_ipu.emulator.training_step import TrainingStep
 
 ENGINE_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PROFILE, TIMELINE = "profile.json", "timeline.json"

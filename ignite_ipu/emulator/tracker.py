@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional
+from typing import Collection, Dict, Mapping, Optional
 
 import torch
 from torch import nn
 
+from ignite_ipu.emulator import loss_scaling
 from ignite_ipu.emulator.device import Meter
 from ignite_ipu.emulator.enums import MeanReductionStrategy
+from ignite_ipu.emulator.optim import foreach
 from ignite_ipu.emulator.optim.attribute_tracker import AttributeTracker
 from ignite_ipu.emulator.optim.description import OptimizerDescription, describe
 from ignite_ipu.emulator.optim.device_optimizer import DeviceOptimizer
@@ -34,6 +36,7 @@ class OptimizerTracker:
         self._attributes = AttributeTracker(options)
         self._optimizer = optimizer
         self._compiled: Optional[OptimizerDescription] = None
+        self._compiled_strategy = MeanReductionStrategy.Post
         self._device: Optional[DeviceOptimizer] = None
         self._description = self._read(optimizer)
         self._take(optimizer)
@@ -42,11 +45,6 @@ class OptimizerTracker:
     def description(self) -> OptimizerDescription:
         """The optimizer as it was last read."""
         return self._description
-
-    @property
-    def loss_scaling(self) -> float:
-        """The factor on the loss gradient."""
-        return self._description.loss_scaling.value
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
         """Read an optimizer again, or another one in its place, and send what changed.
@@ -57,6 +55,7 @@ class OptimizerTracker:
         """
         description = self._read(optimizer)
         if self._compiled is not None:
+            description.check_strategy(self._compiled_strategy)
             self._compiled.check_replacement(description)
             description.check_backend()
         if optimizer is not self._optimizer:
@@ -83,6 +82,7 @@ class OptimizerTracker:
                     raise KeyError(id(parameter))
         self._description.check_backend()
         self._compiled = self._description
+        self._compiled_strategy = self.reduction_strategy()
 
     def reduction_strategy(self) -> MeanReductionStrategy:
         """Return how means are accumulated: float16 accumulators need a running one."""
@@ -91,21 +91,45 @@ class OptimizerTracker:
         return MeanReductionStrategy(self._options.Training.meanAccumulationAndReplicationReductionStrategy)
 
     def on_device(
-        self, weights: Mapping[str, torch.Tensor], parameters: Mapping[str, nn.Parameter]
+        self,
+        weights: Mapping[str, torch.Tensor],
+        parameters: Mapping[str, nn.Parameter],
+        per_replica: Collection[str],
+        store: foreach.Store,
     ) -> DeviceOptimizer:
-        """Return the optimizer that updates these weights, with the state that the host has for it."""
+        """Return the optimizer that updates these weights, with the state that the host has for it.
+
+        Args:
+            weights: The trainable weights on the device, by name.
+            parameters: The host's parameters that they are copies of.
+            per_replica: Names of weights with a value for each group of replicas.
+            store: Rounds float32 results to float16.
+        """
         group_of = {
             id(parameter): index
             for index, group in enumerate(self._optimizer.param_groups)
             for parameter in group["params"]
         }
         groups: Groups = {name: group_of.get(id(parameters[name])) for name in weights}
-        self._device = DeviceOptimizer(self._description, dict(weights), groups)
+        self._device = DeviceOptimizer(
+            self._description,
+            dict(weights),
+            groups,
+            per_replica=[name for name in weights if name in per_replica],
+            store=store,
+        )
         self._meter.add(optimizer_uploads=1)
         self.send_pending_state()
         if isinstance(self._optimizer, PoptorchOptimizer):
             self._optimizer._device_is_newer()
         return self._device
+
+    def before_weight_upload(self) -> None:
+        """Read the state back before weights are uploaded, which sets that of a plain torch optimizer to its start."""
+        if isinstance(self._optimizer, PoptorchOptimizer):
+            self._optimizer._read_back()
+        elif self._device is not None:
+            self._device.restart()
 
     def send_pending_state(self) -> bool:
         """Upload a state that was loaded since the last run, and tell whether there was one."""
@@ -157,9 +181,6 @@ class OptimizerTracker:
             optimizer._attach_to(self)
 
     def _read(self, optimizer: torch.optim.Optimizer) -> OptimizerDescription:
-        description = describe(optimizer, self._automatic_loss_scaling())
+        description = describe(optimizer, loss_scaling.enabled(self._options))
         self._attributes.check(optimizer, description)
         return description
-
-    def _automatic_loss_scaling(self) -> bool:
-        return bool(self._options._Popart.options.get("automaticLossScalingSettings.enabled", False))

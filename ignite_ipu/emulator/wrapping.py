@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _ORIGINAL = "_poptorch_original_class"
+_HOLDER = "_poptorch_holder_reference"
 _FETCHES = frozenset({"_parameters", "_buffers", "forward"})
 
 
@@ -39,7 +40,7 @@ class Wrapping:
         self._holder = weakref.ref(holder)
         self._tensor_classes: Dict[type, type] = {}
         for name, buffer in model.named_buffers():
-            if type(buffer) is not torch.Tensor:
+            if _original(buffer) is not torch.Tensor:
                 raise python_error(
                     f"All buffers must be an instance of torch.Tensor; {name} is a {type(buffer).__qualname__}. "
                     "Register parameters with register_parameter."
@@ -52,11 +53,14 @@ class Wrapping:
         model.__class__ = _model_class(original, self._holder)
 
     def wrap_tensors(self, model: nn.Module) -> None:
-        """Change the class of every parameter and buffer of `model`."""
+        """Change the class of every parameter and buffer of `model`, also where it is that of an earlier executor."""
         for tensor in (*model.parameters(), *model.buffers()):
-            if not hasattr(type(tensor), _ORIGINAL):
-                self._tensors.append((tensor, type(tensor)))
-                tensor.__class__ = self._tensor_class(type(tensor))
+            fetch(tensor)
+            original = _original(tensor)
+            wrapped = self._tensor_class(original)
+            if type(tensor) is not wrapped:
+                self._tensors.append((tensor, original))
+                tensor.__class__ = wrapped
 
     def undo(self) -> None:
         """Give the model and its tensors their own classes back.
@@ -67,17 +71,19 @@ class Wrapping:
         model = self._model()
         if model is None:
             return
+        self.undo_tensors()
         if not is_wrapped(model):
             raise python_error(
                 f"Cannot unwrap {type(model).__qualname__}: model was never wrapped, or was unwrapped before."
             )
         model.__class__ = getattr(type(model), _ORIGINAL)
-        self.undo_tensors()
 
     def undo_tensors(self) -> None:
-        """Give the tensors their own classes back."""
+        """Give the tensors their own classes back, unless another executor has taken them over."""
+        own = self._tensor_classes.values()
         for tensor, original in self._tensors:
-            object.__setattr__(tensor, "__class__", original)
+            if type(tensor) in own:
+                object.__setattr__(tensor, "__class__", original)
         self._tensors.clear()
 
     def _tensor_class(self, original: type) -> type:
@@ -91,6 +97,19 @@ def is_wrapped(model: Any) -> bool:
     return hasattr(type(model), _ORIGINAL)
 
 
+def fetch(tensor: torch.Tensor) -> None:
+    """Download the newest values of a parameter or buffer if the executor that it is tied to has them."""
+    holder = getattr(type(tensor), _HOLDER, None)
+    if holder is not None:
+        _fetch(holder)
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return PyTorch's count of the changes made to a tensor, without asking the device for newer values."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return int(torch.Tensor._version.__get__(tensor))  # type: ignore[attr-defined]
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as an ordinary tensor, without asking the device for newer values."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -101,6 +120,11 @@ def storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as a tensor through which writing does not count as an edit of the original."""
     with torch._C.DisableTorchFunctionSubclass():
         return torch.Tensor.data.__get__(tensor).as_subclass(torch.Tensor)  # type: ignore[attr-defined, no-any-return]
+
+
+def _original(tensor: torch.Tensor) -> type:
+    original: type = getattr(type(tensor), _ORIGINAL, type(tensor))
+    return original
 
 
 def _fetch(holder: Callable[[], Optional[Holder]]) -> None:
@@ -129,14 +153,13 @@ def _tensor_class(original: Type[torch.Tensor], holder: Callable[[], Optional[Ho
             _fetch(holder)
             unwrapped = plain(self)
             if parameter:
-                return torch.nn.Parameter(unwrapped, object.__getattribute__(self, "requires_grad")).__reduce_ex__(
-                    protocol
-                )
-            return unwrapped.__reduce_ex__(protocol)
+                unwrapped = torch.nn.Parameter(unwrapped, object.__getattribute__(self, "requires_grad"))
+            return unwrapped.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     Wrapped.__name__ = "PoptorchParameter" if parameter else "PoptorchBuffer"
     Wrapped.__qualname__ = Wrapped.__name__
     setattr(Wrapped, _ORIGINAL, original)
+    setattr(Wrapped, _HOLDER, staticmethod(holder))
     return Wrapped
 
 
@@ -164,10 +187,13 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
         def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
             _fetch(holder)
             state = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
-            aliases: Dict[int, torch.Tensor] = {}
+            seen: Dict[Any, torch.Tensor] = {}
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    state[key] = aliases.setdefault(id(value), plain(value))
+                    unwrapped = plain(value)
+                    memory = (unwrapped.data_ptr(), unwrapped.shape, unwrapped.stride(), unwrapped.dtype)
+                    # Empty tensors have no memory to be told apart by.
+                    state[key] = seen.setdefault(memory, unwrapped) if unwrapped.numel() else unwrapped
             return state
 
         def __reduce_ex__(self, protocol: Any) -> Any:

@@ -144,6 +144,14 @@ class DeviceOptimizer:
             self.loss_scaling = new.loss_scaling.value
         self._description = new
 
+    def restart(self) -> None:
+        """Set the state to what it was before the first update."""
+        self._work, self._missing = [], None
+        for slot in self._slots:
+            slot.states = self._fresh_states(slot.weight, slot.group)
+            slot.steps, slot.in_force = 0, None
+        self._first_values = {slot.group: self._description.values(slot.group) for slot in self._slots}
+
     @torch.no_grad()
     def read_state(self) -> IpuState:
         """Return copies of the state by name, and the variable hyper-parameters by name."""

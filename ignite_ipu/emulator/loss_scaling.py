@@ -1,0 +1,104 @@
+"""Automatic loss scaling: the factor on the loss gradient follows the size of the float16 gradients it leads to.
+
+The rule is PopART's. Elements of float16 weight gradients are counted, over all micro-batches and replicas of an
+update; those beyond `binEdgeLocation` (an eighth) of float16's range, infinities and NaN are large ones. After the
+update, if the proportion of large elements exceeds `thresholdUpperCountProportion` (1e-7) the factor is halved, else
+doubled; `updatePeriod` (1) says after how many updates that is looked at. An update is never skipped: an infinity
+reaches the weights, as on the device. The factor stays between 2^-24 and 2^15, float16's smallest value and its
+largest power of two. PopART can also track other gradients than those of weights; here they are not looked at.
+
+Source: PopART's session options, `automaticLossScalingSettings`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
+
+import torch
+
+from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.logs import logger
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.options import Options
+
+SMALLEST, LARGEST = 2.0**-24, 2.0**15
+_PREFIX = "automaticLossScalingSettings."
+_HALF_RANGE = torch.finfo(torch.float16).max
+
+
+class AutomaticLossScaling:
+    """Counts gradient elements and says what the next loss scaling is.
+
+    Args:
+        bin_edge: From which proportion of float16's range an element is large.
+        threshold: Proportion of large elements above which the factor is halved.
+        period: Updates between two looks at the count.
+
+    Raises:
+        Error: An argument is out of its range.
+    """
+
+    def __init__(self, bin_edge: float = 0.125, threshold: float = 1e-7, period: int = 1) -> None:
+        for name, value in (("binEdgeLocation", bin_edge), ("thresholdUpperCountProportion", threshold)):
+            if not 0 <= value <= 1:
+                raise backend_error(f"{_PREFIX}{name} must be between 0 and 1, and it is {value}.")
+        if period < 1:
+            raise backend_error(f"{_PREFIX}updatePeriod must be at least 1, and it is {period}.")
+        self._edge = bin_edge * _HALF_RANGE
+        self._threshold = threshold
+        self._period = period
+        self._updates = 0
+        self._counts = torch.zeros(2, dtype=torch.float64)
+
+    def look(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Count the elements of one micro-batch's gradients, scaled as the device has them."""
+        for gradient in gradients:
+            if gradient.dtype is torch.float16:
+                # Written so that NaN counts as large.
+                small = int((gradient.abs() <= self._edge).sum())
+                self._counts += torch.tensor([gradient.numel() - small, gradient.numel()], dtype=torch.float64)
+
+    def after_update(self, scaling: float, reduce: Optional[Callable[[List[torch.Tensor]], None]] = None) -> float:
+        """Return the loss scaling of the next update.
+
+        Args:
+            scaling: The present one.
+            reduce: Adds up tensors over the other processes in place.
+        """
+        self._updates += 1
+        if self._updates % self._period:
+            return scaling
+        counts, self._counts = self._counts, torch.zeros(2, dtype=torch.float64)
+        if reduce is not None:
+            reduce([counts])
+        large, total = counts.tolist()
+        if total == 0:
+            return scaling
+        if large / total > self._threshold:
+            return max(scaling / 2, SMALLEST)
+        return max(scaling, min(scaling * 2, LARGEST))
+
+
+def from_options(options: Options) -> Optional[AutomaticLossScaling]:
+    """Return the automatic loss scaling that the options ask for; None when they do not.
+
+    Raises:
+        Error: One of its settings is out of range.
+    """
+    value = options._Popart._value
+    if not enabled(options):
+        return None
+    for name in ("gradientTensorTrackingMethod", "toTrackTensors"):
+        if value(_PREFIX + name) is not None:
+            logger.warning("%s%s: the emulator tracks the gradients of all float16 weights instead.", _PREFIX, name)
+    return AutomaticLossScaling(
+        float(value(_PREFIX + "binEdgeLocation", 0.125)),
+        float(value(_PREFIX + "thresholdUpperCountProportion", 1e-7)),
+        int(value(_PREFIX + "updatePeriod", 1)),
+    )
+
+
+def enabled(options: Options) -> bool:
+    """Tell whether `Options.Training.setAutomaticLossScaling` was called with a true value."""
+    return bool(options._Popart._value(_PREFIX + "enabled", False))
