@@ -185,8 +185,8 @@ def _kind(value: ast.expr, names: Names) -> Optional[Holding]:
         return None
     if called in _CONTAINERS:
         return Holding.MODULES
-    if called == "torch.nn.Parameter":
-        return Holding.PARAMETER
+    if called in ("torch.nn.Parameter", "torch.nn.Buffer"):
+        return Holding.PARAMETER if called.endswith("Parameter") else Holding.BUFFER
     if called in _FACTORIES:
         return Holding.PLAIN_TENSOR
     if called.startswith("torch.nn.") and called.rsplit(".", 1)[1][:1].isupper():

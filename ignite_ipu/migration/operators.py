@@ -1,12 +1,15 @@
 """Which of torch's operators and layers PopTorch 3.3 compiles, and the arguments it does not take.
 
-Source: PopTorch user guide, "IPU supported operations". Operators that only rearrange or combine listed ones work too;
-those that are met most often are listed separately, so that what is reported is worth reading.
+The emulator's table says which operators are supported; it checks the kernels of a traced model, while here are names
+as people write them, some of which PyTorch makes of several supported operators.
+
+Source: PopTorch user guide, "Supported operations".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Callable, Dict, FrozenSet, Optional, Tuple
 
 
@@ -14,54 +17,19 @@ def _words(text: str) -> FrozenSet[str]:
     return frozenset(text.split())
 
 
-_OPERATORS = _words(
-    "arange full full_like ones ones_like zeros zeros_like fill fill_ new_ones new_zeros bincount bucketize cat "
-    "chunk gather index_select index_reduce reshape roll scatter scatter_add scatter_reduce stack split squeeze t "
-    "take_along_dim transpose unbind unsqueeze where expand expand_as masked_fill index_fill bernoulli randn normal "
-    "rand uniform exponential abs acos acosh add addcdiv amax amin asin asinh atan atanh bitwise_and bitwise_not "
-    "bitwise_or bitwise_xor cdist ceil clamp clamp_max clamp_min cos cosh div exp expm1 floor floor_divide fmod "
-    "frac log log10 log1p log2 logical_and logical_or mul norm neg pow reciprocal remainder round rsqrt sigmoid "
-    "sign sin sinh sqrt square sub tan tanh true_divide trunc all any argmax argmin count_nonzero mean median prod "
-    "logsumexp std std_mean sum var var_mean eq ge gt le lt max min ne isnan topk argsort randperm sort linalg.norm "
-    "linalg.matrix_norm linalg.vector_norm addmm matmul bmm cumsum cumprod cross meshgrid cartesian_prod tensordot"
-)
-# Made of the above: shape changes, casts, copies, aliases and simple compositions.
+# Operators and layers that PyTorch makes of listed ones, so that the emulator's table need not name them.
 _COMPOSED = _words(
-    "view view_as reshape_as flatten unflatten permute movedim moveaxis swapaxes swapdims contiguous clone detach "
-    "detach_ to type type_as float half int long bool short double char byte size dim repeat tile narrow select "
-    "unfold concat concatenate hstack vstack dstack flip copy_ zero_ mm mv dot outer einsum baddbmm addcmul lerp "
-    "broadcast_to broadcast_tensors empty empty_like new_empty new_full new_tensor tensor as_tensor linspace eye "
-    "randn_like rand_like requires_grad_ softmax log_softmax relu relu_ gelu silu elu selu celu leaky_relu mish "
-    "hardtanh softplus softsign softshrink hardshrink sigmoid_ tanh_ prelu rrelu threshold dropout subtract "
-    "multiply divide negative absolute clip logical_not logical_xor not_equal greater less greater_equal less_equal "
-    "rsub tril triu diagonal diag bernoulli_ normal_ uniform_ exponential_ cuda max_pool1d max_pool2d index_add "
-    "masked_fill_ conv1d conv2d conv3d from_numpy randint maximum minimum batch_norm layer_norm"
+    "absolute clip concat concatenate cosine_similarity cuda diag divide dstack einsum flip from_numpy greater "
+    "greater_equal hstack less less_equal logsigmoid multiply negative normalize not_equal outer "
+    "pairwise_distance relu6 scaled_dot_product_attention softmin subtract tanhshrink tile vstack"
 )
-_FUNCTIONAL = _words(
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d max_pool3d "
-    "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d pad elu celu gelu "
-    "hardshrink leaky_relu log_softmax mish relu relu_ relu6 selu silu sigmoid softmax softplus softsign softshrink "
-    "tanh prelu rrelu hardtanh threshold glu batch_norm layer_norm group_norm instance_norm linear bilinear dropout "
-    "embedding embedding_bag one_hot l1_loss mse_loss cross_entropy nll_loss binary_cross_entropy kl_div "
-    "poisson_nll_loss hinge_embedding_loss binary_cross_entropy_with_logits smooth_l1_loss soft_margin_loss "
-    "cosine_embedding_loss margin_ranking_loss triplet_margin_loss ctc_loss interpolate upsample normalize "
-    "cosine_similarity pairwise_distance scaled_dot_product_attention logsigmoid softmin tanhshrink"
+_COMPOSED_LAYERS = _words(
+    "Buffer CosineSimilarity Flatten GLU LogSigmoid ModuleDict ModuleList MultiheadAttention PairwiseDistance "
+    "Parameter ParameterDict ParameterList ReLU6 Softmin Tanhshrink Transformer TransformerDecoder "
+    "TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer Unflatten UninitializedBuffer "
+    "UninitializedParameter"
 )
-_LAYERS = _words(
-    "Module Sequential ModuleList ModuleDict ParameterList ParameterDict Parameter Conv1d Conv2d Conv3d "
-    "ConvTranspose1d ConvTranspose2d ConvTranspose3d MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d "
-    "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d ReflectionPad1d ReflectionPad2d ReplicationPad1d "
-    "ReplicationPad2d ReplicationPad3d ZeroPad2d ConstantPad1d ConstantPad2d ConstantPad3d ELU CELU GELU Hardshrink "
-    "LeakyReLU LogSoftmax Mish ReLU SELU SiLU Sigmoid Softmax Softplus Softsign Softshrink Tanh PReLU RReLU "
-    "Hardtanh Threshold BatchNorm1d BatchNorm2d BatchNorm3d LayerNorm GroupNorm InstanceNorm1d InstanceNorm2d "
-    "InstanceNorm3d RNN GRU LSTM Identity Linear Bilinear Dropout Embedding EmbeddingBag L1Loss MSELoss "
-    "CrossEntropyLoss NLLLoss BCELoss KLDivLoss PoissonNLLLoss HingeEmbeddingLoss BCEWithLogitsLoss SmoothL1Loss "
-    "SoftMarginLoss CosineEmbeddingLoss MarginRankingLoss TripletMarginLoss CTCLoss Upsample "
-    # Made of listed ones.
-    "Flatten Unflatten ReLU6 GLU LogSigmoid Softmin Tanhshrink CosineSimilarity PairwiseDistance MultiheadAttention "
-    "TransformerEncoderLayer TransformerEncoder TransformerDecoderLayer TransformerDecoder Transformer"
-)
-_OTHER_PREFIXES = (
+_NO_OPERATORS = (
     "torch.nn.init.",
     "torch.utils.",
     "torch.distributions.",
@@ -70,25 +38,38 @@ _OTHER_PREFIXES = (
 )
 
 
+@lru_cache(maxsize=None)
+def _supported() -> Tuple[FrozenSet[str], FrozenSet[str]]:
+    """Return the operators and the layers that work."""
+    # Imported here: the emulator imports torch, which files without a model do not need.
+    from ignite_ipu.emulator.operator_table import DECOMPOSED, KERNELS, MODULES, MOVEMENT, TENSOR_OPERATORS
+
+    listed = {
+        name.split(".", 1)[1] if name.startswith("Tensor.") else name
+        for group in TENSOR_OPERATORS.values()
+        for name in group
+    }
+    computed = {word for group in MODULES.values() for words in group.values() for word in words.split()}
+    names = {name.rstrip("_") for name in {*listed, *MOVEMENT, *DECOMPOSED, *KERNELS, *computed, *_COMPOSED}}
+    layers = {name for group in MODULES.values() for name in group}
+    return frozenset(names), frozenset(layers | _COMPOSED_LAYERS)
+
+
+@lru_cache(maxsize=None)
 def is_supported(name: str) -> bool:
     """Whether an operator (`torch.x`, `Tensor.x`, `torch.nn.functional.x`) or layer (`torch.nn.X`) should compile.
 
     Names that are no operators count as supported: there is nothing to compile.
     """
+    if name.startswith(_NO_OPERATORS) or name.startswith("torch.nn.utils."):
+        return True
+    operators, layers = _supported()
+    last = name.rsplit(".", 1)[1]
     if name.startswith("torch.nn.functional."):
-        return name.rsplit(".", 1)[1] in _FUNCTIONAL | _OPERATORS | _COMPOSED
-    if name.startswith("torch.nn.utils."):
-        return True
-    if name.startswith("torch.nn.") and name.count(".") == 2:
-        last = name.rsplit(".", 1)[1]
-        return last in _LAYERS or not last[:1].isupper()
-    if name.startswith(_OTHER_PREFIXES):
-        return True
-    operator = name.split(".", 1)[1]
-    if operator[:1].isupper() or operator.startswith(("_", "special.", "autograd.")):
-        return not operator.startswith("special.")
-    plain = operator[:-1] if operator.endswith("_") else operator
-    return plain in _OPERATORS | _COMPOSED or operator in _OPERATORS | _COMPOSED
+        return last.rstrip("_") in operators
+    if last[:1].isupper():
+        return not name.startswith("torch.nn.") or name.count(".") > 2 or last in layers
+    return last.startswith("_") or name.split(".", 1)[1].rstrip("_") in operators
 
 
 @dataclass(frozen=True)

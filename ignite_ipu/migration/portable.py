@@ -100,7 +100,7 @@ def ipu_train_batch(
         loss_fn: Called with the model's output and `target`; the same function in every call.
         inputs: What the model is called with.
         target: The loss function's second argument.
-        max_grad_norm: The norm that gradients are clipped to.
+        max_grad_norm: The norm that gradients are clipped to; for Adam, AdamW, and SGD without momentum and decay.
         keyword_inputs: What the model is called with by keyword.
 
     Returns:
@@ -108,7 +108,10 @@ def ipu_train_batch(
 
     Raises:
         SessionError: A trainer made by create_ipu_trainer trains this model already.
+        ValueError: The optimizer cannot clip gradients on an IPU.
     """
+    if max_grad_norm is not None:
+        _check_clipping(optimizer)
     if is_native():
         return _train_natively(model, optimizer, loss_fn, inputs, keyword_inputs, target, max_grad_norm)
     from ignite_ipu.session import IPUSession
@@ -148,6 +151,22 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     # A tracer has to see what happens to tensors, which inference mode does not record.
     with torch.inference_mode(False), torch.no_grad():
         return session.evaluate(program, (inputs, keyword_inputs))
+
+
+def _check_clipping(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse, natively too, to clip with an optimizer for which PopTorch would clip something else."""
+    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        return
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise ValueError(f"max_grad_norm: {kind} cannot clip gradients on an IPU. Use Adam, AdamW or plain SGD.")
+    for group in optimizer.param_groups:
+        for name in ("momentum", "weight_decay"):
+            if group[name]:
+                raise ValueError(
+                    f"max_grad_norm: with {name}={group[name]!r} an IPU's {kind} clips what the weights are updated "
+                    "with, not the gradients. Use Adam or AdamW, or create_ipu_trainer if that is what you want."
+                )
 
 
 def _train_natively(

@@ -7,7 +7,8 @@ import re
 from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union
 
-from ignite_ipu.migration.forward import Fact, ForwardAnalysis
+from ignite_ipu.migration.forward import ForwardAnalysis
+from ignite_ipu.migration.kinds import Fact
 from ignite_ipu.migration.models import Model, find_models
 from ignite_ipu.migration.names import Names
 from ignite_ipu.migration.source import Source, SourceError

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple, Union
 
+from ignite_ipu.migration.bindings import (
+    names_bound,
+    names_loaded,
+    names_read,
+    only_reads,
+    same_names,
+    statements_before,
+)
 from ignite_ipu.migration.names import argument, constant, dotted, owner_of
 
 if TYPE_CHECKING:
@@ -108,34 +116,6 @@ def _in_training_method(call: ast.Call, program: Program) -> bool:
     return function is not None and function.name != "forward" and not function.name.startswith("_forward")
 
 
-def _stored(node: ast.AST) -> Set[str]:
-    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    return names | {
-        name
-        for part in ast.walk(node)
-        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
-        for name in [dotted(part)]
-        if name
-    }
-
-
-def _loaded(node: Optional[ast.AST]) -> Set[str]:
-    if node is None:
-        return set()
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
-
-
-def _reads(node: ast.AST) -> Set[str]:
-    """Return the names, and the attributes of names, that a node reads."""
-    return {
-        name
-        for part in ast.walk(node)
-        if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load)
-        for name in [dotted(part)]
-        if name is not None
-    }
-
-
 def _call_statement(statement: ast.stmt, method: str) -> Optional[Tuple[str, ast.Call]]:
     """Return (owner, call) of a statement `owner.method(...)`."""
     call = statement.value if isinstance(statement, ast.Expr) else None
@@ -180,7 +160,7 @@ class _Reader:
         loss = self._loss_name()
         loss_at, loss_value = self._assignment(loss, self.index, "the loss")
         forward_at, call, output = self._forward(loss_at, loss_value)
-        outputs = _stored(output) if output is not None else set()
+        outputs = names_bound(output) if output is not None else set()
         self._check_carried(call, loss_value, outputs)
         self._check_provenance(call, loss_value, outputs)
         model = dotted(call.func) or ""
@@ -191,7 +171,7 @@ class _Reader:
         self._check_inputs(call, output, model)
         self._check_optimizer(optimizer, model)
         function, target = self._split_loss(loss_value, call, output)
-        per_batch = tuple(sorted((_loaded(loss_value) & self._per_batch_names()) - outputs))
+        per_batch = tuple(sorted((names_loaded(loss_value) & self._per_batch_names()) - outputs))
         if function is None:
             if output is None or not per_batch:
                 raise _Refused(self.suite[loss_at], "the loss is not a function of the model's output and a target")
@@ -243,7 +223,7 @@ class _Reader:
     def _assignment(self, name: str, before: int, what: str) -> Tuple[int, ast.expr]:
         for position in range(before - 1, -1, -1):
             statement = self.suite[position]
-            if name not in _stored(statement):
+            if name not in names_bound(statement):
                 continue
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                 target = statement.targets[0]
@@ -265,10 +245,10 @@ class _Reader:
             nested = self._own_call(loss_value.args[0])
             if nested is not None and self._is_model(nested):
                 return loss_at, nested, None
-        wanted = _loaded(loss_value)
+        wanted = names_loaded(loss_value)
         for position in range(loss_at - 1, -1, -1):
             statement = self.suite[position]
-            stored = _stored(statement) & wanted
+            stored = names_bound(statement) & wanted
             if not stored or not isinstance(statement, ast.Assign):
                 continue
             call = self._own_call(statement.value)
@@ -319,25 +299,44 @@ class _Reader:
             whole = isinstance(parameters, ast.Call) and dotted(parameters.func) == f"{model}.parameters"
             if not whole or norm is None or len(call.args) + len(call.keywords) != 2:
                 raise _Refused(statement, "the clipping is not clip_grad_norm_(model.parameters(), max_norm)")
-            if self.program.training.optimizer_class(optimizer) == "torch.optim.RMSprop":
-                raise _Refused(statement, "PopTorch's RMSprop cannot clip gradients")
-            if constant(norm) is ... and not (_loaded(norm) and not _loaded(norm) & self._per_batch_names()):
+            obstacle = self._clipping_obstacle(optimizer)
+            if obstacle is not None:
+                raise _Refused(statement, obstacle)
+            if constant(norm) is ... and not (names_loaded(norm) and not names_loaded(norm) & self._per_batch_names()):
                 raise _Refused(statement, "the norm that gradients are clipped to changes from batch to batch")
             return position, norm
         return None, None
 
+    def _clipping_obstacle(self, optimizer: str) -> Optional[str]:
+        """Return why PopTorch would not clip what `clip_grad_norm_` clips."""
+        known = self.program.training.optimizers.get(optimizer)
+        if known is None:
+            return f"the gradients are clipped, and the file does not show what {optimizer} is"
+        call, kind = known
+        if kind in ("torch.optim.Adam", "torch.optim.AdamW"):
+            return None
+        if kind != "torch.optim.SGD":
+            return f"{kind} cannot clip gradients on an IPU"
+        for position, name in ((2, "momentum"), (4, "weight_decay")):
+            value = argument(call, name, position)
+            if value is not None and constant(value) != 0:
+                return f"with {name}, PopTorch's SGD clips what the weights are updated with, not the gradients"
+        groups = any(isinstance(part, (ast.Dict, ast.Starred)) for part in ast.walk(call))
+        unclear = groups or any(keyword.arg is None for keyword in call.keywords)
+        return "the gradients are clipped, and not all values of the optimizer are in sight" if unclear else None
+
     def _check_between(
         self, first: int, last: int, chosen: Set[int], owners: Set[str], call: ast.Call, loss: ast.expr
     ) -> None:
-        read = _loaded(call) | _loaded(loss)
+        read = names_loaded(call) | names_loaded(loss)
         for position in range(first, last + 1):
             if position in chosen:
                 continue
             statement = self.suite[position]
-            clash = _stored(statement) & read
+            clash = names_bound(statement) & read
             if clash:
                 raise _Refused(statement, f"{sorted(clash)[0]!r} changes between the forward and the update")
-            if not _only_reads(statement, owners):
+            if not only_reads(statement, owners):
                 raise _Refused(statement, "a statement between the forward and the update may depend on their order")
 
     def _check_inputs(self, call: ast.Call, output: Optional[ast.expr], model: str) -> None:
@@ -373,11 +372,11 @@ class _Reader:
         if not isinstance(value, ast.Call) or value.keywords or len(value.args) != 2 or dotted(value.func) is None:
             return None, None
         first, second = value.args
-        outputs = _stored(output) if output is not None else set()
-        plain = first is call or (output is not None and _same_names(first, output))
-        if not plain or isinstance(second, ast.Starred) or _loaded(second) & outputs:
+        outputs = names_bound(output) if output is not None else set()
+        plain = first is call or (output is not None and same_names(first, output))
+        if not plain or isinstance(second, ast.Starred) or names_loaded(second) & outputs:
             return None, None
-        if _loaded(value.func) & self._per_batch_names():
+        if names_loaded(value.func) & self._per_batch_names():
             raise _Refused(value, "the loss function changes from batch to batch")
         return value.func, second
 
@@ -387,13 +386,13 @@ class _Reader:
         if loop is not None:
             names: Set[str] = set()
             for statement in loop.body:
-                names |= _stored(statement)
-            return names | (_stored(loop.target) if not isinstance(loop, ast.While) else set())
+                names |= names_bound(statement)
+            return names | (names_bound(loop.target) if not isinstance(loop, ast.While) else set())
         function = self.program.function_of(self.statement)
         if function is None:
             return set()
         arguments = {arg.arg for arg in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]}
-        local = {name for statement in function.body for name in _stored(statement)}
+        local = {name for statement in function.body for name in names_bound(statement)}
         # A process function's arguments are the batch; a training function without a loop gets it the same way.
         return (arguments | local) - {"self"}
 
@@ -404,11 +403,11 @@ class _Reader:
             if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 arguments = above.args
                 local |= {arg.arg for arg in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
-                local |= {name for statement in above.body for name in _stored(statement)}
+                local |= {name for statement in above.body for name in names_bound(statement)}
                 local |= {
                     node.name for node in ast.walk(above) if isinstance(node, ast.FunctionDef) and node is not above
                 }
-        unknown = sorted((_loaded(loss) & local) - given)
+        unknown = sorted((names_loaded(loss) & local) - given)
         if unknown:
             raise _Refused(loss, f"the loss is computed with {unknown[0]!r}, which only this function knows")
 
@@ -425,27 +424,27 @@ class _Reader:
         else:
             body = function.body if function is not None else []
         forward = self._statement(call)
-        before = list(_before(body, forward))
-        carried = {name for statement in body for name in _stored(statement)}
-        carried -= {name for statement in before for name in _stored(statement)}
-        carried |= _stored(forward)
+        before = list(statements_before(body, forward))
+        carried = {name for statement in body for name in names_bound(statement)}
+        carried -= {name for statement in before for name in names_bound(statement)}
+        carried |= names_bound(forward)
         if loop is None:
             # Between two calls of a function only its objects and globals keep a value.
             kept = {name for node in body for part in ast.walk(node) for name in getattr(part, "names", [])}
             carried = {name for name in carried if "." in name or name in kept}
         for statement in before:
-            stored = _stored(statement)
+            stored = names_bound(statement)
             accumulates = isinstance(statement, ast.AugAssign)
-            carried = carried | stored if accumulates or _reads(statement) & carried else carried - stored
-        inputs = {name for value in (*call.args, *(k.value for k in call.keywords)) for name in _reads(value)}
+            carried = carried | stored if accumulates or names_read(statement) & carried else carried - stored
+        inputs = {name for value in (*call.args, *(k.value for k in call.keywords)) for name in names_read(value)}
         late = inputs & carried
-        for statement in _before(body, self.statement):
+        for statement in statements_before(body, self.statement):
             if statement is forward:
                 carried -= outputs
             elif statement.lineno > forward.lineno:
-                stored = _stored(statement)
-                carried = carried | stored if _reads(statement) & carried else carried - stored
-        late |= (_reads(loss) - outputs) & carried
+                stored = names_bound(statement)
+                carried = carried | stored if names_read(statement) & carried else carried - stored
+        late |= (names_read(loss) - outputs) & carried
         if late:
             raise _Refused(call, f"{sorted(late)[0]!r} is carried from one batch to the next")
 
@@ -460,7 +459,7 @@ class _Reader:
             for part in ast.walk(value):
                 if isinstance(part, ast.Call) and part is not call and self._runs_a_model(part, models):
                     raise _Refused(part, "the loss depends on a further call of a model")
-            for name in _loaded(value) - seen - outputs:
+            for name in names_loaded(value) - seen - outputs:
                 seen.add(name)
                 values.extend(scope.get(name, []))
 
@@ -481,66 +480,6 @@ class _Reader:
         found: Dict[str, List[ast.expr]] = {}
         for node in ast.walk(around) if around is not None else ():
             if isinstance(node, (ast.Assign, ast.AugAssign)):
-                for name in _stored(node):
+                for name in names_bound(node):
                     found.setdefault(name, []).append(node.value)
         return found
-
-
-def _same_names(first: ast.expr, second: ast.expr) -> bool:
-    """Whether two expressions are the same name, or tuples of the same names."""
-    if isinstance(first, ast.Tuple) and isinstance(second, ast.Tuple):
-        same = len(first.elts) == len(second.elts)
-        return same and all(_same_names(one, other) for one, other in zip(first.elts, second.elts))
-    return isinstance(first, ast.Name) and isinstance(second, ast.Name) and first.id == second.id
-
-
-def _before(body: Sequence[ast.stmt], last: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield the statements of a loop body that come before `last`, at any depth."""
-    for statement in body:
-        if statement is last:
-            return
-        inside = any(part is last for part in ast.walk(statement))
-        if not inside:
-            yield statement
-            continue
-        children: Dict[str, List[ast.stmt]] = {
-            name: getattr(statement, name, []) for name in ("body", "orelse", "finalbody")
-        }
-        for suite in children.values():
-            if any(part is last for item in suite for part in ast.walk(item)):
-                yield from _before(suite, last)
-        return
-
-
-_READING_METHODS = {
-    "item",
-    "detach",
-    "cpu",
-    "append",
-    "update",
-    "max",
-    "argmax",
-    "sum",
-    "size",
-    "eq",
-    "mean",
-    "float",
-    "add",
-}
-
-
-def _only_reads(statement: ast.stmt, owners: Set[str]) -> bool:
-    """Whether a statement only looks at the outputs, so that it may as well run after the update."""
-    if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)):
-        return False
-    for part in ast.walk(statement):
-        if dotted(part) in owners:
-            return False
-        if isinstance(part, ast.Call):
-            name = part.func.attr if isinstance(part.func, ast.Attribute) else None
-            plain = isinstance(part.func, ast.Name) and part.func.id in ("len", "float", "int", "print", "round", "str")
-            if not plain and name not in _READING_METHODS:
-                return False
-        if isinstance(part, (ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
-            return False
-    return True

@@ -129,11 +129,22 @@ def train(loader, weight):
     assert "'weight', which only this function knows" in found.reason
 
 
-def test_rmsprop_cannot_clip():
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        ("optim.RMSprop(model.parameters())", "RMSprop cannot clip"),
+        ("optim.SGD(model.parameters(), 0.1, 0.9)", "with momentum"),
+        ("optim.SGD(model.parameters(), 0.1, weight_decay=decay)", "with weight_decay"),
+        ("optim.SGD([{'params': p, 'momentum': 0.9}], 0.1)", "in sight"),
+        ("optim.SGD(model.parameters(), **settings)", "in sight"),
+    ],
+)
+def test_clipping_that_would_differ_is_refused(optimizer, reason):
+    """PopTorch's SGD clips what the weights are updated with, which momentum and decay make another thing."""
     body = COMMON.replace("loss.backward()\n", "loss.backward()\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)\n")
-    code = SETTING.replace("optim.SGD", "optim.RMSprop") + textwrap.indent(body.strip("\n"), "    ")
+    code = SETTING.replace("optim.SGD(model.parameters(), lr=0.1)", optimizer) + textwrap.indent(body.strip(), "    ")
     (found,) = Program(Source("code.py", code)).training.steps
-    assert "RMSprop cannot clip" in found.reason
+    assert reason in found.reason
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import constant
 from ignite_ipu.migration.program import Program, text_of
 
 _OPERATORS = {
@@ -20,10 +19,7 @@ _OPERATORS = {
     "pad_sequence",
     "pack_padded_sequence",
     "pad_packed_sequence",
-    "repeat_interleave",
 }
-# A repeat count that is a plain number gives a known size.
-_KNOWN_WHEN_CONSTANT = {"repeat_interleave"}
 
 
 def check(program: Program) -> Iterator[Hit]:
@@ -39,11 +35,10 @@ def check(program: Program) -> Iterator[Hit]:
         assert isinstance(call, ast.Call)
         if operator == "where" and fact.name == "torch.where" and len(call.args) + len(call.keywords) == 1:
             yield Hit(call, f"{fact.where} calls torch.where with a condition only, which is nonzero")
-        if operator not in _OPERATORS:
-            continue
-        if operator in _KNOWN_WHEN_CONSTANT and any(isinstance(constant(value), int) for value in call.args):
-            continue
-        yield Hit(call, f"{fact.where} calls {operator}, whose output size depends on values")
+        if operator in _OPERATORS:
+            yield Hit(call, f"{fact.where} calls {operator}, whose output size depends on values")
+    for fact in program.facts_of("repeat"):
+        yield Hit(fact.node, f"{fact.where} repeats elements as often as a tensor says")
 
 
 RULE = Rule(

@@ -17,12 +17,17 @@ def check(program: Program) -> Iterator[Hit]:
         if "is carried from one batch to the next" in step.reason:
             reported.add(id(step.blame))
             yield Hit(step.blame, step.reason)
+    traced = {id(part) for model in program.models for part in ast.walk(model.node)}
     for loop in program.nodes(ast.For):
+        if id(loop) in traced:
+            continue
         for part in loop.body:
             if not isinstance(part, ast.Assign) or not isinstance(part.value, ast.Call):
                 continue
             call = part.value
-            if dotted(call.func) not in program.training.models or id(call) in reported:
+            # `for layer in layers: x = layer(x)` is one forward.
+            steps_on = {dotted(name) for name in ast.walk(loop.target)}
+            if dotted(call.func) not in program.training.models - steps_on or id(call) in reported:
                 continue
             stored = {name.id for name in ast.walk(part.targets[0]) if isinstance(name, ast.Name)}
             carried = stored & {

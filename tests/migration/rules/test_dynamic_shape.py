@@ -36,10 +36,26 @@ def test_fixed_sizes(lines):
         class Net(nn.Module):
             def __init__(self):
                 super().__init__(); pass
-            def forward(self, x):
+            def forward(self, x, count=2):
                 x = x.relu()
                 x[x > 1] = 1.0
                 order = x.argsort()
-                return torch.where(x > 0, x, x[order])[:, 1:].repeat_interleave(2, dim=0)
+                return torch.where(x > 0, x, x[order])[:, 1:].repeat_interleave(2 * count, dim=0)
     """
     assert lines(RULE, code) == []
+
+
+def test_repeats(lines):
+    """repeat_interleave by a tensor, not by a number."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); pass
+            def forward(self, x):
+                counts = x.long()
+                return x.repeat_interleave(counts) + torch.repeat_interleave(x, counts)
+    """
+    assert lines(RULE, code) == [9, 9]

@@ -26,6 +26,16 @@ def test_hidden_state(lines):
     assert lines(RULE, code) == [9, 14]
 
 
+def test_layers_one_after_the_other(lines):
+    """A loop over the layers of a model is one forward."""
+    code = """
+        for layer in layers:
+            layer.eval()
+            x = layer(x)
+    """
+    assert lines(RULE, code) == []
+
+
 def test_fresh_state(lines):
     """A state made anew for each batch is an input like any other."""
     code = """

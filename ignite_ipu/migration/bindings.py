@@ -1,0 +1,98 @@
+"""What statements read, bind and call: the small questions that understanding a training step is made of."""
+
+from __future__ import annotations
+
+import ast
+from typing import Dict, Iterator, List, Optional, Sequence, Set
+
+from ignite_ipu.migration.names import dotted
+
+
+def names_bound(node: ast.AST) -> Set[str]:
+    """Return the names, and the attributes of names, that a node binds."""
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    return names | {
+        name
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+        for name in [dotted(part)]
+        if name
+    }
+
+
+def names_loaded(node: Optional[ast.AST]) -> Set[str]:
+    """Return the plain names that a node reads."""
+    if node is None:
+        return set()
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+
+
+def names_read(node: ast.AST) -> Set[str]:
+    """Return the names, and the attributes of names, that a node reads."""
+    return {
+        name
+        for part in ast.walk(node)
+        if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load)
+        for name in [dotted(part)]
+        if name is not None
+    }
+
+
+def same_names(first: ast.expr, second: ast.expr) -> bool:
+    """Whether two expressions are the same name, or tuples of the same names."""
+    if isinstance(first, ast.Tuple) and isinstance(second, ast.Tuple):
+        same = len(first.elts) == len(second.elts)
+        return same and all(same_names(one, other) for one, other in zip(first.elts, second.elts))
+    return isinstance(first, ast.Name) and isinstance(second, ast.Name) and first.id == second.id
+
+
+def statements_before(body: Sequence[ast.stmt], last: ast.stmt) -> Iterator[ast.stmt]:
+    """Yield the statements of a loop body that come before `last`, at any depth."""
+    for statement in body:
+        if statement is last:
+            return
+        inside = any(part is last for part in ast.walk(statement))
+        if not inside:
+            yield statement
+            continue
+        children: Dict[str, List[ast.stmt]] = {
+            name: getattr(statement, name, []) for name in ("body", "orelse", "finalbody")
+        }
+        for suite in children.values():
+            if any(part is last for item in suite for part in ast.walk(item)):
+                yield from statements_before(suite, last)
+        return
+
+
+_READING_METHODS = {
+    "item",
+    "detach",
+    "cpu",
+    "append",
+    "update",
+    "max",
+    "argmax",
+    "sum",
+    "size",
+    "eq",
+    "mean",
+    "float",
+    "add",
+}
+
+
+def only_reads(statement: ast.stmt, owners: Set[str]) -> bool:
+    """Whether a statement only looks at the outputs, so that it may as well run after the update."""
+    if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)):
+        return False
+    for part in ast.walk(statement):
+        if dotted(part) in owners:
+            return False
+        if isinstance(part, ast.Call):
+            name = part.func.attr if isinstance(part.func, ast.Attribute) else None
+            plain = isinstance(part.func, ast.Name) and part.func.id in ("len", "float", "int", "print", "round", "str")
+            if not plain and name not in _READING_METHODS:
+                return False
+        if isinstance(part, (ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
+            return False
+    return True

@@ -1,0 +1,168 @@
+"""What migrated code calls computes the same natively and on the emulator."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu.migration import portable
+from ignite_ipu.migration.portable import host_device, ipu_evaluate_batch, ipu_train_batch, process_backend
+
+
+@pytest.fixture(params=["native", "emulator"])
+def backend(request, monkeypatch):
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", request.param)
+    return request.param
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x, shift=None):
+        y = self.layer(x)
+        return {"logits": y if shift is None else y + shift, "kept": self.drop(torch.ones_like(y))}
+
+
+def plain_step(model, optimizer, loss_fn, x, target, clip=None):
+    optimizer.zero_grad()
+    loss = loss_fn(model(x), target)
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize(("clip", "momentum"), [(None, 0.9), (0.05, 0.0)])
+def test_steps_equal_a_plain_loop(backend, clip, momentum):
+    """Five steps of SGD on the same batches, with momentum or with clipping."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=momentum)
+    loss_fn = nn.MSELoss()
+    for _ in range(5):
+        x, y = torch.randn(8, 3), torch.randn(8, 2)
+        _, loss = ipu_train_batch(model, optimizer, loss_fn, x, target=y, max_grad_norm=clip)
+        assert loss.item() == pytest.approx(plain_step(reference, plain, loss_fn, x, y, clip), rel=1e-5)
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_keep_their_structure_and_have_no_gradient(backend):
+    model = TwoInputs()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_fn(output, target):
+        return nn.functional.mse_loss(output["logits"], target)
+
+    x, shift, target = torch.randn(4, 3), torch.randn(4, 2), torch.randn(4, 2)
+    output, loss = ipu_train_batch(model, optimizer, loss_fn, x, target=target, shift=shift)
+    assert set(output) == {"logits", "kept"}
+    assert not output["logits"].requires_grad
+    assert not loss.requires_grad
+    assert loss.shape == ()
+
+
+def test_evaluation_sees_the_newest_weights_and_any_number_of_rows(backend):
+    model = TwoInputs()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def loss_fn(output, target):
+        return nn.functional.mse_loss(output["logits"], target)
+
+    ipu_train_batch(model, optimizer, loss_fn, torch.randn(4, 3), target=torch.randn(4, 2))
+    model.eval()
+    for rows in (4, 4, 3):
+        x = torch.randn(rows, 3)
+        output = ipu_evaluate_batch(model, x)
+        weight, bias = model.state_dict()["layer.weight"], model.state_dict()["layer.bias"]
+        torch.testing.assert_close(output["logits"], x @ weight.T + bias)
+        assert torch.equal(output["kept"], torch.ones(rows, 2))
+
+
+def test_a_loss_made_anew_is_the_same_loss(monkeypatch):
+    """Training functions make `nn.MSELoss()` at each call; that must not compile again."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    programs = set()
+    for _ in range(3):
+        ipu_train_batch(model, optimizer, nn.MSELoss(), torch.randn(4, 3), target=torch.randn(4, 2))
+        programs.add(id(portable._TRAINING[model].program))
+    assert len(programs) == 1
+    ipu_train_batch(model, optimizer, nn.MSELoss(reduction="sum"), torch.randn(4, 3), target=torch.randn(4, 2))
+    assert id(portable._TRAINING[model].program) not in programs
+
+
+def test_momentum_survives_another_loss(monkeypatch):
+    """A new program takes over the optimizer's state."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    model = nn.Linear(3, 2)
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for loss_fn in (nn.MSELoss(), nn.L1Loss(), nn.L1Loss()):
+        x, y = torch.randn(4, 3), torch.randn(4, 2)
+        ipu_train_batch(model, optimizer, loss_fn, x, target=y)
+        plain_step(reference, plain, loss_fn, x, y)
+    torch.testing.assert_close(model.state_dict()["weight"], reference.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "with momentum=0.9"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01), "with weight_decay=0.01"),
+        (lambda p: torch.optim.RMSprop(p), "RMSprop cannot clip"),
+    ],
+)
+def test_clipping_that_would_differ_is_refused(backend, make, message):
+    """PopTorch's SGD clips the velocity; torch clips the gradient."""
+    model = nn.Linear(3, 2)
+    arguments = (model, make(model.parameters()), nn.MSELoss(), torch.randn(4, 3))
+    with pytest.raises(ValueError, match=message):
+        ipu_train_batch(*arguments, target=torch.randn(4, 2), max_grad_norm=1.0)
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    assert (host_device(), host_device("cuda:1")) == (torch.device("cuda"), torch.device("cuda:1"))
+    assert process_backend("nccl") == "nccl"
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    assert host_device("cuda:1") == torch.device("cpu")
+    assert process_backend("nccl") == "gloo"
+
+
+def test_auto_model_wraps_natively_only(monkeypatch):
+    model = nn.Linear(2, 2)
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    assert portable.auto_model(model, sync_bn=True) is model
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    assert portable.auto_model(model) is model
+
+
+def test_native_engines_run_where_the_model_is():
+    from ignite_ipu.migration.native import native_evaluator, native_trainer
+
+    model = nn.Linear(3, 2)
+    trainer = native_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), None)
+    state = trainer.run([(torch.randn(4, 3), torch.randn(4, 2))])
+    assert isinstance(state.output, float)
+    evaluator = native_evaluator(model, None, None)
+    assert evaluator.run([(torch.randn(4, 3), torch.randn(4, 2))]).output[0].shape == (4, 2)
+
+
+def test_native_engines_do_not_pretend_to_clip():
+    from ignite_ipu.migration.native import native_trainer
+
+    model = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="does not clip"):
+        native_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), None, max_grad_norm=1.0)
