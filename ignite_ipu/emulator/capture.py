@@ -23,36 +23,16 @@ from ignite_ipu.emulator.custom_functions import forward_only
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.hidden_writes import hidden_writes
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu
 from ignite_ipu.emulator.nested import holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
-from ignite_ipu.emulator.refusals import illegal_move, refuse
+from ignite_ipu.emulator.refusals import refuse
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor, needs_value
 
 _ACTIVE = threading.local()
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 
-# Placed on the IPU when called without a device (the list is PopTorch's; `normal` only without tensor arguments).
-_FACTORIES = frozenset(
-    (
-        "arange",
-        "empty",
-        "full",
-        "full_like",
-        "linspace",
-        "logspace",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "range",
-        "tensor",
-        "zeros",
-        "zeros_like",
-        "normal",
-    )
-)
 _FOLLOW_ACTIVATION = frozenset(
     (
         "linear",
@@ -223,15 +203,17 @@ class Capture(TorchFunctionMode):
             return self._property(func, name, args)
         on_ipu = self._touches_ipu(args, kwargs)
         if not on_ipu:
-            if name in _FACTORIES and kwargs.get("device") is None:
-                return self._factory(func, name, args, kwargs)
-            if _names_ipu(kwargs.get("device")) or (name == "to" and any(_names_ipu(a) for a in args[1:])):
-                return self._move_to_ipu(func, name, args, kwargs)
+            placed = put_on_ipu(self, func, name, args, kwargs)
+            if placed is not None:
+                return placed
             with self.outside():
                 return func(*args, **kwargs)
         refuse(name, args, kwargs)
-        if name == "to" and (moved := self._moved(args, kwargs)) is not None:
-            return moved
+        if name == "to":
+            tensor = self._stand_ins.get(id(args[0]), args[0])
+            answer = moved(self, tensor, args[1:], kwargs)
+            if answer is not None:
+                return answer
         if name == "new" and len(args) > 1 and isinstance(args[1], torch.Size):
             args = (args[0], *args[1])  # a graph keeps sizes as tuples, which `new` would take for values
         args, kwargs = operators.check_arguments(name, args, kwargs, self.training)
@@ -419,45 +401,6 @@ class Capture(TorchFunctionMode):
         with self.outside():
             return func(tensor.meta)
 
-    def _factory(self, func: Callable[..., Any], name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> IpuTensor:
-        logger.warning("%s was called without a device: forcing to IPU.", name)
-        return self._made_on_ipu(func, name, args, kwargs)
-
-    def _made_on_ipu(
-        self, func: Callable[..., Any], name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> IpuTensor:
-        kwargs = {**kwargs, "device": _CPU}
-        if name in ("tensor", "as_tensor", "from_numpy") or "generator" in kwargs:
-            with self.outside():
-                return self.add_constant(func(*args, **kwargs))
-        made: IpuTensor = self.record(func, *args, **kwargs)
-        return made
-
-    def _move_to_ipu(self, func: Callable[..., Any], name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        if not holds_tensors(args):
-            return self._made_on_ipu(func, name, args, kwargs)
-        with self.outside():
-            args = tuple(_CPU if _names_ipu(arg) else arg for arg in args)
-            kwargs = {key: _CPU if _names_ipu(value) else value for key, value in kwargs.items()}
-            return self.add_constant(func(*args, **kwargs))
-
-    def _moved(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
-        """Answer `tensor.to(...)` where a device is named; None leaves a plain cast to be recorded."""
-        tensor, rest = args[0], [*args[1:], *kwargs.values()]
-        if not isinstance(self._stand_ins.get(id(tensor), tensor), IpuTensor):
-            with self.outside():  # a host tensor moved next to one on the IPU
-                target = next(value for value in rest if isinstance(value, IpuTensor))
-                return self.add_constant(tensor.to(target.meta.dtype))
-        devices: List[Any] = [value for value in rest if isinstance(value, (torch.device, str))]
-        devices += [value for value in (kwargs.get("device"),) if isinstance(value, int) and value is not False]
-        if not devices:
-            return None
-        for device in devices:
-            if not _names_ipu(device):
-                raise illegal_move(f".to({str(device)!r})")
-        casts = [value for value in rest if isinstance(value, torch.dtype)]
-        return self.call(torch.Tensor.to, (tensor, casts[0]), {}) if casts else tensor
-
     def _follow_activation(
         self, args: Tuple[Any, ...], kwargs: Dict[str, Any]
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
@@ -496,16 +439,10 @@ def _storage(meta: torch.Tensor) -> int:
         return int(meta.untyped_storage()._cdata)
 
 
-def _names_ipu(value: Any) -> bool:
-    if isinstance(value, torch.device):
-        return value.type == "ipu"
-    return isinstance(value, str) and value.split(":")[0] == "ipu"
-
-
 def _to_meta(value: Any) -> Any:
     if isinstance(value, IpuTensor):
         return value.meta
-    return _META if _names_ipu(value) else value
+    return _META if names_ipu(value) else value
 
 
 def _to_node(value: Any) -> Any:

@@ -1,0 +1,97 @@
+"""How tensors get onto the IPU in a trace: factory functions, and moves from the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.nested import holds_tensors
+from ignite_ipu.emulator.refusals import illegal_move
+from ignite_ipu.emulator.traced_tensor import IpuTensor
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.capture import Capture
+
+Args = Tuple[Any, ...]
+Kwargs = Dict[str, Any]
+
+# Placed on the IPU when called without a device (the list is PopTorch's; `normal` only without tensor arguments).
+_FACTORIES = frozenset(
+    (
+        "arange",
+        "empty",
+        "full",
+        "full_like",
+        "linspace",
+        "logspace",
+        "normal",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "range",
+        "tensor",
+        "zeros",
+        "zeros_like",
+    )
+)
+_FROM_DATA = frozenset(("tensor", "as_tensor", "from_numpy"))
+_CPU = torch.device("cpu")
+
+
+def names_ipu(value: Any) -> bool:
+    """Tell whether `value` is the IPU as a device."""
+    if isinstance(value, torch.device):
+        return value.type == "ipu"
+    return isinstance(value, str) and value.split(":")[0] == "ipu"
+
+
+def put_on_ipu(
+    capture: Capture, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
+) -> Optional[IpuTensor]:
+    """Answer a call without traced tensors whose result belongs on the IPU; None for one whose does not."""
+    if name in _FACTORIES and kwargs.get("device") is None:
+        logger.warning("%s was called without a device: forcing to IPU.", name)
+        return _made(capture, func, name, args, kwargs)
+    if names_ipu(kwargs.get("device")) or (name == "to" and any(names_ipu(arg) for arg in args[1:])):
+        if not holds_tensors(args):
+            return _made(capture, func, name, args, kwargs)
+        with capture.outside():
+            args = tuple(_CPU if names_ipu(arg) else arg for arg in args)
+            kwargs = {key: _CPU if names_ipu(value) else value for key, value in kwargs.items()}
+            return capture.add_constant(func(*args, **kwargs))
+    return None
+
+
+def moved(capture: Capture, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[Any]:
+    """Answer `tensor.to(...)` where a device is named; None leaves a plain cast to be recorded.
+
+    Raises:
+        Error: The device is another one than the IPU.
+    """
+    rest = [*args, *kwargs.values()]
+    if not isinstance(tensor, IpuTensor):
+        with capture.outside():  # a host tensor moved next to one on the IPU
+            target = next(value for value in rest if isinstance(value, IpuTensor))
+            return capture.add_constant(tensor.to(target.meta.dtype))
+    devices: List[Any] = [value for value in rest if isinstance(value, (torch.device, str))]
+    devices += [value for value in (kwargs.get("device"),) if isinstance(value, int) and value is not False]
+    if not devices:
+        return None
+    for device in devices:
+        if not names_ipu(device):
+            raise illegal_move(f".to({str(device)!r})")
+    casts = [value for value in rest if isinstance(value, torch.dtype)]
+    return capture.call(torch.Tensor.to, (tensor, casts[0]), {}) if casts else tensor
+
+
+def _made(capture: Capture, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> IpuTensor:
+    kwargs = {**kwargs, "device": _CPU}
+    if name in _FROM_DATA or "generator" in kwargs:
+        with capture.outside():
+            return capture.add_constant(func(*args, **kwargs))
+    made: IpuTensor = capture.record(func, *args, **kwargs)
+    return made
