@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from ignite_ipu.arguments import UnsupportedArgumentError as UnsupportedArgumentError
     from ignite_ipu.backend import BackendError as BackendError
     from ignite_ipu.batches import BatchError as BatchError
+    from ignite_ipu.counting import CountEvents as CountEvents
+    from ignite_ipu.counting import Counts as Counts
     from ignite_ipu.engines import IPUEngine as IPUEngine
     from ignite_ipu.engines import IPUTrainer as IPUTrainer
     from ignite_ipu.engines import create_ipu_evaluator as create_ipu_evaluator
@@ -42,6 +44,8 @@ _EXPORTS: Dict[str, str] = {
     "BatchError": "ignite_ipu.batches",
     "BatchGeometry": "ignite_ipu.geometry",
     "ConstantAttributeError": "ignite_ipu.optimizers",
+    "CountEvents": "ignite_ipu.counting",
+    "Counts": "ignite_ipu.counting",
     "EvaluationStep": "ignite_ipu.step",
     "IPUEngine": "ignite_ipu.engines",
     "IPUEvents": "ignite_ipu.events",

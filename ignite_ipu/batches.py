@@ -15,7 +15,7 @@ import dataclasses
 import enum
 import numbers
 from collections import OrderedDict
-from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -100,6 +100,13 @@ class BatchLayout:
         """Return the batch's parts with the given values in place of the ones taken out, in order."""
         remaining = iter(leaves)
         return tuple(_put_together(node, remaining) for node in self._parts)
+
+    def describe(self) -> Dict[str, str]:
+        """Return what a program compiled for this batch depends on: shape and type, or frozen value, by place."""
+        found = {path: _describe(tensor) for path, tensor in zip(self._paths, self._tensors)}
+        for name, node in zip(self._names, self._parts):
+            found.update(_frozen_values(node, name))
+        return found
 
     def check(self, other: BatchLayout) -> None:
         """Refuse a batch that differs from this one, the compiled one, in what a compiled program fixes.
@@ -224,6 +231,14 @@ def _compare(expected: _Node, given: _Node, path: str) -> None:
     keys = [repr(key) for key in expected.value] if expected.kind == "dict" else range(len(expected.children))
     for key, mine, theirs in zip(keys, expected.children, given.children):
         _compare(mine, theirs, f"{path}[{key}]")
+
+
+def _frozen_values(node: _Node, path: str) -> Iterator[Tuple[str, str]]:
+    if node.kind == "frozen":
+        yield path, repr(node.value)
+    keys = [repr(key) for key in node.value] if node.kind == "dict" else range(len(node.children))
+    for key, child in zip(keys, node.children):
+        yield from _frozen_values(child, f"{path}[{key}]")
 
 
 def _named(node: _Node) -> str:

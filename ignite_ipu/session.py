@@ -22,6 +22,7 @@ from ignite_ipu.programs import Program
 from ignite_ipu.rows import join_rows, row_count, select_rows, split_rows, take_rows
 from ignite_ipu.step import BatchStep
 from ignite_ipu.summary import summarise
+from ignite_ipu.trainable import Trainable
 from ignite_ipu.weights import Weights
 
 __all__ = ["CallGuard", "IPUSession", "SessionError"]
@@ -61,6 +62,7 @@ class IPUSession:
         training: The training program, None without a trainer.
         link: The tie between the user's optimizer and the device's, None without a trainer.
         evaluations: The inference programs.
+        active: The program that was called last.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
         guard: Makes the device calls instead of this session, if there is one: a `Recovery` handler's.
         shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
@@ -76,11 +78,13 @@ class IPUSession:
         self.training: Optional[Program] = None
         self.link: Optional[OptimizerLink] = None
         self.evaluations: List[Program] = []
+        self.active: Optional[Program] = None
         self.guard: Optional[CallGuard] = None
         self.shares_ipus = False
         self.data: Optional[str] = None
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._updates_per_call = 0
+        self._trainable: Optional[Trainable] = None
         self._evaluation_options: Dict[Any, Any] = {}
         _SESSIONS[model] = weakref.ref(self)
         _follow_loading(model, self)
@@ -128,6 +132,7 @@ class IPUSession:
         weakref.finalize(self, self.link.detach).atexit = False
         wrap = functools.partial(_wrap_for_training, optimizer=conversion.optimizer)
         self.training = Program(step, options, wrap, True, self.weights, self.fire, placing)
+        self._trainable = Trainable(step)
         self._updates_per_call = options.device_iterations
 
     def replace_training(self, step: BatchStep, options: Any) -> None:
@@ -233,12 +238,15 @@ class IPUSession:
         program, link = self.training, self.link
         if program is None or link is None:
             raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        if self._trainable is not None and any(self._trainable.change()):
+            self._compile_for_other_parameters(program, link, self._trainable)
         leaves = program.arguments(x, y)
         if self.guard is None:
             self.prepare_call(leaves, (x, y))
             y_pred, loss = program.executor(*leaves)  # type: ignore[misc]
         else:
             y_pred, loss = self.guard.train(leaves, (x, y))
+        self.active = program
         self.weights.trained()
         link.stepped(self._updates_per_call)
         if y_pred is not None:
@@ -287,6 +295,7 @@ class IPUSession:
             self.weights.to_host()  # loading uploads the host's
             program.load(leaves, x)
         assert program.executor is not None
+        self.active = program
         self.weights.to_inference(program.executor)
         return program.executor(*leaves)
 
@@ -326,7 +335,7 @@ class IPUSession:
         self.release()
         if self.link is not None:
             self.link.detach()
-        self.link = self.training = None
+        self.link = self.training = self.active = None
         self.evaluations.clear()
         _SESSIONS.pop(self.model, None)
 
@@ -353,6 +362,16 @@ class IPUSession:
 
     def _programs(self) -> List[Program]:
         return [*([self.training] if self.training is not None else []), *self.evaluations]
+
+    def _compile_for_other_parameters(self, program: Program, link: OptimizerLink, trainable: Trainable) -> None:
+        check_parameters(link.conversion.source, program.step)
+        if program.executor is not None and program.executor.isCompiled():
+            logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", trainable.change())
+            link.refresh_state()
+            self.weights.to_host()
+            program.destroy()
+            link.send_again(trainable.names())
+        trainable.note()
 
     def _make_room_for(self, wanted: Program) -> None:
         if self.shares_ipus:

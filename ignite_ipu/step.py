@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -79,6 +79,10 @@ class BatchStep(nn.Module):
     def forget_layout(self) -> None:
         """Let the next batch decide the layout again, for use before a compilation."""
         self._layout.clear()
+
+    def describe_layout(self) -> Dict[str, str]:
+        """Return what the compiled step depends on in its batches, by place; empty before the first batch."""
+        return self._layout[0].describe() if self._layout else {}
 
     def batch(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
         """Return the batch's parts that a call's leaves stand for."""

@@ -49,8 +49,8 @@ class Gradients:
             raise SessionError("Gradients needs a trainer that create_ipu_trainer has returned.")
         if program.executor is not None and program.executor.isCompiled():
             raise SessionError(
-                "Gradients were asked for after the model was compiled, and anchors are part of the program. Attach the "
-                "handler before the first step, or call trainer.ipu.release() first, after which it is compiled again."
+                "Gradients were asked for after the model was compiled, and anchors are part of the program. Attach "
+                "the handler before the first step, or call trainer.ipu.release(), after which it is compiled again."
             )
         for name, parameter in session.model.named_parameters():
             if parameter.requires_grad and self._choose(name, parameter):

@@ -16,9 +16,9 @@ class EMA:
     """Keeps the exponential moving average of a model's weights, looked at every so many device calls.
 
     Ignite's `EMAHandler` works on an IPU, but reads the weights after every iteration, which is one download each. This
-    one reads them every `every` iterations and decays for all the weight updates in between at once: with momentum m per
-    update and n updates since the last look, the average keeps (1 - m)**n of itself and takes the rest from the weights
-    of now. So it forgets at the right pace, and is ahead of the average over every update by at most one look::
+    one reads them every `every` iterations and decays for all the weight updates in between at once: with momentum m
+    per update and n updates since the last look, the average keeps (1 - m)**n of itself and takes the rest from the
+    weights of now. So it forgets at the right pace, and is ahead of the average over every update by at most one look::
 
         ema = EMA(model, momentum=0.0002, every=50)
         ema.attach(trainer)

@@ -217,7 +217,7 @@ class OptimizerLink:
             loss_scaling=self._loss_scaling_of(current),
         )
         shown = self._source.__dict__["state"]
-        shown.clear()
+        # Entries of parameters that are frozen now stay: they are needed again when those are unfrozen.
         shown.update({self._parameters[number]: entries for number, entries in state.items()})
         self._newer_on_device = False
 
@@ -317,24 +317,42 @@ class OptimizerLink:
             unlink_handle(self._source)
             self._attached = False
 
+    def send_again(self, trainable: Collection[str]) -> None:
+        """Send the state that the user's optimizer shows, to a program that will be compiled for other parameters.
+
+        Args:
+            trainable: Names on the device of the parameters that the program will train.
+        """
+        if self.conversion.passed_through or not self._source.__dict__["state"]:
+            return
+        current = self._read_state()
+        everything = self._converted_state(current, None)
+        wanted = {name: tensor for name, tensor in everything.items() if name.split("___", 1)[-1] in trainable}
+        self._write_state({"ipu_state": wanted, "ipu_param": current.get("ipu_param") or {}})
+
     def _send_state(self) -> None:
         current = self._read_state()
+        converted = self._converted_state(current, current.get("ipu_state"))
+        self._loaded = True
+        self._write_state({"ipu_state": converted, "ipu_param": current.get("ipu_param") or {}})
+
+    def _converted_state(
+        self, current: Dict[str, Any], known: Optional[Mapping[str, torch.Tensor]]
+    ) -> Dict[str, torch.Tensor]:
         numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         state = {
             numbers[id(key)]: entries for key, entries in self._source.__dict__["state"].items() if id(key) in numbers
         }
-        converted = state_from_torch(
+        return state_from_torch(
             state,
             self._names,
             self._shapes,
             self._numbered_groups(),
             self.conversion.kind,
             variable=self.conversion.variable,
-            known=current.get("ipu_state"),
+            known=known,
             loss_scaling=self._loss_scaling_of(current),
         )
-        self._loaded = True
-        self._write_state({"ipu_state": converted, "ipu_param": current.get("ipu_param") or {}})
 
     def _numbered_groups(self) -> List[Dict[str, Any]]:
         """Return the groups with numbers for parameters, as torch writes them."""

@@ -46,7 +46,7 @@ def collectives(side):
     def only():
         return "ran"
 
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     trainer.run(side.loader(), max_epochs=1)
     with getattr(idist, "one_rank_first", idist.utils.one_rank_first)():
         idist.barrier()
@@ -54,16 +54,24 @@ def collectives(side):
     return idist.all_reduce(loss), idist.all_gather(loss), idist.broadcast(loss, src=0), only()
 
 
-@row("auto_dataloader", "DistributedProxySampler", note="`batch_size` is the micro-batch of all this node's processes together, as natively")
+@row(
+    "auto_dataloader",
+    "DistributedProxySampler",
+    note="`batch_size` is the micro-batch of all this node's processes together, as natively",
+)
 def auto_dataloader(side):
     loader = idist.auto_dataloader(side.data(), batch_size=8, shuffle=False)
-    model, optimizer, trainer = side.setup()
+    model, _, trainer = side.setup()
     seen = losses(trainer)
     trainer.run(loader, max_epochs=1)
     return seen, side.evaluator(model, {"accuracy": Accuracy()}).run(loader).metrics
 
 
-@row("auto_model", "auto_optim", note="leave model and optimizer as they are, unless torch.distributed is initialised: see the page")
+@row(
+    "auto_model",
+    "auto_optim",
+    note="leave model and optimizer as they are, unless torch.distributed is initialised: see the page",
+)
 def auto_model(side):
     model = idist.auto_model(side.model())
     optimizer = idist.auto_optim(side.sgd(model))
@@ -73,10 +81,16 @@ def auto_model(side):
     return seen, weights(model)
 
 
-@row("Parallel", "initialize", "finalize", "spawn", note='`idist.Parallel(backend="gloo")`; see [distributed](distributed.md)')
+@row(
+    "Parallel",
+    "initialize",
+    "finalize",
+    "spawn",
+    note='`idist.Parallel(backend="gloo")`; see [distributed](distributed.md)',
+)
 def parallel(side):
     def run(local_rank, scale):
-        model, optimizer, trainer = side.setup()
+        _, _, trainer = side.setup()
         trainer.run(side.loader(), max_epochs=1)
         return [local_rank, scale * trainer.state.output]
 
@@ -93,7 +107,11 @@ def support(side):
     return [bool(flag) for flag in flags], torch.distributed.is_available()
 
 
-@row("torch.nn.DataParallel", support=REFUSED, note="replicas are `replication_factor`; pass the model inside the wrapper")
+@row(
+    "torch.nn.DataParallel",
+    support=REFUSED,
+    note="replicas are `replication_factor`; pass the model inside the wrapper",
+)
 def data_parallel(side):
     if side.native:
         return "refused"

@@ -15,7 +15,11 @@ from ignite_ipu import IPUSession, ipu_evaluation_step, ipu_training_step
 from tests.ignite.side import follow, losses, weights
 from tests.ignite.table import DIFFERS, REFUSED, row
 
-_EVENTS = [event for event in Events if event.name not in ("EXCEPTION_RAISED", "INTERRUPT", "TERMINATE", "TERMINATE_SINGLE_EPOCH")]
+_EVENTS = [
+    event
+    for event in Events
+    if event.name not in ("EXCEPTION_RAISED", "INTERRUPT", "TERMINATE", "TERMINATE_SINGLE_EPOCH")
+]
 
 
 @row("create_supervised_trainer", note="`create_ipu_trainer` takes the same arguments")
@@ -26,7 +30,10 @@ def trainer(side):
     return seen, weights(model), optimizer.state_dict()["state"]
 
 
-@row("create_supervised_evaluator", note="`create_ipu_evaluator` takes the same arguments; an incomplete last batch counts")
+@row(
+    "create_supervised_evaluator",
+    note="`create_ipu_evaluator` takes the same arguments; an incomplete last batch counts",
+)
 def evaluator(side):
     engine = side.evaluator(side.model(), {"accuracy": Accuracy()})
     outputs = follow(engine, Events.ITERATION_COMPLETED, lambda e: e.state.output)
@@ -34,7 +41,11 @@ def evaluator(side):
     return outputs, engine.state.metrics
 
 
-@row("supervised_training_step", "supervised_evaluation_step", note="`ipu_training_step` and `ipu_evaluation_step` of a session")
+@row(
+    "supervised_training_step",
+    "supervised_evaluation_step",
+    note="`ipu_training_step` and `ipu_evaluation_step` of a session",
+)
 def steps(side):
     from ignite.engine import supervised_evaluation_step, supervised_training_step
 
@@ -92,9 +103,11 @@ def other_devices(side):
     return answers
 
 
-@row("Engine", "State", "Events", *[f"Events.{event.name}" for event in _EVENTS], note="every event, in the native order")
+@row(
+    "Engine", "State", "Events", *[f"Events.{event.name}" for event in _EVENTS], note="every event, in the native order"
+)
 def events_in_order(side):
-    model, optimizer, engine = side.setup()
+    _, _, engine = side.setup()
     seen = []
     for event in _EVENTS:
         engine.add_event_handler(event, lambda event: seen.append((event.name, engine.state.iteration)), event)
@@ -106,7 +119,7 @@ def events_in_order(side):
 
 @row("CallableEventWithFilter", "EventsList", note="every, once, before, after, filters and unions")
 def filtered_events(side):
-    model, optimizer, engine = side.setup()
+    _, _, engine = side.setup()
     events = {
         "every": Events.ITERATION_COMPLETED(every=4),
         "once": Events.ITERATION_STARTED(once=3),
@@ -127,7 +140,7 @@ def custom_events(side):
     class Mine(EventEnum):
         LOW = "low"
 
-    model, optimizer, engine = side.setup()
+    _, _, engine = side.setup()
     engine.register_events(*Mine, event_to_attr={Mine.LOW: "lows"})
     engine.register_events("plain")
     engine.state.lows = 0
@@ -147,7 +160,7 @@ def custom_events(side):
 
 @row("RemovableEventHandle", note="`handle.remove()`, `with handle:`, `has_event_handler`")
 def removable_handle(side):
-    model, optimizer, engine = side.setup()
+    _, _, engine = side.setup()
     seen = []
     handler = functools.partial(seen.append, "called")
     handle = engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: handler())
@@ -158,9 +171,13 @@ def removable_handle(side):
     return seen
 
 
-@row("Events.TERMINATE", "Events.TERMINATE_SINGLE_EPOCH", note="`terminate`, `terminate_epoch`, `terminate(skip_completed=True)`")
+@row(
+    "Events.TERMINATE",
+    "Events.TERMINATE_SINGLE_EPOCH",
+    note="`terminate`, `terminate_epoch`, `terminate(skip_completed=True)`",
+)
 def terminate(side):
-    model, optimizer, engine = side.setup()
+    model, _, engine = side.setup()
     seen = losses(engine)
     ends = follow(engine, Events.TERMINATE | Events.COMPLETED, lambda e: e.state.iteration)
     engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: engine.terminate_epoch())
@@ -171,7 +188,7 @@ def terminate(side):
 
 @row("Events.INTERRUPT", note="`interrupt` pauses a run; the next `run()` goes on where it was")
 def interrupt(side):
-    model, optimizer, engine = side.setup()
+    model, _, engine = side.setup()
     seen = losses(engine)
     stops = follow(engine, Events.INTERRUPT, lambda e: e.state.iteration)
     engine.add_event_handler(Events.ITERATION_COMPLETED(once=4), lambda: engine.interrupt())
@@ -181,9 +198,11 @@ def interrupt(side):
     return seen, stops, paused, weights(model)
 
 
-@row("Events.EXCEPTION_RAISED", note="a handler sees the exception; without one the IPUs are given back and it is raised")
+@row(
+    "Events.EXCEPTION_RAISED", note="a handler sees the exception; without one the IPUs are given back and it is raised"
+)
 def exception(side):
-    model, optimizer, engine = side.setup()
+    model, _, engine = side.setup()
     seen = []
 
     @engine.on(Events.ITERATION_COMPLETED(once=3))
@@ -198,7 +217,10 @@ def exception(side):
     return seen, engine.state.iteration, weights(model)
 
 
-@row("DeterministicEngine", note="`deterministic=True`: the same shuffles; a resume inside an epoch keeps them, natively only with workers")
+@row(
+    "DeterministicEngine",
+    note="`deterministic=True`: the same shuffles; a resume inside an epoch keeps them, natively only with workers",
+)
 def deterministic(side):
     def run(epochs, stop_at=None, state=None):
         side.close()
@@ -208,7 +230,9 @@ def deterministic(side):
         batches = follow(engine, Events.GET_BATCH_COMPLETED, lambda e: e.state.batch[1].tolist())
         saved = {}
         if stop_at is not None:
-            engine.add_event_handler(Events.ITERATION_COMPLETED(once=stop_at), lambda: saved.update(engine.state_dict()))
+            engine.add_event_handler(
+                Events.ITERATION_COMPLETED(once=stop_at), lambda: saved.update(engine.state_dict())
+            )
         if state is not None:
             engine.load_state_dict(state)
         torch.manual_seed(12)
@@ -227,13 +251,13 @@ def deterministic(side):
 
 @row("Engine.state_dict", note="also holds the random states of host and device, and the counts; native ones load")
 def state_dict(side):
-    model, optimizer, engine = side.setup()
+    _, optimizer, engine = side.setup()
     engine.state_dict_user_keys.append("alpha")
     engine.state.alpha = 0.5
     engine.run(side.loader(), max_epochs=2)
     saved = {key: value for key, value in engine.state_dict().items() if key != "ipu"}
     side.close()
-    other, optimizer, engine = side.setup()
+    _other, _optimizer, engine = side.setup()
     engine.state_dict_user_keys.append("alpha")
     engine.load_state_dict(saved)
     seen = follow(engine, Events.EPOCH_COMPLETED, lambda e: (e.state.epoch, e.state.iteration, e.state.alpha))
@@ -246,7 +270,7 @@ def epoch_length(side):
     records = []
     for data, length in ((side.loader(), 4), (side.loader(), 8), (iter(side.loader()), None)):
         side.close()
-        model, optimizer, engine = side.setup()
+        _, _, engine = side.setup()
         seen = losses(engine)
         engine.run(data, max_epochs=2 if length else 1, epoch_length=length)
         records.append((seen, engine.state.epoch, engine.state.epoch_length))
@@ -255,7 +279,7 @@ def epoch_length(side):
 
 @row("Engine.run(max_iters)")
 def max_iters(side):
-    model, optimizer, engine = side.setup()
+    _, _, engine = side.setup()
     seen = losses(engine)
     engine.run(side.loader(), max_iters=9)
     return seen, engine.state.epoch
@@ -263,7 +287,7 @@ def max_iters(side):
 
 @row("Engine.set_data")
 def set_data(side):
-    model, optimizer, engine = side.setup()
+    _, _, engine = side.setup()
     seen = losses(engine)
     other = DataLoader(side.data(96), batch_size=8)
     engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: engine.set_data(other))
@@ -275,7 +299,7 @@ def set_data(side):
 def run_as_generator(side):
     if not hasattr(Engine, "debug") and not hasattr(Engine, "interrupt_resume_enabled"):
         return "not in this release"
-    model, optimizer, engine = side.setup()
+    _, _, engine = side.setup()
     seen = losses(engine)
     engine.run(side.loader(), max_epochs=1)
     engine.run(side.loader(), max_epochs=2)

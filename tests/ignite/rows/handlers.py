@@ -25,7 +25,7 @@ def _train_and_evaluate(side, metrics=None):
 
 @row("ProgressBar", note="`CompilationProgress` shows the compilation before it")
 def progress_bar(side):
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     RunningAverage(output_transform=lambda output: output).attach(trainer, "loss")
     written = io.StringIO()
     bar = handlers.ProgressBar(file=written, ncols=120, mininterval=0, ascii=True)
@@ -39,7 +39,9 @@ def checkpoint(side):
     model, optimizer, trainer = side.setup()
     saver = handlers.DiskSaver(side.folder / "files", create_dir=True)
     to_save = {"model": model, "optimizer": optimizer, "trainer": trainer}
-    handler = handlers.Checkpoint(to_save, saver, n_saved=2, global_step_transform=lambda engine, event: engine.state.epoch)
+    handler = handlers.Checkpoint(
+        to_save, saver, n_saved=2, global_step_transform=lambda engine, event: engine.state.epoch
+    )
     trainer.add_event_handler(Events.EPOCH_COMPLETED, handler)
     trainer.run(side.loader(), max_epochs=3)
     files = sorted(path.name for path in (side.folder / "files").iterdir())
@@ -61,7 +63,7 @@ def checkpoint(side):
 
 @row("ModelCheckpoint", note="saved files load without this package; scores come from an evaluator as natively")
 def model_checkpoint(side):
-    model, optimizer, trainer, evaluator = _train_and_evaluate(side)
+    model, _, trainer, evaluator = _train_and_evaluate(side)
     handler = handlers.ModelCheckpoint(
         side.folder / "best",
         "best",
@@ -80,7 +82,7 @@ def model_checkpoint(side):
 
 @row("global_step_from_engine")
 def global_step(side):
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     step = handlers.global_step_from_engine(trainer)
     seen = follow(trainer, Events.ITERATION_COMPLETED, lambda e: step(e, Events.ITERATION_COMPLETED))
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda e: seen.append(step(e, e.last_event_name)))
@@ -90,7 +92,7 @@ def global_step(side):
 
 @row("EarlyStopping")
 def early_stopping(side):
-    model, optimizer, trainer, evaluator = _train_and_evaluate(side)
+    _, _, trainer, evaluator = _train_and_evaluate(side)
     stopper = handlers.EarlyStopping(1, lambda engine: engine.state.metrics["loss"], trainer)  # stops when it improves
     evaluator.add_event_handler(Events.COMPLETED, stopper)
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(side.loader()))
@@ -119,7 +121,7 @@ def _as_regression(batch, device=None, non_blocking=False):
     "which corrects the decay",
 )
 def moving_average(side):
-    model, optimizer, trainer = side.setup()
+    model, _, trainer = side.setup()
     early = handlers.EMAHandler(model, momentum=0.1)
     early.attach(trainer, name="early")
     warm = handlers.EMAHandler(model, momentum=0.02, momentum_warmup=0.2, warmup_iters=5)
@@ -144,7 +146,7 @@ def moving_average(side):
 
 @row("EpochOutputStore", note="also with asynchronous loaders, whose memory is copied before a handler sees it")
 def output_store(side):
-    model, optimizer, trainer, evaluator = _train_and_evaluate(side)
+    _, _, _trainer, evaluator = _train_and_evaluate(side)
     store = handlers.EpochOutputStore()
     store.attach(evaluator, "outputs")
     evaluator.run(side.loader(samples=45))
@@ -153,9 +155,15 @@ def output_store(side):
 
 @row("Timer", support=DIFFERS, note="the first iteration contains the compilation; `IPUStats` leaves it out")
 def timer(side):
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     clock = handlers.Timer(average=True)
-    clock.attach(trainer, start=Events.EPOCH_STARTED, resume=Events.ITERATION_STARTED, pause=Events.ITERATION_COMPLETED, step=Events.ITERATION_COMPLETED)
+    clock.attach(
+        trainer,
+        start=Events.EPOCH_STARTED,
+        resume=Events.ITERATION_STARTED,
+        pause=Events.ITERATION_COMPLETED,
+        step=Events.ITERATION_COMPLETED,
+    )
     trainer.run(side.loader(), max_epochs=2)
     return clock.step_count, clock.value() > 0
 
@@ -167,7 +175,7 @@ def time_limit(side):
     trainer.run(side.loader(), max_epochs=1)
     whole = trainer.state.iteration
     side.close()
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     limit = handlers.TimeLimit(limit_sec=1)
     limit.start_time -= 2
     trainer.add_event_handler(Events.ITERATION_COMPLETED(after=3), limit)
@@ -177,7 +185,7 @@ def time_limit(side):
 
 @row("BasicTimeProfiler", support=DIFFERS, note="times of events and data; the compilation is in the first iteration")
 def basic_profiler(side):
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     profiler = handlers.BasicTimeProfiler()
     profiler.attach(trainer)
     trainer.run(side.loader(), max_epochs=2)
@@ -187,7 +195,7 @@ def basic_profiler(side):
 
 @row("HandlersTimeProfiler", support=DIFFERS, note="lists this library's own handlers, too")
 def handlers_profiler(side):
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     profiler = handlers.HandlersTimeProfiler()
     profiler.attach(trainer)
 
@@ -200,7 +208,11 @@ def handlers_profiler(side):
     return names, len(profiler.processing_times)
 
 
-@row("setup_common_training_handlers", "setup_common_distrib_training_handlers", note="as it is; `to_save` and schedules included")
+@row(
+    "setup_common_training_handlers",
+    "setup_common_distrib_training_handlers",
+    note="as it is; `to_save` and schedules included",
+)
 def common_handlers(side):
     model, optimizer, trainer = side.setup()
     scheduler = handlers.PiecewiseLinear(optimizer, "lr", milestones_values=[(0, 0.1), (12, 0.01)])
@@ -214,17 +226,25 @@ def common_handlers(side):
         with_pbars=False,
         clear_cuda_cache=False,
     )
-    seen = follow(trainer, Events.ITERATION_COMPLETED, lambda e: (e.state.metrics.get("loss"), optimizer.param_groups[0]["lr"]))
+    seen = follow(
+        trainer, Events.ITERATION_COMPLETED, lambda e: (e.state.metrics.get("loss"), optimizer.param_groups[0]["lr"])
+    )
     trainer.run(side.loader(), max_epochs=2)
     return seen, [path.name for path in (side.folder / "common").iterdir()]
 
 
 @row("gen_save_best_models_by_val_score", "save_best_model_by_val_score", "add_early_stopping_by_val_score")
 def common_best(side):
-    model, optimizer, trainer, evaluator = _train_and_evaluate(side)
+    model, _, trainer, evaluator = _train_and_evaluate(side)
     common.save_best_model_by_val_score(side.folder / "best", evaluator, model, "accuracy", n_saved=1, trainer=trainer)
     common.gen_save_best_models_by_val_score(
-        handlers.DiskSaver(side.folder / "gen", create_dir=True), evaluator, {"net": model}, "loss", 1, trainer, score_sign=-1.0
+        handlers.DiskSaver(side.folder / "gen", create_dir=True),
+        evaluator,
+        {"net": model},
+        "loss",
+        1,
+        trainer,
+        score_sign=-1.0,
     )
     stopper = common.add_early_stopping_by_val_score(2, evaluator, trainer, "accuracy")
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(side.loader()))

@@ -97,11 +97,15 @@ def fbresearch(side):
     log.setLevel(logging.INFO)
     log.propagate = False
     log.addHandler(logging.StreamHandler(lines))
-    model, optimizer, trainer = side.setup()
+    _, optimizer, trainer = side.setup()
     logger = handlers.FBResearchLogger(logger=log, show_output=True)
     logger.attach(trainer, "Train", every=2, optimizer=optimizer)
     trainer.run(side.loader(), max_epochs=1)
-    return [re.sub(r"(Iter|Epoch|eta|Time|data)[^ ]*[:=] ?\S+|\d+:\d+:\d+(\.\d+)?|\d\.\d+ sec", "", line)[:40] for line in lines.getvalue().splitlines() if "lr" in line]
+    return [
+        re.sub(r"(Iter|Epoch|eta|Time|data)[^ ]*[:=] ?\S+|\d+:\d+:\d+(\.\d+)?|\d\.\d+ sec", "", line)[:40]
+        for line in lines.getvalue().splitlines()
+        if "lr" in line
+    ]
 
 
 def _calls(recorder: Any) -> List[Tuple[str, Any]]:
@@ -192,5 +196,3 @@ def visdom(side):
     from ignite.handlers import visdom_logger as package
 
     return _recorded(side, ("visdom",), lambda recorder: handlers.VisdomLogger(num_workers=0), package)
-
-

@@ -176,7 +176,14 @@ def regression(side):
     return measure(side, "number", factories)
 
 
-@row("MeanPairwiseDistance", "CosineSimilarity", "KLDivergence", "JSDivergence", "Frequency", note="`Frequency` counts samples per second of all calls")
+@row(
+    "MeanPairwiseDistance",
+    "CosineSimilarity",
+    "KLDivergence",
+    "JSDivergence",
+    "Frequency",
+    note="`Frequency` counts samples per second of all calls",
+)
 def distances(side):
     factories = {
         "MeanPairwiseDistance": metrics.MeanPairwiseDistance,
@@ -275,7 +282,13 @@ class _Painter(nn.Module):
         return torch.sigmoid(self.conv(image))
 
 
-@row("PSNR", "SSIM", "FID", "InceptionScore", note="feature extractors run on the host, on images that the device returned")
+@row(
+    "PSNR",
+    "SSIM",
+    "FID",
+    "InceptionScore",
+    note="feature extractors run on the host, on images that the device returned",
+)
 def images(side):
     generator = torch.Generator().manual_seed(5)
     data = TensorDataset(torch.rand(45, 3, 16, 16, generator=generator), torch.rand(45, 3, 16, 16, generator=generator))
@@ -292,7 +305,15 @@ def images(side):
     return side.evaluator(_Painter(), factories, **several).run(DataLoader(data, batch_size=BATCH)).metrics
 
 
-@row("Perplexity", "Bleu", "Rouge", "RougeN", "RougeL", "CharacterErrorRate", note="decode the predictions in `output_transform`")
+@row(
+    "Perplexity",
+    "Bleu",
+    "Rouge",
+    "RougeN",
+    "RougeL",
+    "CharacterErrorRate",
+    note="decode the predictions in `output_transform`",
+)
 def language(side):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
@@ -315,11 +336,15 @@ def language(side):
         "RougeL": metrics.RougeL(output_transform=decoded),
     }
     if hasattr(metrics, "Perplexity"):
-        factories["Perplexity"] = metrics.Perplexity(output_transform=lambda output: (output[0].transpose(1, 2), output[1]))
+        factories["Perplexity"] = metrics.Perplexity(
+            output_transform=lambda output: (output[0].transpose(1, 2), output[1])
+        )
     if hasattr(metrics, "CharacterErrorRate"):
         factories["CharacterErrorRate"] = metrics.CharacterErrorRate(output_transform=strings)
     several = {} if side.native else {"device_iterations": 2}
-    return side.evaluator(model, factories, **several).run(DataLoader(TensorDataset(tokens, tokens), batch_size=4)).metrics
+    return (
+        side.evaluator(model, factories, **several).run(DataLoader(TensorDataset(tokens, tokens), batch_size=4)).metrics
+    )
 
 
 @row("HitRate", "NDCG")
@@ -335,7 +360,12 @@ def _relevance(output):
     return output[0], output[1]
 
 
-@row("ObjectDetectionAvgPrecisionRecall", "CommonObjectDetectionMetrics", "coco_tensor_list_to_dict_list", note="boxes are put together in `output_transform`")
+@row(
+    "ObjectDetectionAvgPrecisionRecall",
+    "CommonObjectDetectionMetrics",
+    "coco_tensor_list_to_dict_list",
+    note="boxes are put together in `output_transform`",
+)
 def detection(side):
     if not hasattr(metrics, "ObjectDetectionAvgPrecisionRecall"):
         return "not in this release"

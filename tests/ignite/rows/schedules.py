@@ -150,7 +150,7 @@ def _constant():
     "MultiStepStateScheduler",
 )
 def state_schedules(side):
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     schedules = {
         "a": handlers.LambdaStateScheduler(lambda step: 1 / (1 + step), "a"),
         "b": handlers.PiecewiseLinearStateScheduler([(2, 0.0), (8, 1.0)], "b"),
@@ -166,11 +166,13 @@ def state_schedules(side):
     return seen
 
 
-@row("BatchSizeScheduler", support=REFUSED, note="a compiled program has micro-batches of one size; a change is refused")
+@row(
+    "BatchSizeScheduler", support=REFUSED, note="a compiled program has micro-batches of one size; a change is refused"
+)
 def batch_size(side):
     if side.native or not hasattr(handlers, "BatchSizeScheduler"):
         return "refused", 6
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     loader = side.loader()
     scheduler = handlers.BatchSizeScheduler(loader, lambda step: 8 if step < 1 else 16)
     trainer.add_event_handler(Events.EPOCH_STARTED, scheduler)

@@ -1,0 +1,50 @@
+"""`DeviceSwap`: training and evaluation take turns on the same IPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ignite.engine import Engine, Events
+
+__all__ = ["DeviceSwap"]
+
+
+class DeviceSwap:
+    """Gives the IPUs to the evaluation while it runs, and back to the training, for PopTorch loops of your own.
+
+    Each executor normally keeps IPUs of its own. With half of the IPUs, or with a model that takes all of them, they
+    have to take turns; the price is one load of a program and one transfer of weights for each turn. The engines of
+    this library do the same with `share_ipus=True`::
+
+        DeviceSwap(training_model, inference_model).attach(trainer, evaluator)
+
+    Args:
+        training: The executor that trains.
+        inference: The executor that evaluates, over the same model. It sees the newest weights: leaving the training
+            executor downloads them, and taking the IPUs again uploads the host's.
+    """
+
+    def __init__(self, training: Any, inference: Any) -> None:
+        self._training = training
+        self._inference = inference
+
+    def attach(self, trainer: Engine, evaluator: Engine) -> None:
+        """Swap when either engine is about to make a step and the other's executor has the IPUs."""
+        trainer.add_event_handler(Events.ITERATION_STARTED, self.to_training)
+        evaluator.add_event_handler(Events.ITERATION_STARTED, self.to_inference)
+
+    def to_training(self) -> None:
+        """Give the IPUs to the training executor."""
+        _swap(self._inference, self._training)
+
+    def to_inference(self) -> None:
+        """Give the IPUs to the inference executor."""
+        _swap(self._training, self._inference)
+
+
+def _swap(leaving: Any, entering: Any) -> None:
+    if leaving.isAttachedToDevice():
+        leaving.detachFromDevice()
+    # One that was never compiled attaches by itself, with its first call.
+    if entering.isCompiled() and not entering.isAttachedToDevice():
+        entering.attachToDevice()

@@ -1,0 +1,81 @@
+"""`OptimizerSync`: hyper-parameters that were changed on the host reach the device, once, before the next step."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Tuple
+
+import torch
+from ignite.engine import Engine, Events
+
+__all__ = ["OptimizerSync"]
+
+
+class OptimizerSync:
+    """Calls `setOptimizer` when something in an optimizer has changed, for PopTorch loops of your own.
+
+    The engines of this library do this by themselves. With a hand-written step, schedulers and your own code change
+    `optimizer.param_groups` and PopTorch notices nothing until it is told::
+
+        training_model = poptorch.trainingModel(model, options, optimizer)
+        OptimizerSync(training_model, optimizer).attach(trainer)
+
+    Args:
+        executor: The `poptorch.PoplarExecutor` that trains.
+        optimizer: The optimizer it was made with.
+        on_change: Called after each `setOptimizer`.
+    """
+
+    def __init__(
+        self, executor: Any, optimizer: torch.optim.Optimizer, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._executor = executor
+        self._optimizer = optimizer
+        self._on_change = on_change
+        self._sent = self._values()
+
+    def attach(self, engine: Engine) -> None:
+        """Look for changes before each step of this engine, after the schedulers attached to the same event.
+
+        Attach it after them: handlers of one event run in the order in which they were attached.
+        """
+        engine.add_event_handler(Events.GET_BATCH_COMPLETED, self.sync)
+
+    def sync(self) -> bool:
+        """Tell the device now if something has changed, and return whether it had.
+
+        Raises:
+            Exception: PopTorch refuses, for example because a value was compiled in as a constant. The optimizer then
+                has the values it had before.
+        """
+        values = self._values()
+        if values == self._sent:
+            return False
+        try:
+            self._executor.setOptimizer(self._optimizer)
+        except BaseException:
+            # After a refusal PopTorch trips over the refused values whenever the optimizer is used.
+            self._restore()
+            raise
+        self._sent = values
+        self._on_change()
+        return True
+
+    def _values(self) -> List[Tuple[Tuple[str, Any], ...]]:
+        groups = [
+            tuple((name, _copied(value)) for name, value in group.items() if name != "params")
+            for group in self._optimizer.param_groups
+        ]
+        return [*groups, (("loss_scaling", getattr(self._optimizer, "loss_scaling", None)),)]
+
+    def _restore(self) -> None:
+        *groups, ((_, loss_scaling),) = self._sent
+        for group, values in zip(self._optimizer.param_groups, groups):
+            group.update(values)
+        if loss_scaling is not None:
+            self._optimizer.loss_scaling = loss_scaling  # type: ignore[attr-defined]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 else tuple(value.tolist())
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,70 @@
+"""`PopVisionProfiler`: a PopVision report of a few iterations instead of a whole run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from ignite.engine import Engine, Events
+
+from ignite_ipu.session import IPUSession, SessionError
+
+__all__ = ["PopVisionProfiler"]
+
+
+class PopVisionProfiler:
+    """Writes a report of iterations `first` to `last` that the PopVision Graph Analyser opens.
+
+    Poplar profiles a program for as long as it is loaded, and what it writes grows with every call. So the program is
+    loaded with profiling when iteration `first` begins, and without it again after `last`; each costs a compilation,
+    which an executable cache shortens. Weights, optimizer state and random state are the same afterwards::
+
+        PopVisionProfiler("profile", first=100, last=102).attach(trainer)
+
+    Args:
+        folder: Where the report is written; made if it does not exist.
+        first: First iteration of the trainer to profile, counted from 1.
+        last: Last iteration to profile; `first` alone if None.
+
+    Raises:
+        ValueError: The iterations are no range.
+    """
+
+    def __init__(self, folder: Union[str, Path], first: int, last: Optional[int] = None) -> None:
+        self.first = first
+        self.last = first if last is None else last
+        if not 1 <= self.first <= self.last:
+            raise ValueError(f"Iterations {first} to {last} are no range: count from 1, the last not before the first.")
+        self.folder = Path(folder)
+        self._options: Optional[Any] = None
+
+    def attach(self, trainer: Engine) -> None:
+        """Profile this trainer.
+
+        Raises:
+            SessionError: It is no trainer of this library.
+        """
+        session = getattr(trainer, "ipu", None)
+        if not isinstance(session, IPUSession) or session.training is None:
+            raise SessionError(
+                "PopVisionProfiler needs a trainer that create_ipu_trainer has returned. In a PopTorch loop of your "
+                "own call options.enableProfiling(folder) and make few calls."
+            )
+        trainer.add_event_handler(Events.ITERATION_STARTED(once=self.first), self._begin, session)
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=self.last), self._end, session)
+        trainer.add_event_handler(Events.COMPLETED, self._end, session)
+
+    def _begin(self, engine: Engine, session: IPUSession) -> None:
+        assert session.training is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._options = session.training.options
+        profiled = self._options.clone()
+        profiled.enableProfiling(str(self.folder))
+        session.replace_training(session.training.step, profiled)
+
+    def _end(self, engine: Engine, session: IPUSession) -> None:
+        if self._options is None:
+            return
+        assert session.training is not None
+        options, self._options = self._options, None
+        session.replace_training(session.training.step, options)

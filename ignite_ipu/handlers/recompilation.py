@@ -1,0 +1,198 @@
+"""`RecompileWatch`: says what changed, since when, and which line, whenever a program is compiled once more."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import ignite
+import torch
+from ignite.engine import Engine
+
+import ignite_ipu
+from ignite_ipu.events import IPUEvents
+from ignite_ipu.programs import Program
+from ignite_ipu.rows import tensors_in
+from ignite_ipu.session import IPUSession, SessionError
+
+__all__ = ["Recompilation", "RecompileWatch"]
+
+_logger = logging.getLogger("ignite_ipu")
+_PLAIN = (bool, int, float, str, list, tuple, dict)
+_LIBRARIES = tuple(str(Path(package.__file__).parent) for package in (ignite, ignite_ipu, torch))
+
+
+class Recompilation(NamedTuple):
+    """One compilation after the first.
+
+    Attributes:
+        program: `training`, `evaluation`, or the name given to a watched executor.
+        iteration: Calls of the program, or iterations of the watched engine, before it.
+        before: The same count at the compilation before.
+        changes: What is not as it was then, one sentence each; empty when only the program had been released.
+        line: Where in the user's code the call was made, as `file:number`.
+    """
+
+    program: str
+    iteration: int
+    before: int
+    changes: List[str]
+    line: str
+
+    def __str__(self) -> str:
+        why = "; ".join(self.changes) or "nothing has changed, but its program had been given back"
+        return (
+            f"The {self.program} program is compiled again at iteration {self.iteration}, since its compilation at "
+            f"iteration {self.before}: {why}. Called from {self.line}."
+        )
+
+
+class _Seen(NamedTuple):
+    iteration: int
+    facts: Dict[str, str]
+
+
+class RecompileWatch:
+    """Explains compilations, which can take minutes each, by comparing with the one before.
+
+    It logs a warning for every compilation of a program after its first, and keeps them in `found`. It compares the
+    shapes and types of the batch, the values that were frozen into the program, the options, which parameters are
+    trained, which modules are in training mode, and the constants of the optimizer.
+
+    For engines of this library::
+
+        RecompileWatch().attach(trainer)
+
+    For a PopTorch executor of your own, call what `watch` returns in its place::
+
+        training_model = RecompileWatch().watch(poptorch.trainingModel(model, options, optimizer))
+
+    Attributes:
+        found: The compilations after the first of each program.
+    """
+
+    def __init__(self) -> None:
+        self.found: List[Recompilation] = []
+        self._seen: Dict[Any, _Seen] = {}
+
+    def attach(self, engine: Engine) -> None:
+        """Watch all programs of this engine's session.
+
+        Raises:
+            SessionError: The engine is none of this library.
+        """
+        session = getattr(engine, "ipu", None)
+        if not isinstance(session, IPUSession):
+            raise SessionError(
+                "RecompileWatch.attach needs an engine of this library; use watch() for a PopTorch executor of your own."
+            )
+        engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._compiling, session)
+
+    def watch(self, executor: Any, name: str = "watched") -> WatchedExecutor:
+        """Return a stand-in for an executor that compares its calls before it makes them."""
+        return WatchedExecutor(executor, name, self)
+
+    def note(self, key: Any, name: str, iteration: int, facts: Dict[str, str]) -> Optional[Recompilation]:
+        """Compare one compilation with the one before of the same program.
+
+        Args:
+            key: Which program it is.
+            name: What to call it.
+            iteration: When it happens.
+            facts: What the program depends on, by name.
+
+        Returns:
+            What was found and logged; None for a first compilation.
+        """
+        last = self._seen.get(key)
+        self._seen[key] = _Seen(iteration, facts)
+        if last is None:
+            return None
+        found = Recompilation(name, iteration, last.iteration, _changes(last.facts, facts), _users_line())
+        self.found.append(found)
+        _logger.warning("%s", found)
+        return found
+
+    def _compiling(self, engine: Engine, session: IPUSession) -> None:
+        for program in (session.training, *session.evaluations):
+            if program is not None and program.executor is not None and not program.executor.isCompiled():
+                name = "training" if program.training else "evaluation"
+                key = name if program.training else id(program)
+                self.note(key, name, engine.state.iteration, _facts_of(program, session))
+
+
+class WatchedExecutor:
+    """A PopTorch executor whose calls are compared before they are made; everything else is the executor's."""
+
+    def __init__(self, executor: Any, name: str, watch: RecompileWatch) -> None:
+        self._executor = executor
+        self._name = name
+        self._watch = watch
+        self._calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the executor.
+
+        A call cannot change what it was compiled for: PopTorch refuses, after this has said what differs.
+        """
+        facts = _batch_facts([*args, *kwargs.values()])
+        seen = self._watch._seen.get(id(self))
+        if seen is None or not self._executor.isCompiled() or _changes(seen.facts, facts):
+            self._watch.note(id(self), self._name, self._calls, facts)
+        self._calls += 1
+        return self._executor(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
+def _facts_of(program: Program, session: IPUSession) -> Dict[str, str]:
+    options = program.options.toDict()
+    facts = {f"option {name}": repr(value) for name, value in options.items() if isinstance(value, _PLAIN)}
+    facts.update(program.step.describe_layout())
+    with torch._C.DisableTorchFunctionSubclass():
+        for name, parameter in program.step.named_parameters():
+            trained = torch.Tensor.requires_grad.__get__(parameter)  # type: ignore[attr-defined]
+            facts[f"parameter {name}"] = "trained" if trained else "frozen"
+    facts.update({f"module {name or 'itself'}": _mode(module) for name, module in program.step.named_modules()})
+    if program.training and session.link is not None:
+        conversion = session.link.conversion
+        for number, group in enumerate(conversion.optimizer.param_groups):
+            for name in conversion.constant & group.keys():
+                facts[f"optimizer constant {name} of group {number}"] = repr(group[name])
+    return facts
+
+
+def _mode(module: torch.nn.Module) -> str:
+    return "in training mode" if module.training else "in evaluation mode"
+
+
+def _batch_facts(values: List[Any]) -> Dict[str, str]:
+    facts = {}
+    for number, value in enumerate(values):
+        tensors = tensors_in(value)
+        for place, tensor in enumerate(tensors):
+            name = f"argument {number}" if len(tensors) == 1 else f"argument {number}, tensor {place}"
+            facts[name] = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        if not tensors:
+            facts[f"argument {number}"] = repr(value)
+    return facts
+
+
+def _changes(before: Dict[str, str], now: Dict[str, str]) -> List[str]:
+    names = [*before, *(name for name in now if name not in before)]
+    return [
+        f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _users_line() -> str:
+    """Return the innermost place on the stack that is not in a library."""
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith((*_LIBRARIES, "<")):
+            return f"{frame.filename}:{frame.lineno}"
+    return "an unknown place"

@@ -1,0 +1,157 @@
+"""`IPUStats`: throughput without compile time, transfers and waiting times, as metrics that any Ignite logger logs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, Optional
+
+from ignite.engine import Engine, Events
+
+from ignite_ipu.events import IPUEvents
+from ignite_ipu.geometry import BatchGeometry
+from ignite_ipu.rows import tensors_in
+from ignite_ipu.session import IPUSession
+
+__all__ = ["IPUStats"]
+
+_PREFIX = "ipu/"
+
+
+class IPUStats:
+    """Measures an engine's steps and writes what it finds into `engine.state.metrics`.
+
+    After every epoch, and after every `every` iterations if that is given, about the time since the last writing::
+
+        IPUStats().attach(trainer)
+        logger.attach_output_handler(trainer, Events.EPOCH_COMPLETED, tag="training", metric_names="all")
+
+    - `ipu/samples_per_second`, `ipu/micro_batches_per_second`, `ipu/weight_updates_per_second`: over the time that
+      steps and the loader took; compiling and loading a program, and handlers such as an evaluation, are left out. The
+      last is for training only.
+    - `ipu/step_seconds`, `ipu/data_seconds`: for one device call, and waiting for its batch.
+    - `ipu/compile_seconds`, `ipu/attach_seconds`: all in all so far.
+    - `ipu/bytes_to_device`, `ipu/bytes_from_device`: batches and weights that were copied, and what the engine's output
+      and the weights' downloads hold, in the time looked at.
+
+    On the emulator the times are this machine's and say nothing about an IPU.
+
+    Args:
+        geometry: Gives the arithmetic of one device call, for an engine with PopTorch steps of your own; engines of
+            this library know it.
+        every: Write after so many iterations, too.
+        clock: Gives the time in seconds.
+    """
+
+    def __init__(
+        self,
+        geometry: Optional[Callable[[], Optional[BatchGeometry]]] = None,
+        every: Optional[int] = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._geometry = geometry
+        self._every = every
+        self._clock = clock
+        self._totals = {"compile_seconds": 0.0, "attach_seconds": 0.0}
+        self._since: Dict[str, float] = {}
+        self._marks: Dict[str, float] = {}
+        self._not_stepping = 0.0
+        self._in_step = False
+        self._session: Optional[IPUSession] = None
+        self._weight_bytes = 0
+        self._training = True
+        self._reset()
+
+    def attach(self, engine: Engine) -> None:
+        """Measure this engine."""
+        session = getattr(engine, "ipu", None)
+        if isinstance(session, IPUSession):
+            self._session = session
+            self._weight_bytes = _bytes([*session.model.parameters(), *session.model.buffers()])
+            engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._mark, "compile")
+            engine.add_event_handler(IPUEvents.COMPILE_COMPLETED, self._compiled)
+            engine.add_event_handler(IPUEvents.DEVICE_ATTACHED, self._attached)
+            engine.add_event_handler(IPUEvents.WEIGHTS_TO_DEVICE, self._moved, "bytes_to_device")
+            engine.add_event_handler(IPUEvents.WEIGHTS_TO_HOST, self._moved, "bytes_from_device")
+        engine.add_event_handler(Events.GET_BATCH_STARTED, self._mark, "data")
+        engine.add_event_handler(Events.GET_BATCH_COMPLETED, self._got_batch)
+        engine.add_event_handler(Events.ITERATION_STARTED, self._begin_step)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_step)
+        if self._every is not None:
+            engine.add_event_handler(Events.ITERATION_COMPLETED(every=self._every), self._write)
+        engine.add_event_handler(Events.EPOCH_COMPLETED, self._write)
+
+    def _reset(self) -> None:
+        names = ("steps", "samples", "micro_batches", "weight_updates", "step_seconds", "data_seconds")
+        self._since = dict.fromkeys((*names, "bytes_to_device", "bytes_from_device"), 0)
+
+    def _mark(self, engine: Engine, what: str) -> None:
+        self._marks[what] = self._clock()
+
+    def _passed(self, what: str) -> float:
+        return self._clock() - self._marks.pop(what, self._clock())
+
+    def _got_batch(self, engine: Engine) -> None:
+        self._since["data_seconds"] += self._passed("data")
+
+    def _begin_step(self, engine: Engine) -> None:
+        self._in_step = True
+        self._not_stepping = 0.0
+        self._marks["step"] = self._clock()
+
+    def _end_step(self, engine: Engine) -> None:
+        since = self._since
+        since["step_seconds"] += self._passed("step") - self._not_stepping
+        self._in_step = False
+        since["steps"] += 1
+        since["bytes_to_device"] += _bytes(engine.state.batch)
+        since["bytes_from_device"] += _bytes(engine.state.output)
+        geometry = self._find_geometry(engine)
+        if geometry is not None:
+            rows = [tensor.shape[0] for tensor in tensors_in(engine.state.batch) if tensor.dim()]
+            since["samples"] += min([geometry.global_batch_size, *rows])
+            since["micro_batches"] += geometry.input_micro_batches
+            since["weight_updates"] += geometry.updates_per_call if self._training else 0
+
+    def _compiled(self, engine: Engine) -> None:
+        self._add("compile_seconds", self._passed("compile"))
+        self._marks["attach"] = self._clock()
+
+    def _attached(self, engine: Engine) -> None:
+        self._add("attach_seconds", self._passed("attach"))
+
+    def _add(self, name: str, seconds: float) -> None:
+        # The engines of one session hear of each other's programs; what happens between two steps is the other's.
+        if self._in_step:
+            self._totals[name] += seconds
+            self._not_stepping += seconds
+
+    def _moved(self, engine: Engine, direction: str) -> None:
+        self._since[direction] += self._weight_bytes
+
+    def _find_geometry(self, engine: Engine) -> Optional[BatchGeometry]:
+        if self._geometry is not None:
+            return self._geometry()
+        if self._session is None:
+            return None
+        program = self._session.active
+        self._training = program is not None and program.training
+        return None if program is None else program.geometry
+
+    def _write(self, engine: Engine) -> None:
+        since = self._since
+        steps = since["steps"]
+        if not steps:
+            return
+        seconds = since["step_seconds"] + since["data_seconds"]
+        found = {name: float(since[name]) for name in ("bytes_to_device", "bytes_from_device")}
+        found.update(self._totals)
+        found.update({name: since[name] / steps for name in ("step_seconds", "data_seconds")})
+        if seconds > 0:
+            rates = ("samples", "micro_batches", "weight_updates")
+            found.update({f"{name}_per_second": since[name] / seconds for name in rates if since[name]})
+        engine.state.metrics.update({f"{_PREFIX}{name}": value for name, value in found.items()})
+        self._reset()
+
+
+def _bytes(structure: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(structure))

@@ -1,0 +1,67 @@
+"""Which parameters are trained: noticed when layers are frozen or unfrozen, which a compiled program cannot know."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple
+
+import torch
+from torch import nn
+
+__all__ = ["Trainable", "TrainableChange"]
+
+_MOST_NAMES = 4
+
+
+class TrainableChange(NamedTuple):
+    """Parameters whose `requires_grad` was changed.
+
+    Attributes:
+        frozen: Names of those that are not to be trained any more.
+        unfrozen: Names of those that are to be trained again.
+    """
+
+    frozen: List[str]
+    unfrozen: List[str]
+
+    def __str__(self) -> str:
+        parts = [f"{len(names)} {what} ({_listed(names)})" for what, names in self._asdict().items() if names]
+        return " and ".join(parts)
+
+
+class Trainable:
+    """Remembers which parameters of a module were trainable when its program was compiled.
+
+    Args:
+        module: The module that is compiled.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters: Dict[str, torch.Tensor] = dict(module.named_parameters())
+        self._compiled = self._now()
+
+    def names(self) -> List[str]:
+        """Return the names of the parameters that are trainable now."""
+        return [name for name, trained in zip(self._parameters, self._now()) if trained]
+
+    def note(self) -> None:
+        """Remember the parameters that are trainable now as the ones of the program."""
+        self._compiled = self._now()
+
+    def change(self) -> TrainableChange:
+        """Return what differs from the program; both lists are empty when nothing does."""
+        now = self._now()
+        if now == self._compiled:
+            return TrainableChange([], [])
+        pairs = [(name, *flags) for name, *flags in zip(self._parameters, self._compiled, now) if flags[0] != flags[1]]
+        return TrainableChange([n for n, before, _ in pairs if before], [n for n, before, _ in pairs if not before])
+
+    def _now(self) -> List[bool]:
+        # Asked in the ordinary way, every wrapped parameter would have the weights downloaded.
+        with torch._C.DisableTorchFunctionSubclass():
+            read = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+            return [read(parameter) for parameter in self._parameters.values()]
+
+
+def _listed(names: List[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"

@@ -1,0 +1,91 @@
+"""`OptimizerSync` in a hand-written PopTorch loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ignite.engine import Engine, Events
+from torch import nn
+
+from ignite_ipu import backend, emulator
+from ignite_ipu.handlers import OptimizerSync
+from tests.supervised import assert_same_weights, network
+
+
+class WithLoss(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.model(x), y)
+
+
+@pytest.fixture
+def loop():
+    """A model, its optimizer, its executor, and an engine that calls it by hand."""
+    poptorch = backend.poptorch()
+    model = network()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(WithLoss(model), poptorch.Options(), optimizer)
+    engine = Engine(lambda engine, batch: float(executor(*batch)))
+    yield model, optimizer, executor, engine
+    executor.destroy()
+
+
+def batches(count=4):
+    generator = torch.Generator().manual_seed(5)
+    return [(torch.randn(8, 6, generator=generator), torch.arange(8) % 3) for _ in range(count)]
+
+
+def test_a_changed_learning_rate_reaches_the_device_once(loop):
+    model, optimizer, executor, engine = loop
+    sent = []
+    OptimizerSync(executor, optimizer, on_change=lambda: sent.append(engine.state.iteration)).attach(engine)
+
+    @engine.on(Events.ITERATION_COMPLETED(once=2))
+    def lower():
+        optimizer.param_groups[0]["lr"] = 0.01
+
+    engine.run(batches())
+    assert len(sent) == 1
+    twin = network()
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for number, (x, y) in enumerate(batches()):
+        plain.param_groups[0]["lr"] = 0.1 if number < 2 else 0.01
+        plain.zero_grad()
+        nn.functional.cross_entropy(twin(x), y).backward()
+        plain.step()
+    assert_same_weights(model, twin)
+
+
+def test_without_it_the_device_keeps_the_old_rate(loop):
+    """What the handler is for: PopTorch does not look at the groups by itself."""
+    model, optimizer, executor, engine = loop
+    first = batches()[0]
+    executor(*first)
+    before = model.state_dict()["0.weight"].clone()
+    optimizer.param_groups[0]["lr"] = 0.0
+    executor(*first)
+    assert not torch.equal(model.state_dict()["0.weight"], before)
+
+
+def test_nothing_is_sent_while_nothing_changes(loop):
+    _, optimizer, executor, engine = loop
+    OptimizerSync(executor, optimizer).attach(engine)
+    engine.run(batches())
+    uploads = emulator.counters(executor).optimizer_uploads
+    engine.run(batches(), max_epochs=3)
+    assert emulator.counters(executor).optimizer_uploads == uploads
+
+
+def test_a_refused_change_leaves_the_old_values(loop):
+    _, optimizer, executor, _ = loop
+    executor(*batches()[0])
+    sync = OptimizerSync(executor, optimizer)
+    optimizer.param_groups[0]["momentum"] = 0.9  # was not given, so it is a constant
+    with pytest.raises(Exception, match="momentum"):
+        sync.sync()
+    assert optimizer.param_groups[0]["momentum"] == 0.0
+    assert sync.sync() is False
+    executor(*batches()[0])
