@@ -27,12 +27,16 @@ def identifier(name: str) -> str:
     return "".join(character if character.isalnum() else "_" for character in name).strip("_") or "value"
 
 
-def source() -> Optional[Tuple[str, int]]:
-    """Return file and line of the innermost frame that is the user's own code, None when there is none."""
+def source(excludes: Tuple[str, ...] = ()) -> Optional[Tuple[str, int]]:
+    """Return file and line of the innermost frame that is the user's own code, None when there is none.
+
+    Args:
+        excludes: Parts of the names of further files that are not.
+    """
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not any(part in file for part in _NOT_USER_CODE):
+        if not any(part in file for part in _NOT_USER_CODE + excludes):
             return file, frame.f_lineno
         frame = frame.f_back
     return None

@@ -83,6 +83,7 @@ class Capture(TorchFunctionMode):
         outer: The trace that this one is a loop body or branch of.
         host_tensors: Context manager in which the model holds its own tensors again, for code that runs on the host.
         watches_gradients: Whether some operator shows gradients, so that none may be scaled ahead of its time.
+        location_excludes: Parts of the names of files that are not the user's code.
         scope, attributes: What `NameScope` and `Attribute` have open, innermost last.
     """
 
@@ -106,6 +107,7 @@ class Capture(TorchFunctionMode):
         self.operators: Dict[str, int] = {}
         self.primitives: Dict[str, Set[str]] = {}
         self.scope: List[str] = []
+        self.location_excludes: Tuple[str, ...] = ()
         self.attributes: List[Dict[str, Any]] = []
         self._stand_ins: Dict[int, IpuTensor] = {}
         self._by_meta: Dict[int, IpuTensor] = {}
@@ -330,7 +332,7 @@ class Capture(TorchFunctionMode):
         node.meta["site"] = self.placement.site
         node.meta["scope"] = "/".join(self.scope)
         node.meta["attributes"] = dict(item for layer in self.attributes for item in layer.items())
-        node.meta["source"] = source()
+        node.meta["source"] = source(self.location_excludes)
         return node
 
     def _wrap(self, result: Any, node: fx.Node) -> Any:

@@ -212,7 +212,7 @@ _ACCEPTED: Dict[str, str] = {
     "poptorch.Options.setAvailableMemoryProportion": f"keys at once and shares at compile are checked; {_MEMORY}",
     "poptorch.Options.available_memory_proportion": f"shares are checked at compile; {_MEMORY}",
     "poptorch.Options.enableStableNorm": "PyTorch's normalisations on the CPU are the stable ones already",
-    "poptorch.options._PopartOptions.setPatterns": "the types are checked; there are no PopART patterns to switch",
+    "poptorch.options._PopartOptions.setPatterns": "the types are checked; there are no back-end patterns to switch",
     "poptorch.options._DistributedOptions.ipuof_configs": "no program sets it; fabrics are chosen below PopTorch",
 }
 _REFUSED: Dict[str, str] = {
@@ -225,8 +225,11 @@ _REMARKS: Dict[str, str] = {
     "poptorch.custom_op": "A Python function registered with `register_custom_op` stands in for the C++ operator.",
     "poptorch.load": "Unpickles a model only if this user saved it, or it is trusted: see the notes on saving.",
     "poptorch.importPoptorchMetadataFromFile": "Returns JSON.",
-    "poptorch.options._PopartOptions.set": "Names and types are checked at compile, as in PopTorch. Settings that other "
-    "methods write act as those do; the others have no counterpart here.",
+    "poptorch.Options.disableModuleNamescope": "Scopes are shown in reports; tensors are named without them.",
+    "poptorch.options._PopartOptions.set": (
+        "Names and types are checked at compile, as in PopTorch. Settings that other methods write act as those do; the "
+        "others have no counterpart here."
+    ),
     "poptorch.options._PopartOptions.setEngineOptions": "Those of `autoReport` act; the others are recorded.",
     "poptorch.Options.useOfflineIpuTarget": "The version is checked at compile.",
     "poptorch.Options.useIpuModel": "Takes no emulated IPUs, and switches executable caching off.",
@@ -282,8 +285,8 @@ def page() -> str:
         f"{count[Status.REFUSED]} are *refused*: they raise, and say why.",
         "Nothing is accepted and silently ignored.",
         "",
-        "`poptorch.autocast`, `poptorch.autocasting`, `Options.Precision.autocastEnabled` and `autocastPolicy` belong to",
-        "the API before 3.3; they are emulated too.",
+        "`poptorch.autocast`, `poptorch.autocasting`, `Options.Precision.autocastEnabled` and `autocastPolicy` belong",
+        "to the API before 3.3; they are emulated too.",
         "",
     ]
     for owner, group in _grouped(every).items():

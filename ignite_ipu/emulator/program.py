@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import batching, collectives, loss_scaling, precision
+from ignite_ipu.emulator import batching, collectives, loss_scaling, naming, precision
 from ignite_ipu.emulator.arguments import Arguments
 from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.device import Device, Meter, acquire
@@ -108,6 +108,7 @@ class Program:
                 values,
                 self.precision,
                 fold=None if cached is None else cached.fold,
+                naming=naming.from_options(options),
             )
         finally:
             self.placement.close()

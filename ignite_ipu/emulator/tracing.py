@@ -18,6 +18,8 @@ from ignite_ipu.emulator.custom_types import flatten_tensors, map_tensors
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.graph import Fold, Graph, build
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.naming import DEFAULT as DEFAULT_NAMING
+from ignite_ipu.emulator.naming import Naming, module_scopes
 from ignite_ipu.emulator.precision import Precision
 from ignite_ipu.emulator.traced_tensor import IpuTensor
 from ignite_ipu.emulator.wrapping import plain
@@ -75,6 +77,7 @@ def trace(
     anchors: Sequence[str] = (),
     precision: Optional[Precision] = None,
     fold: Optional[Fold] = None,
+    naming: Naming = DEFAULT_NAMING,
 ) -> Tuple[Graph, Capture]:
     """Run `forward` once on the first micro-batch's shapes and return the graph.
 
@@ -86,11 +89,13 @@ def trace(
         anchors: Names of further tensors to return.
         precision: Number formats and checks; None takes the defaults.
         fold: Provides what depends on constants alone; None computes it.
+        naming: What operators are called after.
 
     Raises:
         Error: What forward does cannot be compiled, or it replaced a parameter or buffer.
     """
     capture = Capture(placement, precision)
+    capture.location_excludes = naming.excludes
     with _compile_hooks():
         stand_ins, slots = _move_to_ipu(capture, model, training, per_replica)
         inputs = _traced_inputs(capture, arguments, batching)
@@ -98,7 +103,7 @@ def trace(
             for (tensors, name), original in slots.items():
                 tensors[name] = stand_ins[id(original)]
             capture.host_tensors = functools.partial(_on_host, slots)
-            with capture.tracing(training), capture.autocast.module_calls():
+            with capture.tracing(training), capture.autocast.module_calls(), module_scopes(capture, model, naming):
                 structure = model(*inputs.positional, **inputs.keyword)
         finally:
             replaced = _restore(slots, stand_ins)
