@@ -113,13 +113,14 @@ class _NoGradients(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _GRADIENT and parameter_of(args[0]) is not None:
             raise CaptureError(
-                f"The gradient of a parameter is asked for at {shown(current_line())}, but gradients exist on the device "
-                "alone. To clip them, remove the call and use ipu_step(..., max_grad_norm=...)."
+                f"The gradient of a parameter is asked for at {shown(current_line())}, but gradients exist on the "
+                "device alone. To clip them, remove the call and use ipu_step(..., max_grad_norm=...)."
             )
         return func(*args, **(kwargs or {}))
 
 
-_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+_DESCRIPTOR: Any = torch.Tensor.grad
+_GRADIENT = _DESCRIPTOR.__get__
 
 
 def _used_by(function: Any, seen: Set[int]) -> Iterator[Any]:
@@ -137,7 +138,7 @@ def _used_by(function: Any, seen: Set[int]) -> Iterator[Any]:
         return
     if not inspect.isfunction(function):
         yield from getattr(function, "__dict__", {}).values()
-        call = getattr(type(function), "__call__", None)
+        call = vars(type(function)).get("__call__")
         if inspect.isfunction(call):
             yield from _used_by(call, seen)
         return

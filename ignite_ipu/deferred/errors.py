@@ -1,16 +1,17 @@
 """What can go wrong with a captured step, and where the user's code stood.
 
-    RuntimeError
-     +-- CaptureError              a step that cannot be run as one device step
-     |    +-- EarlyReadError       a value was asked for before it exists
-     +-- IPUOutOfMemoryError       a program that does not fit
+RuntimeError
+ +-- CaptureError              a step that cannot be run as one device step
+ |    +-- EarlyReadError       a value was asked for before it exists
+ +-- IPUOutOfMemoryError       a program that does not fit
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Tuple
+from types import FrameType
+from typing import Optional, Tuple
 
 import torch
 
@@ -21,6 +22,7 @@ Line = Tuple[str, int]
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _NOT_THE_USERS = (_OURS, _TORCH, "<frozen")
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("accelerate", "ignite", "torch"))
 
 
@@ -41,15 +43,21 @@ class IPUOutOfMemoryError(RuntimeError):
 
 def current_line() -> Line:
     """Return file and line of the innermost frame that is the user's own code."""
-    frame = sys._getframe(1)
-    outermost = frame
+    frame: Optional[FrameType] = sys._getframe(1)
+    line = ("<unknown>", 0)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USERS) and not any(library in file for library in _LIBRARIES):
+        if not file.startswith(_NOT_THE_USERS) and not _is_library(file):
             return file, frame.f_lineno
-        outermost = frame
-        frame = frame.f_back  # type: ignore[assignment]
-    return outermost.f_code.co_filename, outermost.f_lineno
+        line = (file, frame.f_lineno)
+        frame = frame.f_back
+    return line
+
+
+def _is_library(file: str) -> bool:
+    if file.startswith(_STANDARD) and "site-packages" not in file:
+        return True
+    return any(library in file for library in _LIBRARIES)
 
 
 def shown(line: Line) -> str:

@@ -76,7 +76,8 @@ class CapturedEvaluation:
     def _new(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
         if not tensors:
             raise CaptureError(f"The model was called without a tensor at {shown(current_line())}.")
-        step = CalledStep(self._session.model, structure, [tuple(tensor.shape) for tensor in tensors])
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        step = CalledStep(self._session.model, structure, shapes, self._settings.half_products)
         options = self._session.evaluation_options(device_iterations=1, replication_factor=1)
         if len(self._programs) == _MANY:
             _logger.warning(

@@ -327,9 +327,7 @@ def _inferred(
         ) from error
     tensors: List[torch.Tensor] = []
     result_structure = take_apart(result, tensors)
-    shapes = [
-        Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors
-    ]
+    shapes = [Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors]
     return result_structure, shapes
 
 

@@ -135,8 +135,10 @@ class CapturedModel:
                     "optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
             self._early = None
+            self.training.finish_update()
             return
         if self.pending:
+            self.training.finish_update()
             self._run()
 
     def zero_grad(self) -> None:
@@ -147,8 +149,8 @@ class CapturedModel:
         """
         if self._early is not None:
             raise CaptureError(
-                f"The value read at {shown(self._early)} made the update run before optimizer.step(), and now "
-                f"zero_grad() at {shown(current_line())} asks to drop its gradients. Read values after optimizer.step()."
+                f"The value read at {shown(self._early)} made the update run before optimizer.step(), and "
+                f"now zero_grad() at {shown(current_line())} asks to drop its gradients. Read values after optimizer.step()."
             )
         for loss in self.pending:
             _give_up(loss, f"its gradients were dropped by zero_grad() at {shown(current_line())}")
@@ -180,14 +182,22 @@ class CapturedModel:
 
     def close(self) -> None:
         """End the capture: the model and its optimizer are ordinary ones again, with the newest weights and state."""
+        from ignite_ipu.deferred.optimizer import release_optimizer
+
         for loss in self.pending:
             _give_up(loss, "its model was given back")
         self.pending.clear()
         self.session.close()
+        if self.training.optimizer is not None:
+            release_optimizer(self.training.optimizer)
         _release_class(self.session.model)
 
     def _run(self) -> None:
+        from ignite_ipu.deferred.optimizer import find_optimizers
+
         losses, self.pending = self.pending, []
+        if self.training.optimizer is None:
+            find_optimizers()
         if self.training.optimizer is None:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
         self.session.weights.notice_edits()
@@ -294,7 +304,9 @@ def _models_of(operations: Tuple[Operation, ...]) -> List[CapturedModel]:
 def _check_not_given_up(operations: Tuple[Operation, ...], what: str, line: Line) -> None:
     for operation in operations:
         if operation.problem is not None:
-            raise EarlyReadError(f"{what} at {shown(line)} asks for a value that will never exist: {operation.problem}.")
+            raise EarlyReadError(
+                f"{what} at {shown(line)} asks for a value that will never exist: {operation.problem}."
+            )
 
 
 def _give_up(loss: Loss, problem: str) -> None:

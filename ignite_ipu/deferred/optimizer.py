@@ -15,13 +15,15 @@ import torch
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.model import CapturedModel, parameter_of
 
-__all__ = ["capture_optimizer", "captured_by", "release_optimizer"]
+__all__ = ["capture_optimizer", "captured_by", "find_optimizers", "release_optimizer"]
 
 _MODELS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[CapturedModel]] = weakref.WeakKeyDictionary()
+_OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def capture_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer run captured updates from now on, if it holds the parameters of a captured model."""
+    _OPTIMIZERS.add(optimizer)
     optimizer.__dict__["step"] = MethodType(_step, optimizer)
     optimizer.__dict__["zero_grad"] = MethodType(_zero_grad, optimizer)
 
@@ -31,6 +33,13 @@ def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
     for name in ("step", "zero_grad"):
         optimizer.__dict__.pop(name, None)
     _MODELS.pop(optimizer, None)
+    _OPTIMIZERS.discard(optimizer)
+
+
+def find_optimizers() -> None:
+    """Let every optimizer that is captured know its model, and the models their optimizers."""
+    for optimizer in list(_OPTIMIZERS):
+        captured_by(optimizer)
 
 
 def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
@@ -90,3 +99,9 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         type(self).zero_grad(self, set_to_none)
         return
     model.zero_grad()
+
+
+# Schedulers wrap the step of their optimizer to learn whether it was called, and warn when they find another one. The
+# link to the device's optimizer tells them instead.
+for _mark in ("_wrapped_by_lr_sched", "_with_counter"):
+    setattr(_step, _mark, True)

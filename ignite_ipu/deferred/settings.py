@@ -24,6 +24,7 @@ class CaptureSettings:
         loss_scaling: Factor on the loss gradient, for half precision.
         seed: Of the device's random numbers; seeds the host's torch, too.
         share_ipus: Let training and evaluation take turns on the same IPUs.
+        half_products: Compute matrix products and convolutions in half precision.
     """
 
     options: Optional[Any] = None
@@ -34,6 +35,7 @@ class CaptureSettings:
     loss_scaling: Optional[float] = None
     seed: Optional[int] = None
     share_ipus: bool = False
+    half_products: bool = False
 
     def base_options(self) -> Any:
         """Return the training options that every program's own are derived from.
@@ -47,8 +49,8 @@ class CaptureSettings:
             mode = modes(self.options.output_mode)
             if mode is not modes.All:
                 raise CaptureError(
-                    f"The output mode is {mode.name} in the options, but the loop reads the values of every micro-batch: "
-                    "leave the output mode alone, or set it to All."
+                    f"The output mode is {mode.name} in the options, but the loop reads the values of every "
+                    "micro-batch: leave the output mode alone, or set it to All."
                 )
         result = training_options(
             self.options, replication_factor=self.replication_factor, output_mode="All", seed=self.seed

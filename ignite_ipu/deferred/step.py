@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError, Line
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
+from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.step import BatchStep, guarded
 
 __all__ = ["CalledStep", "CapturedStep", "Recipe", "RecipeStep", "native", "natively"]
@@ -91,6 +92,7 @@ class CapturedStep(BatchStep):
         outputs: `(operation, result)` of each value to return.
         numbers: The floats that are constants.
         inputs_for_numbers: Which floats are inputs instead, because they change.
+        half: Whether matrix products and convolutions run in half precision.
     """
 
     def __init__(
@@ -100,12 +102,14 @@ class CapturedStep(BatchStep):
         outputs: Sequence[Tuple[int, int]],
         numbers: Sequence[float],
         inputs_for_numbers: FrozenSet[int],
+        half: bool = False,
     ) -> None:
         super().__init__(model, ("inputs",), _no_call, _no_call)
         self.recipe = recipe
         self.outputs = tuple(outputs)
         self.numbers = tuple(numbers)
         self.inputs_for_numbers = inputs_for_numbers
+        self._half = half
 
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
         """Return the inputs, which come ready for the device."""
@@ -128,7 +132,7 @@ class CapturedStep(BatchStep):
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
         numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.recipe.inputs) :]))
-        with natively(), guarded():
+        with natively(), guarded(), half_products(self._half):
             results = self._compute(inputs, numbers)
             total: Any = None
             for operation, result in self.recipe.losses:
@@ -166,14 +170,15 @@ class CalledStep(BatchStep):
         model: The user's model.
         structure: The call's arguments without their tensors.
         shapes: Shape of each tensor.
-
-    Attributes:
-        output: What surrounds the tensors that come back, once the model has been traced.
+        half: Whether matrix products and convolutions run in half precision.
     """
 
-    def __init__(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[int, ...]]) -> None:
+    def __init__(
+        self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[int, ...]], half: bool = False
+    ) -> None:
         super().__init__(model, ("inputs",), _no_call, _no_call)
         self._structure = structure
+        self._half = half
         self._shapes = tuple(shapes)
         # A list, because PopTorch traces a shallow copy of this module.
         self._output: List[Structure] = []
@@ -206,12 +211,14 @@ class CalledStep(BatchStep):
         """
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = put_together(self._structure, found)
-        with natively(), guarded():
+        with natively(), guarded(), half_products(self._half):
             output = self.model(*args, **kwargs)
         tensors: List[Any] = []
         self._output[:] = [take_apart(output, tensors)]
         if not tensors:
-            raise CaptureError(f"The model returned a {type(output).__qualname__} without tensors; nothing can come back.")
+            raise CaptureError(
+                f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
+            )
         return tuple(tensors)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import OrderedDict
-from typing import Any, Callable, Hashable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, Hashable, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from ignite_ipu.deferred.errors import CaptureError
 
-__all__ = ["Structure", "is_tensor", "put_together", "take_apart"]
+__all__ = ["Structure", "is_tensor", "put_together", "take_apart", "words"]
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 _LEAF = ("leaf",)
@@ -47,6 +47,11 @@ class Structure:
     build: Callable[[Iterator[Any]], Any]
 
 
+def words(text: str) -> FrozenSet[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
 def is_tensor(value: Any) -> bool:
     """Tell whether a value is a tensor."""
     return isinstance(value, torch.Tensor)
@@ -66,18 +71,19 @@ def take_apart(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = i
         return _ONE
     kind = type(value)
     if kind in _PLAIN:
-        return Structure((kind, value), lambda remaining: value)
+        return Structure(_key(kind, value), lambda remaining: value)
     if isinstance(value, (list, tuple)):
         parts = [take_apart(item, leaves, is_leaf) for item in value]
-        return Structure((kind, *[part.key for part in parts]), _sequence_builder(kind, parts))
+        return Structure(_key(kind, *[part.key for part in parts]), _sequence_builder(kind, parts))
     if isinstance(value, Mapping):
         parts = [take_apart(item, leaves, is_leaf) for item in value.values()]
         keys = tuple(value)
-        return Structure((kind, keys, *[part.key for part in parts]), _mapping_builder(value, keys, parts))
+        return Structure(_key(kind, keys, *[part.key for part in parts]), _mapping_builder(value, keys, parts))
     if kind is slice:
         parts = [take_apart(item, leaves, is_leaf) for item in (value.start, value.stop, value.step)]
         return Structure(
-            (kind, *[part.key for part in parts]), lambda remaining: slice(*[part.build(remaining) for part in parts])
+            _key(kind, *[part.key for part in parts]),
+            lambda remaining: slice(*[part.build(remaining) for part in parts]),
         )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _dataclass(value, leaves, is_leaf)
@@ -130,7 +136,7 @@ def _dataclass(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool]) ->
             object.__setattr__(built, name, part.build(remaining))
         return built
 
-    return Structure((kind, names, *[part.key for part in parts]), build)
+    return Structure(_key(kind, names, *[part.key for part in parts]), build)
 
 
 def _opaque(value: Any) -> Structure:
@@ -146,7 +152,11 @@ def _opaque(value: Any) -> Structure:
         )
     try:
         hash(value)
-        key: Hashable = (type(value), value)
+        key = _key(type(value), value)
     except TypeError:
-        key = _Same(value)
+        key = _key(_Same(value))
     return Structure(key, lambda remaining: value)
+
+
+def _key(*parts: Any) -> Hashable:
+    return parts

@@ -9,25 +9,25 @@ import torch
 
 from ignite_ipu.deferred.errors import CaptureError, Line, current_line, shown
 from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, infer_shapes, name_of, write_back
-from ignite_ipu.deferred.structure import put_together, take_apart
+from ignite_ipu.deferred.structure import put_together, take_apart, words
 
 __all__ = ["DeferredTensor", "as_leaf", "deferred_results", "resolved"]
 
-_METADATA = frozenset(
+_METADATA = words(
     "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
     "is_sparse_csr is_quantized is_nested is_mkldnn is_xla is_vulkan is_maia is_mtia is_ort is_leaf names name "
     "_is_view size dim numel nelement is_floating_point is_complex is_signed stride storage_offset is_contiguous "
     "element_size ndimension __len__ get_device dense_dim sparse_dim is_same_size result_type can_cast __hash__ "
-    "is_conj is_neg is_inference has_names __dir__ is_tensor is_shared is_pinned is_distributed".split()
+    "is_conj is_neg is_inference has_names __dir__ is_tensor is_shared is_pinned is_distributed"
 )
-_READS = frozenset(
+_READS = words(
     "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
     "__contains__ __reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
     "_typed_storage storage_type share_memory_ __format__ __repr__ __str__ nonzero argwhere masked_select unique "
     "unique_consecutive is_set_to to_sparse to_dense histc bincount __cuda_array_interface__ "
-    "__array_wrap__ __array_priority__ save".split()
+    "__array_wrap__ __array_priority__ save"
 )
-_TENSOR_PROPERTIES = frozenset("T mT H mH real imag".split())
+_TENSOR_PROPERTIES = words("T mT H mH real imag")
 _REFUSED = {
     "requires_grad_": "what is trained is decided by the model's parameters",
     "register_hook": "hooks on gradients do not run on a device",
@@ -36,9 +36,9 @@ _REFUSED = {
     "resize_": "a compiled step has fixed shapes",
     "resize_as_": "a compiled step has fixed shapes",
 }
-_ARITHMETIC = frozenset("add sub mul div radd rsub rmul rdiv truediv rtruediv".split())
+_ARITHMETIC = words("add sub mul div radd rsub rmul rdiv truediv rtruediv")
 # What `x += y` and its kin call, beside methods of these names.
-_OPERATORS = frozenset("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_".split())
+_OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
 _CPU = torch.device("cpu")
 
 
@@ -78,13 +78,13 @@ class DeferredTensor(torch.Tensor):
             return _call(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         # Code in C++, such as a scripted function, does not pass through PyTorch's Python API.
         return _call(func, args, kwargs or {})
 
-    def backward(  # type: ignore[override]
+    def backward(
         self,
         gradient: Optional[torch.Tensor] = None,
         retain_graph: Optional[bool] = None,
@@ -119,7 +119,8 @@ class DeferredTensor(torch.Tensor):
         return format(_read(self.value, "format"), spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _read(self.value, "saving it").__reduce_ex__(protocol)
+        plain: Any = _read(self.value, "saving it")
+        return plain.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return _read(self.value, "a copy").clone()
@@ -201,8 +202,11 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         raise CaptureError(f"{name}() at {shown(current_line())} cannot be recorded: {_REFUSED[name]}.")
     if name == "__iter__":
         return iter(_record(torch.Tensor.unbind, (args[0], 0), {}))
-    if name == "to" and not _casts(args, kwargs):
-        return args[0] if isinstance(args[0], DeferredTensor) else func(args[0], _CPU)
+    if name == "to":
+        dtype = _cast(args, kwargs)
+        if dtype is None:
+            return args[0]
+        args, kwargs = (args[0], dtype), {}
     return _record(func, args, kwargs)
 
 
@@ -229,17 +233,19 @@ def _descriptor_name(func: Any) -> str:
     return str(getattr(getattr(func, "__self__", None), "__name__", "attribute"))
 
 
-def _casts(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-    """Tell whether `tensor.to(...)` asks for another type; devices other than the host are refused."""
+def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype]:
+    """Return the other type that `tensor.to(...)` asks for, None if it asks for none; only the host is a device."""
+    own = args[0].dtype
     for value in (*args[1:], *kwargs.values()):
         if isinstance(value, (str, torch.device)) and torch.device(value).type not in ("cpu", "ipu"):
             raise CaptureError(
-                f".to({str(value)!r}) at {shown(current_line())}: the step runs on an IPU, and what comes back is on the "
-                "host. Use accelerator.device, or remove the call."
+                f".to({str(value)!r}) at {shown(current_line())}: the step runs on an IPU, and what comes back is on "
+                "the host. Use accelerator.device, or remove the call."
             )
-    wanted = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, (torch.dtype, torch.Tensor))]
-    own = args[0].dtype
-    return any((value if isinstance(value, torch.dtype) else value.dtype) != own for value in wanted)
+        wanted = value.dtype if isinstance(value, torch.Tensor) else value
+        if isinstance(wanted, torch.dtype) and wanted is not own:
+            return wanted
+    return None
 
 
 def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -366,7 +372,6 @@ def _read(value: Value, what: str) -> torch.Tensor:
     return value.get()
 
 
-
 def _functional(name: str) -> Callable[..., Any]:
     plain: Callable[..., Any] = getattr(torch.Tensor, name)
     return plain
@@ -380,6 +385,6 @@ _OUT_OF_PLACE: Dict[str, Callable[..., Any]] = {
     "__idiv__": torch.Tensor.div,
     **{
         f"{name}_": _functional(name)
-        for name in "add sub mul div clamp abs neg exp log sqrt pow relu sigmoid tanh masked_fill".split()
+        for name in words("add sub mul div clamp abs neg exp log sqrt pow relu sigmoid tanh masked_fill")
     },
 }

@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
+from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError, current_line, shown
 from ignite_ipu.deferred.graph import Operation, write_known
 from ignite_ipu.deferred.recipes import Loss, MicroBatch, describe_change, merged, micro_batches
 from ignite_ipu.deferred.settings import CaptureSettings
@@ -76,11 +76,55 @@ class CapturedTraining:
         self._compiled: Optional[_Compiled] = None
         self._step: Optional[CapturedStep] = None
         self._modes: Optional[Tuple[bool, ...]] = None
+        self._clips_by_call = self._clipped = False
+        self._random_state: Optional[List[int]] = None
 
     @property
     def prepared(self) -> bool:
         """Whether the optimizer has been converted, after which its constants and the clipping are settled."""
         return self._step is not None
+
+    def clip(self, max_norm: float, norm_type: float) -> None:
+        """Clip the gradients of the coming update.
+
+        Raises:
+            CaptureError: It is no 2-norm, or the step was compiled for another norm.
+        """
+        line = current_line()
+        if norm_type != 2:
+            raise CaptureError(f"Clipping at {shown(line)} by the {norm_type}-norm: an IPU clips by the 2-norm only.")
+        if self.prepared and max_norm != self.max_grad_norm:
+            compiled = "without clipping" if self.max_grad_norm is None else f"to clip to {self.max_grad_norm}"
+            raise CaptureError(
+                f"Clipping to {max_norm} at {shown(line)}, but the step was compiled {compiled}, which cannot change. "
+                "Clip in every update, to the same norm, and read no value of the first step before clipping."
+            )
+        self.max_grad_norm = max_norm
+        self._clips_by_call = self._clipped = True
+
+    def finish_update(self) -> None:
+        """Hold the loop to the clipping that was compiled.
+
+        Raises:
+            CaptureError: This update was not clipped and earlier ones were.
+        """
+        if self._clips_by_call and not self._clipped:
+            raise CaptureError(
+                f"The step was compiled to clip gradients to {self.max_grad_norm}, but clip_grad_norm_ was not called "
+                "for this update. Call it in every update, or never."
+            )
+        self._clipped = False
+
+    def random_state(self) -> Optional[List[int]]:
+        """Return the device's random state, None while there is none."""
+        return self._random_state if self._step is None else self.session.random_state()
+
+    def set_random_state(self, state: List[int]) -> None:
+        """Continue a random stream with the next update."""
+        if self._step is None:
+            self._random_state = state
+        else:
+            self.session.set_random_state(state)
 
     def modes_may_have_changed(self) -> None:
         """Look again at what is trained and in which mode each module is, before the next update."""
@@ -172,7 +216,14 @@ class CapturedTraining:
             self._report(before, wanted)
         if not wanted.recipe.inputs and not wanted.variable:
             raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
-        step = CapturedStep(self.session.model, wanted.recipe, wanted.outputs, wanted.numbers, wanted.variable)
+        step = CapturedStep(
+            self.session.model,
+            wanted.recipe,
+            wanted.outputs,
+            wanted.numbers,
+            wanted.variable,
+            self.settings.half_products,
+        )
         options = self._base.clone()
         options.replicationFactor(wanted.replicas)
         options.Training.gradientAccumulation(wanted.count // wanted.replicas)
@@ -189,6 +240,8 @@ class CapturedTraining:
             )
             self.session.prepare_training(step, conversion, options)
             self.session.shares_ipus |= self.settings.share_ipus
+            if self._random_state is not None:
+                self.session.set_random_state(self._random_state)
         else:
             self.session.replace_training(step, options)
         self._step = step
@@ -220,9 +273,7 @@ def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
     """Return what is wanted, extended by what the program before could do that costs little."""
     if before.recipe.key != wanted.recipe.key:
         return wanted
-    changed = {
-        position for position, pair in enumerate(zip(before.numbers, wanted.numbers)) if pair[0] != pair[1]
-    }
+    changed = {position for position, pair in enumerate(zip(before.numbers, wanted.numbers)) if pair[0] != pair[1]}
     return dataclasses.replace(
         wanted,
         outputs=tuple(sorted({*before.outputs, *wanted.outputs})),

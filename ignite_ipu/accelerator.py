@@ -1,0 +1,275 @@
+"""`IPUAccelerator`: accelerate's `Accelerator` for IPUs, with which a training loop stays as it was written.
+
+What accelerate does on the host (trackers, logging, loaders, checkpoint directories, process etiquette) is inherited.
+What it does to models and gradients is replaced: a prepared model records what the loop does with it, and the step of
+its optimizer runs that as one device step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Iterable, List, Optional, Sequence, Union
+
+import accelerate
+import torch
+from accelerate.utils import DistributedType
+from torch import nn
+
+from ignite_ipu.arguments import UnsupportedArgumentError
+from ignite_ipu.deferred.gradients import check_all_parameters, gradient_norm
+from ignite_ipu.deferred.model import CapturedModel, capture_model, captured, parameter_of
+from ignite_ipu.deferred.optimizer import capture_optimizer, release_optimizer
+from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.tensor import resolved
+
+__all__ = ["IPUAccelerator"]
+
+_RANDOM_STATE = "ipu_random_states.json"
+_REFUSED = {
+    "deepspeed_plugin": "DeepSpeed shards a model over GPUs",
+    "deepspeed_plugins": "DeepSpeed shards a model over GPUs",
+    "fsdp_plugin": "FSDP shards a model over GPUs",
+    "megatron_lm_plugin": "Megatron-LM shards a model over GPUs",
+    "torch_tp_plugin": "tensor parallelism shards a model over GPUs",
+    "parallelism_config": "it arranges processes with a GPU each",
+    "dynamo_backend": "torch.compile is for other devices; PopTorch compiles the step",
+    "dynamo_plugin": "torch.compile is for other devices; PopTorch compiles the step",
+}
+_PRECISIONS = (None, "no", "fp16")
+
+
+class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
+    """`accelerate.Accelerator` whose prepared models train and evaluate on IPUs.
+
+    A call of a prepared model in training mode returns deferred tensors; `backward(loss)` and `optimizer.step()` make
+    one device step of everything the loss was computed from. With gradients off or in evaluation mode the call runs at
+    once, with the newest weights.
+
+    Args:
+        *args, **kwargs: As for `accelerate.Accelerator`. `gradient_accumulation_steps` micro-batches are one device
+            call.
+        options: `poptorch.Options` for training; deviceIterations and gradientAccumulation stay 1.
+        replication_factor: Replicas that share the micro-batches of an update; gradient_accumulation_steps is a
+            multiple of it. Batches, schedules and gathered values are the same as without replicas.
+        variable: Hyper-parameters of optimizers that may change besides the learning rate and all that are not zero.
+        constant: Hyper-parameters to compile in.
+        max_grad_norm: Clip gradients to this global norm, as a call of `clip_grad_norm_` in the loop does.
+        loss_scaling: Factor on the loss gradient, for half precision.
+        seed: Of the device's random numbers; seeds the host's torch, too.
+        share_ipus: Let training and evaluation take turns on the same IPUs.
+
+    Raises:
+        UnsupportedArgumentError: An argument cannot be honoured on an IPU.
+        CaptureError, OptionsError: The options cannot.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        options: Optional[Any] = None,
+        replication_factor: Optional[int] = None,
+        variable: Sequence[str] = (),
+        constant: Sequence[str] = (),
+        max_grad_norm: Optional[float] = None,
+        loss_scaling: Optional[float] = None,
+        seed: Optional[int] = None,
+        share_ipus: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        _refuse_arguments(kwargs)
+        # The host's part of the work is that of a single process on a CPU.
+        kwargs["cpu"] = True
+        super().__init__(*args, **kwargs)
+        _refuse_state(self)
+        self.capture_settings = CaptureSettings(
+            options=options,
+            replication_factor=replication_factor,
+            variable=tuple(variable),
+            constant=tuple(constant),
+            max_grad_norm=max_grad_norm,
+            loss_scaling=loss_scaling,
+            seed=seed,
+            share_ipus=share_ipus,
+            half_products=self.mixed_precision == "fp16",
+        )
+        self.capture_settings.base_options()
+
+    # -- preparing ------------------------------------------------------------------------------------------------
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: Optional[bool] = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Capture the model's calls; it is the same object, and its weights are the newest when read.
+
+        Raises:
+            SessionError: Another engine trains the model, or some of it is not on the CPU.
+        """
+        capture_model(model, self.capture_settings, self._postponed)
+        prepared: nn.Module = super().prepare_model(
+            model, device_placement=device_placement, evaluation_mode=evaluation_mode
+        )
+        return prepared
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Optional[bool] = None) -> Any:
+        """Wrap the optimizer as accelerate does, and let its steps run captured updates."""
+        prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
+        capture_optimizer(prepared.optimizer)
+        return prepared
+
+    def _postponed(self) -> Optional[str]:
+        if self.sync_gradients:
+            return None
+        steps = self.gradient_accumulation_steps
+        return f"this micro-batch is not the last of the {steps} that an update accumulates"
+
+    # -- the step -------------------------------------------------------------------------------------------------
+
+    def clip_grad_norm_(
+        self, parameters: Union[torch.Tensor, Iterable[torch.Tensor]], max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the gradients of the coming update to a global norm, which becomes part of the compiled step.
+
+        Returns:
+            A deferred tensor that stands for the norm of the gradients, which stays on the device: reading it is an
+            error.
+
+        Raises:
+            CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters.
+        """
+        model = self._model_of(parameters)
+        check_all_parameters(model, parameters)
+        model.training.clip(float(max_norm), float(norm_type))
+        return gradient_norm()
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Refuse: PopTorch's optimizers clip by norm only.
+
+        Raises:
+            UnsupportedArgumentError: Always.
+        """
+        raise UnsupportedArgumentError(
+            f"clip_grad_value_(..., {clip_value}): gradients are on the device alone, and PopTorch's optimizers can "
+            "clip them by their global norm only. Use clip_grad_norm_."
+        )
+
+    def _model_of(self, parameters: Any) -> CapturedModel:
+        models = [model for model in map(captured, self._models) if model is not None]
+        if len(models) == 1:
+            return models[0]
+        with torch._C.DisableTorchFunctionSubclass():
+            first = parameters if isinstance(parameters, torch.Tensor) else next(iter(parameters), None)
+            owner = None if first is None else parameter_of(first)
+        if owner is None:
+            raise UnsupportedArgumentError(
+                "clip_grad_norm_ was called with parameters of no prepared model: prepare the model first."
+            )
+        return owner[0]
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def gather(self, tensor: Any) -> Any:
+        """Return the values, of all replicas already: outputs come back from all of them."""
+        return super().gather(resolved(tensor))
+
+    def gather_for_metrics(self, input_data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the values of every sample exactly once."""
+        return super().gather_for_metrics(resolved(input_data), *args, **kwargs)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the values; there is one process, whatever the number of replicas."""
+        return super().reduce(resolved(tensor), reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the values; with one process there is nothing to pad to."""
+        return super().pad_across_processes(resolved(tensor), *args, **kwargs)
+
+    def log(self, values: Any, step: Optional[int] = None, log_kwargs: Optional[Any] = None) -> None:
+        """Log values to the trackers, as accelerate does."""
+        super().log(resolved(values), step=step, log_kwargs=log_kwargs or {})
+
+    # -- saving ---------------------------------------------------------------------------------------------------
+
+    def save_state(self, output_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> str:
+        """Save everything as accelerate does, and the random states of the devices beside it."""
+        location: str = super().save_state(output_dir, *args, **kwargs)
+        states = [model.training.random_state() for model in self._captured()]
+        with open(os.path.join(location, _RANDOM_STATE), "w", encoding="utf-8") as file:
+            json.dump(states, file)
+        return location
+
+    def load_state(self, input_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> None:
+        """Load what `save_state` saved, or the checkpoint of an ordinary accelerator."""
+        if input_dir is None:
+            input_dir = self._newest_checkpoint()
+        super().load_state(input_dir, *args, **kwargs)
+        file = os.path.join(os.path.expanduser(input_dir), _RANDOM_STATE)
+        if not os.path.exists(file):
+            return
+        with open(file, encoding="utf-8") as opened:
+            states = json.load(opened)
+        for model, state in zip(self._captured(), states):
+            if state is not None:
+                model.training.set_random_state([int(number) for number in state])
+
+    def _newest_checkpoint(self) -> str:
+        folder = os.path.join(self.project_dir, "checkpoints")
+        numbers = [int(name.rsplit("_", 1)[1]) for name in os.listdir(folder) if name.startswith("checkpoint_")]
+        return os.path.join(folder, f"checkpoint_{max(numbers)}")
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Give the IPUs back and forget everything that was prepared; the models are ordinary ones again."""
+        for model in self._captured():
+            model.close()
+        for optimizer in self._optimizers:
+            release_optimizer(optimizer.optimizer)
+        return super().free_memory(*objects)
+
+    def end_training(self) -> None:
+        """End trackers as accelerate does, and give the IPUs back; the models hold the newest weights."""
+        super().end_training()
+        for model in self._captured():
+            model.session.release()
+
+    def _captured(self) -> List[CapturedModel]:
+        return [model for model in map(captured, self._models) if model is not None]
+
+
+def _refuse_arguments(kwargs: Any) -> None:
+    for name, reason in _REFUSED.items():
+        if kwargs.get(name) not in (None, "no", "NO"):
+            raise UnsupportedArgumentError(f"{name}={kwargs[name]!r}: {reason}. Leave it out.")
+    precision = kwargs.get("mixed_precision")
+    if precision is not None and str(precision) not in _PRECISIONS:
+        raise UnsupportedArgumentError(
+            f"mixed_precision={str(precision)!r}: an IPU computes in float32 and float16. Use 'fp16', which runs "
+            "matrix products and convolutions in half precision, with loss_scaling=... if gradients vanish."
+        )
+    for handler in kwargs.get("kwargs_handlers") or ():
+        name = type(handler).__name__
+        if name in ("GradScalerKwargs", "DistributedDataParallelKwargs", "AutocastKwargs") or "Recipe" in name:
+            raise UnsupportedArgumentError(
+                f"kwargs_handlers: {name} configures a mechanism of GPUs that an IPU does not have. Leave it out"
+                f"{' and use loss_scaling=...' if name == 'GradScalerKwargs' else ''}."
+            )
+
+
+def _refuse_state(accelerator: Any) -> None:
+    if accelerator.distributed_type is not DistributedType.NO or accelerator.num_processes != 1:
+        raise UnsupportedArgumentError(
+            f"The script was launched as {accelerator.num_processes} processes ({accelerator.distributed_type}), but "
+            "an IPUAccelerator is one process. Start the script with python, and use replication_factor=... for several "
+            "replicas."
+        )
+    if accelerator.device.type != "cpu":
+        raise UnsupportedArgumentError(
+            f"Another Accelerator of this process has chosen {accelerator.device}, and accelerate keeps one device per "
+            "process. Create the IPUAccelerator first, or call "
+            "accelerate.state.AcceleratorState._reset_state(reset_partial_state=True) before."
+        )
+    precision = accelerator.mixed_precision
+    if precision not in _PRECISIONS:
+        raise UnsupportedArgumentError(
+            f"mixed precision is {precision!r} (from accelerate's configuration or its environment variables): an IPU "
+            "computes in float32 and float16. Pass mixed_precision='no' or 'fp16'."
+        )

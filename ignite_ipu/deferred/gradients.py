@@ -1,0 +1,46 @@
+"""Gradients, which exist on the device alone: what may be asked of them, and what stands for their norm."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Union
+
+import torch
+
+from ignite_ipu.deferred.errors import CaptureError, current_line, shown
+from ignite_ipu.deferred.graph import Operation, Shape
+from ignite_ipu.deferred.model import CapturedModel
+from ignite_ipu.deferred.structure import take_apart
+from ignite_ipu.deferred.tensor import DeferredTensor
+
+__all__ = ["check_all_parameters", "gradient_norm"]
+
+
+def check_all_parameters(model: CapturedModel, parameters: Union[torch.Tensor, Iterable[torch.Tensor]]) -> None:
+    """Refuse to clip the gradients of some parameters only; looked at until the clipping is compiled.
+
+    Raises:
+        CaptureError: Parameters that are trained are missing.
+    """
+    if model.training.prepared:
+        return
+    given = {id(parameters)} if isinstance(parameters, torch.Tensor) else {id(each) for each in parameters}
+    missing = [
+        name
+        for name, parameter in model.session.model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in given
+    ]
+    if given and missing:
+        raise CaptureError(
+            f"clip_grad_norm_ at {shown(current_line())} leaves out {len(missing)} trained parameters ({missing[0]}, "
+            "...); a device clips the global norm of all. Pass model.parameters() of the prepared model."
+        )
+
+
+def gradient_norm() -> torch.Tensor:
+    """Return what stands for the norm of gradients that never leave the device."""
+    nothing: Any = []
+    structure = take_apart(((), {}), nothing)
+    operation = Operation(None, None, structure, (), False, current_line())
+    operation.problem = "the norm of the gradients stays on the device; remove the line that reads it"
+    (value,) = operation.give([Shape((), (), torch.float32, False)])
+    return DeferredTensor(value)

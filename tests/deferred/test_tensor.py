@@ -1,0 +1,288 @@
+"""Deferred tensors look like the tensors they stand for, and give their values when the step has run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections import namedtuple
+from typing import Any, Tuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu.deferred import (
+    CaptureError,
+    CaptureSettings,
+    DeferredTensor,
+    EarlyReadError,
+    capture_model,
+    capture_optimizer,
+)
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+Pair = namedtuple("Pair", "scores features")
+
+
+@dataclasses.dataclass
+class Output:
+    scores: torch.Tensor
+    name: str
+
+
+class Model(nn.Module):
+    def __init__(self, kind: str = "tensor") -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 4)
+        self.second = nn.Linear(4, 2)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        features = self.first(x).relu()
+        scores = self.second(features)
+        return {
+            "tensor": scores,
+            "pair": Pair(scores, features),
+            "dict": {"scores": scores, "more": [features, None, 3]},
+            "dataclass": Output(scores, "a name"),
+        }[self.kind]
+
+
+def prepared(kind: str = "tensor") -> Tuple[Model, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Model(kind)
+    capture_model(model, CaptureSettings())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    return model, optimizer
+
+
+def test_shapes_types_and_structure() -> None:
+    """Whatever a model returns comes back in its own shape."""
+    scores = prepared()[0](X)
+    assert isinstance(scores, DeferredTensor) and isinstance(scores, torch.Tensor)
+    assert (scores.shape, scores.dtype, scores.device.type, len(scores)) == ((8, 2), torch.float32, "cpu", 8)
+    assert scores.requires_grad and not scores.detach().requires_grad
+    assert scores.argmax(-1).dtype is torch.int64 and (scores > 0).dtype is torch.bool
+    pair = prepared("pair")[0](X)
+    assert type(pair) is Pair and pair.features.shape == (8, 4)
+    output = prepared("dict")[0](X)
+    assert list(output) == ["scores", "more"] and output["more"][1:] == [None, 3]
+    labelled = prepared("dataclass")[0](X)
+    assert type(labelled) is Output and labelled.name == "a name" and labelled.scores.shape == (8, 2)
+
+
+def test_values_are_the_native_ones() -> None:
+    """Values recorded before the step, on the way to the loss or beside it, have the native numbers after it."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    found = []
+    for net in (native, model):
+        scores = net(X)
+        loss = F.cross_entropy(scores, Y)
+        right = (scores.argmax(-1) == Y).float().mean()
+        norms = [row.norm() for row in scores.detach()]
+        loss.backward()
+        if net is model:
+            optimizer.step()
+        found.append((loss, scores, right, torch.stack(norms)))
+    for expected, value in zip(*found):
+        torch.testing.assert_close(value.detach(), expected.detach())
+        assert np.allclose(np.asarray(value.detach()), expected.detach().numpy())
+    loss = found[1][0]
+    assert float(loss) == loss.item() == loss.tolist() == pytest.approx(found[0][0].item())
+    assert f"{loss:.3f}" == f"{found[0][0].item():.3f}" and str(loss).startswith("tensor(")
+    assert (loss < 100) and bool(loss > 0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda loss: loss.item(),
+        float,
+        int,
+        bool,
+        print,
+        lambda loss: f"{loss}",
+        lambda loss: loss.detach().cpu().numpy(),
+        lambda loss: loss.tolist(),
+        lambda loss: np.asarray(loss.detach()),
+        lambda loss: loss > 1 or None,
+        copy.deepcopy,
+    ],
+)
+def test_reading_before_backward_is_an_error(read: Any) -> None:
+    """It names the line and what to do instead."""
+    model, _ = prepared()
+    loss = F.cross_entropy(model(X), Y)
+    with pytest.raises(EarlyReadError, match=r"test_tensor.py:\d+ asks .* has not gone backward. Move the line after"):
+        read(loss)
+
+
+def test_the_error_names_the_line() -> None:
+    """The line of the read, not of the library."""
+    model, _ = prepared()
+    loss = F.cross_entropy(model(X), Y)
+    line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
+    with pytest.raises(EarlyReadError, match=f"test_tensor.py:{line} "):
+        loss.item()
+
+
+def test_reading_between_backward_and_step_runs_the_update_once() -> None:
+    """The number is the native one, and so are the weights."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    own = torch.optim.SGD(native.parameters(), lr=0.1)
+    for net, update in ((native, own), (model, optimizer)):
+        for _ in range(3):
+            update.zero_grad()
+            loss = F.cross_entropy(net(X), Y)
+            loss.backward()
+            value = loss.item()
+            update.step()
+        if net is native:
+            expected = value
+    assert value == pytest.approx(expected)
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
+def test_reading_while_gradients_accumulate_by_hand_is_found_out() -> None:
+    """The read made an update of one micro-batch where two were meant."""
+    model, _ = prepared()
+    first = F.cross_entropy(model(X), Y)
+    first.backward()
+    first.item()
+    with pytest.raises(CaptureError, match="the update was made from one micro-batch"):
+        F.cross_entropy(model(X), Y).backward()
+
+
+def test_learning_rate_changed_after_an_early_read() -> None:
+    """The update has run with the old one."""
+    model, optimizer = prepared()
+    loss = F.cross_entropy(model(X), Y)
+    loss.backward()
+    loss.item()
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(CaptureError, match="hyper-parameters were changed in between"):
+        optimizer.step()
+
+
+def test_debuggers_see_a_description() -> None:
+    """repr never fails."""
+    model, _ = prepared()
+    assert repr(model(X)) == "DeferredTensor(size=(8, 2), dtype=torch.float32, not computed yet)"
+
+
+def test_totals_kept_in_place() -> None:
+    """`total += loss` works on numbers, tensors and deferred tensors, and other names of the tensor follow."""
+    model, optimizer = prepared()
+    total, alias, expected = torch.zeros(()), torch.zeros(()), 0.0
+    alias = total
+    for _ in range(3):
+        loss = F.cross_entropy(model(X), Y)
+        total += loss.detach()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected += loss.item()
+    assert float(total) == pytest.approx(expected) == pytest.approx(float(alias))
+
+
+def test_losses_scaled_in_place() -> None:
+    """`loss /= 2` is the loss that goes backward."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    own = torch.optim.SGD(native.parameters(), lr=0.1)
+    for net, update in ((native, own), (model, optimizer)):
+        loss = F.cross_entropy(net(X), Y)
+        loss = loss + 0
+        loss /= 2
+        loss += net(X * 2).mean()
+        loss.backward()
+        update.step()
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
+def test_writing_into_views_is_refused() -> None:
+    """What cannot be followed is not guessed."""
+    model, _ = prepared()
+    scores = model(X)
+    first = scores[:, 0]
+    assert first.shape == (8,)
+    with pytest.raises(CaptureError, match="shares memory with another tensor"):
+        scores *= 2
+    with pytest.raises(CaptureError, match="writes values that do not exist yet"):
+        scores[0] = 1.0
+    with pytest.raises(CaptureError, match="writes values that do not exist yet"):
+        torch.zeros(8).copy_(first)
+
+
+def test_shapes_that_depend_on_values_are_refused() -> None:
+    """The step is compiled for fixed shapes."""
+    model, _ = prepared()
+    scores = model(X)
+    with pytest.raises(CaptureError, match=r"__getitem__|getitem at .* needs values to know the shape"):
+        scores[scores > 0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda scores: scores.backward(), "a loss is a scalar"),
+        (lambda scores: scores.mean().detach().backward(), "does not depend on trainable weights"),
+        (lambda scores: scores.mean().backward(torch.ones(())), "cannot be honoured"),
+        (lambda scores: scores.cuda(), "runs on an IPU"),
+        (lambda scores: scores.to("cuda"), "runs on an IPU"),
+        (lambda scores: scores.register_hook(print), "do not run on a device"),
+        (lambda scores: scores.sum(torch.as_tensor), "."),
+    ],
+)
+def test_what_cannot_be_recorded(call: Any, message: str) -> None:
+    """Refused where it is called."""
+    model, _ = prepared()
+    with pytest.raises((CaptureError, TypeError), match=message):
+        call(model(X))
+
+
+def test_moving_to_the_host_is_nothing() -> None:
+    """`.to(device)` and `.cpu()` keep the tensor, casts are recorded."""
+    model, _ = prepared()
+    scores = model(X)
+    assert scores.to("cpu") is scores and scores.cpu() is scores and scores.to(torch.float32) is scores
+    assert scores.to("cpu", torch.float64).dtype is torch.float64
+
+
+def test_second_backward_is_an_error() -> None:
+    """As it is natively, once the graph is gone."""
+    model, optimizer = prepared()
+    loss = F.cross_entropy(model(X), Y)
+    loss.backward()
+    optimizer.step()
+    with pytest.raises(CaptureError, match="has run already"):
+        loss.backward()
+
+
+def test_dropped_values_say_so() -> None:
+    """zero_grad before the step leaves the loss without a value."""
+    model, optimizer = prepared()
+    loss = F.cross_entropy(model(X), Y)
+    loss.backward()
+    optimizer.zero_grad()
+    with pytest.raises(EarlyReadError, match=r"dropped by zero_grad\(\) at .*test_tensor.py"):
+        loss.item()
+
+
+def test_recording_does_not_run_the_model() -> None:
+    """After the first call of a kind the model's own code is not executed again."""
+    model, optimizer = prepared()
+    calls = []
+    model.first.register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(5):
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(calls) == 2  # once to find the shapes, once in the trace

@@ -1,0 +1,443 @@
+"""A captured update gives the weights of the native loop, from one program that is reused while the body stays."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
+
+Loop = Callable[[nn.Module, torch.optim.Optimizer], Any]
+X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+
+
+def batches(size: int = 8, count: int = 8) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+    return [(X[i * size : i * size + size], Y[i * size : i * size + size]) for i in range(count)]
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def both(
+    loop: Loop,
+    make: Callable[[], nn.Module] = network,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam,
+    **settings: Any,
+) -> Tuple[Any, Any, nn.Module]:
+    """Run a loop natively and captured; check the weights, return both results and the captured model."""
+    native, model = make(), make()
+    expected = loop(native, optimizer(native))
+    capture_model(model, CaptureSettings(**settings))
+    own = optimizer(model)
+    capture_optimizer(own)
+    found = loop(model, own)
+    same_weights(native, model)
+    return expected, found, model
+
+
+def same_weights(native: nn.Module, model: nn.Module) -> None:
+    states: List[Dict[str, torch.Tensor]] = [native.state_dict(), model.state_dict()]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        if value.is_floating_point():
+            torch.testing.assert_close(states[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def counters(model: nn.Module) -> Any:
+    capture = captured(model)
+    assert capture is not None and capture.session.training is not None
+    return backend.poptorch().counters(capture.session.training.executor)
+
+
+def compilations(model: nn.Module) -> int:
+    capture = captured(model)
+    assert capture is not None
+    return capture.training.compilations
+
+
+def test_plain_loop() -> None:
+    """Losses and weights are the native ones, by one compilation and one device call per update."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
+        losses = []
+        for x, y in batches():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    expected, found, model = both(loop)
+    assert found == pytest.approx(expected, rel=1e-5)
+    count = counters(model)
+    assert (count.compiles, count.device_calls, count.optimizer_updates, count.weight_uploads) == (1, 8, 8, 1)
+
+
+def test_accumulated_gradients_are_summed_in_one_call() -> None:
+    """Four backward calls before a step are one device call over four micro-batches."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        total: Any = 0
+        for number, (x, y) in enumerate(batches()):
+            loss = F.cross_entropy(model(x), y) / 4
+            total += loss.detach()
+            loss.backward()
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        return float(total)
+
+    expected, found, model = both(loop)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert (counters(model).device_calls, counters(model).micro_batches) == (2, 8)
+    assert compilations(model) == 1
+
+
+def test_replicas_share_the_micro_batches_of_an_update() -> None:
+    """Two replicas with two micro-batches each are four accumulated ones."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
+        losses = []
+        for number, (x, y) in enumerate(batches()):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            losses.append(loss.detach())
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [float(loss) for loss in losses]
+
+    expected, found, model = both(loop, replication_factor=2)
+    assert found == pytest.approx(expected, rel=1e-5)
+    training = captured(model).session.training  # type: ignore[union-attr]
+    assert (training.options.replication_factor, training.options.Training.gradient_accumulation) == (2, 2)
+
+
+def test_replicas_need_their_share() -> None:
+    """One micro-batch cannot be shared by two replicas."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+
+    model = network()
+    capture_model(model, CaptureSettings(replication_factor=2))
+    optimizer = adam(model)
+    capture_optimizer(optimizer)
+    with pytest.raises(CaptureError, match=r"replicationFactor is 2, but 1 micro-batches"):
+        loop(model, optimizer)
+
+
+def test_losses_that_share_a_forward_are_one_loss() -> None:
+    """Two backward calls over one forward add up, as gradients do."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x, y in batches():
+            output = model(x)
+            F.cross_entropy(output, y).backward(retain_graph=True)
+            (output.pow(2).mean() * 0.1).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    _, _, model = both(loop)
+    assert counters(model).micro_batches == 8
+
+
+def test_model_called_twice_in_a_step() -> None:
+    """Consistency training calls a model on two views of a batch."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x, y in batches():
+            first, second = model(x), model(x * 1.1)
+            loss = F.cross_entropy(first, y) + F.mse_loss(first, second)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(loop)
+
+
+def test_weights_in_the_loss() -> None:
+    """A penalty on parameters that the loop itself computes is differentiated, too."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        weight = model[0].weight  # type: ignore[index]
+        for x, y in batches():
+            output = model(x)
+            loss = F.cross_entropy(output, y) + 0.1 * (output.mean() * 0 + weight).pow(2).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(loop)
+
+
+def test_changing_number_becomes_an_input(caplog: pytest.LogCaptureFixture) -> None:
+    """A loss weight that is annealed costs one more compilation, not one per step."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for number, (x, y) in enumerate(batches()):
+            output = model(x)
+            loss = F.cross_entropy(output, y) + output.pow(2).mean() * (0.1 * number)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        _, _, model = both(loop)
+    assert compilations(model) == 2
+    assert "numbers in it change ([0.0])" in caplog.text
+
+
+def test_changed_body_is_compiled_again_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Weights and the optimizer's moments go on in the new program."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for number, (x, y) in enumerate(batches()):
+            output = model(x)
+            loss = F.cross_entropy(output, y) if number < 4 else F.mse_loss(output, F.one_hot(y, 2).float())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        _, _, model = both(loop)
+    assert compilations(model) == 2
+    assert "cross_entropy" in caplog.text and "mse_loss" in caplog.text and "test_training.py" in caplog.text
+
+
+def test_incomplete_last_batch_is_trained_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A smaller batch is another program; what it trains is what it trains natively."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x, y in (*batches(), (X[:3], Y[:3])):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        both(loop)
+    assert "input 0 is now a torch.float32 tensor of shape (3, 6), it was" in caplog.text
+
+
+def test_incomplete_batch_inside_an_accumulation() -> None:
+    """Micro-batches that differ are one graph, since a device call repeats one recipe."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x, y in ((X[:8], Y[:8]), (X[8:11], Y[8:11])):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    both(loop)
+
+
+def test_gradients_that_are_dropped() -> None:
+    """zero_grad before the step drops what went backward."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for number, (x, y) in enumerate(batches()):
+            F.cross_entropy(model(x), y).backward()
+            if number % 2:
+                optimizer.step()
+            optimizer.zero_grad()
+
+    _, _, model = both(loop)
+    assert counters(model).device_calls == 4
+
+
+def test_learning_rates_reach_the_device_once_per_change() -> None:
+    """A schedule is sent when it changes a number."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        for x, y in batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+    _, _, model = both(loop)
+    assert counters(model).optimizer_uploads == 3
+
+
+def test_dropout_and_batch_norm_train() -> None:
+    """Running statistics come back; a sub-module that the user put in eval mode stays there."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.train()
+        model[2].eval()  # type: ignore[index]
+        for x, y in batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(loop, make)
+
+
+def test_unfreezing_compiles_again() -> None:
+    """Parameters that begin to require gradients are trained from then on."""
+
+    def make() -> nn.Module:
+        model = network()
+        model[0].requires_grad_(False)  # type: ignore[index]
+        return model
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for epoch in range(2):
+            model[0].requires_grad_(epoch == 1)  # type: ignore[index]
+            model.train()
+            for x, y in batches():
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    both(loop, make, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_weights_edited_by_the_loop() -> None:
+    """Clipping weights by hand after each step reaches the device."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x, y in batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model[0].weight.clamp_(-0.2, 0.2)  # type: ignore[index]
+
+    both(loop)
+
+
+def test_input_changed_before_the_step_is_refused() -> None:
+    """A buffer that the loop reuses would train on the wrong values."""
+    model = network()
+    capture_model(model, CaptureSettings())
+    optimizer = adam(model)
+    capture_optimizer(optimizer)
+    x = X[:8].clone()
+    F.cross_entropy(model(x), Y[:8]).backward()
+    x.zero_()
+    with pytest.raises(CaptureError, match="changed in place afterwards"):
+        optimizer.step()
+
+
+def test_weights_outside_the_model_are_refused() -> None:
+    """A loss with weights of its own cannot be trained by the model's step."""
+    model = network()
+    capture_model(model, CaptureSettings())
+    scale = nn.Parameter(torch.ones(2))
+    with pytest.raises(CaptureError, match="requires gradients, but it is no part of the captured model"):
+        model(X[:8]) * scale
+
+
+def test_two_models_trained_through_each_other_are_refused() -> None:
+    """A generator trained through its discriminator is two models in one loss."""
+    generator, discriminator = nn.Linear(6, 6), network()
+    for model in (generator, discriminator):
+        capture_model(model, CaptureSettings())
+    loss = F.cross_entropy(discriminator(generator(X[:8])), Y[:8])
+    with pytest.raises(CaptureError, match=r"several captured models \(Linear and Sequential\)"):
+        loss.backward()
+
+
+def test_two_models_side_by_side() -> None:
+    """Two models with losses of their own are two captured steps."""
+    models = [network(0), network(1)]
+    natives = copy.deepcopy(models)
+    for model in models:
+        capture_model(model, CaptureSettings())
+    for pair in (natives, models):
+        optimizers = [adam(model) for model in pair]
+        for optimizer in optimizers if pair is models else ():
+            capture_optimizer(optimizer)
+        for x, y in batches():
+            losses = [F.cross_entropy(model(x), y) for model in pair]
+            for loss, optimizer in zip(losses, optimizers):
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    for native, model in zip(natives, models):
+        same_weights(native, model)
+
+
+def test_teacher_and_student() -> None:
+    """A teacher in eval mode runs by itself; the student trains on what it said."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        teacher = network(5).eval()
+        if captured(model) is not None:
+            capture_model(teacher, CaptureSettings())
+        for x, _ in batches():
+            with torch.no_grad():
+                wanted = teacher(x).softmax(-1)
+            F.kl_div(model(x).log_softmax(-1), wanted, reduction="batchmean").backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(loop)
+
+
+def test_two_optimizers_over_one_model_are_refused() -> None:
+    """One device step updates all weights by one optimizer."""
+    model = network()
+    capture_model(model, CaptureSettings())
+    first, second = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))  # type: ignore[index]
+    for optimizer in (first, second):
+        capture_optimizer(optimizer)
+    first.zero_grad()
+    with pytest.raises(CaptureError, match="two optimizers"):
+        second.zero_grad()
+
+
+def test_closing_gives_everything_back() -> None:
+    """After close the model and its optimizer train natively, from where the device was."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x, y in batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        capture = captured(model)
+        if capture is not None:
+            capture.close()
+        for x, y in batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    native, model = network(), network()
+    loop(native, adam(native))
+    capture_model(model, CaptureSettings())
+    optimizer = adam(model)
+    capture_optimizer(optimizer)
+    loop(model, optimizer)
+    assert captured(model) is None and type(model) is nn.Sequential
+    same_weights(native, model)
+
+
+def test_a_copy_is_an_ordinary_model() -> None:
+    """Copies and pickles capture nothing."""
+    model = network()
+    capture_model(model, CaptureSettings())
+    twin = copy.deepcopy(model)
+    assert type(twin) is nn.Sequential and captured(twin) is None
+    assert type(twin(X)) is torch.Tensor
