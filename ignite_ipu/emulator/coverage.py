@@ -227,8 +227,8 @@ _REMARKS: Dict[str, str] = {
     "poptorch.importPoptorchMetadataFromFile": "Returns JSON.",
     "poptorch.Options.disableModuleNamescope": "Scopes are shown in reports; tensors are named without them.",
     "poptorch.options._PopartOptions.set": (
-        "Names and types are checked at compile, as in PopTorch. Settings that other methods write act as those do; the "
-        "others have no counterpart here."
+        "Names and types are checked at compile, as in PopTorch. Settings that other methods write act as those do; "
+        "the others have no counterpart here."
     ),
     "poptorch.options._PopartOptions.setEngineOptions": "Those of `autoReport` act; the others are recorded.",
     "poptorch.Options.useOfflineIpuTarget": "The version is checked at compile.",

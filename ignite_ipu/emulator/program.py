@@ -13,10 +13,13 @@ from torch import nn
 from ignite_ipu.emulator import batching, collectives, loss_scaling, naming, precision
 from ignite_ipu.emulator.arguments import Arguments
 from ignite_ipu.emulator.custom_types import replace_tensors
+from ignite_ipu.emulator.compiled import compiled as torch_compiled
+from ignite_ipu.emulator.compiled import wanted as torch_compile_wanted
 from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.executable import Executable
+from ignite_ipu.emulator.graph import Graph
 from ignite_ipu.emulator.graph_dump import dump
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim import foreach
@@ -133,6 +136,8 @@ class Program:
         self.random = RandomStream(int(seed))
         self._synthetic = bool(options._Popart._value("syntheticDataMode", 0))
         self.report = report_for(options, options_name(options, training))
+        self._compiles_with_torch = torch_compile_wanted()
+        self._compiled: Optional[Graph] = None
         self._executable: Optional[Executable] = None
         self._step: Optional[TrainingStep] = None
         self._device: Optional[Device] = None
@@ -167,7 +172,10 @@ class Program:
         weights = {name: plain(self._parameters[name]) for name in self.graph.weights}
         buffers = {name: plain(self._buffers[name]) for name in self.graph.buffers}
         trainable = [name for name in self.graph.weights if self._training and self._parameters_requires_grad(name)]
-        executable = Executable(self.graph, self.batching, weights, trainable, buffers, self._groups, self.random)
+        if self._compiles_with_torch and self._compiled is None:
+            self._compiled = torch_compiled(self.graph, options_name(options, self._training))
+        graph = self.graph if self._compiled is None else self._compiled
+        executable = Executable(graph, self.batching, weights, trainable, buffers, self._groups, self.random)
         self._executable = executable
         self._meter.add(attaches=1)
         self._count_upload()
