@@ -19,7 +19,8 @@ from .planner import plan, plan_placement
 from .pod import Scaling, scale
 from .profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
 from .request import Pipeline, PipelineRequest
-from .schedule import Schedule, Slot, StageTime, in_flight, simulate
+from .schedule import Schedule, StageTime, in_flight, simulate
+from .slots import Slot
 from .trace import trace_events, write_trace
 
 __all__ = [

@@ -50,6 +50,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call: Runs an operator, given with its arguments and keyword arguments.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here; skipping torch's compiler would import it, which takes longer than measuring.
+        return False
+
     def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import List, Optional, Sequence, Tuple
 
 from .errors import PlanError
+from .slots import Slot, Slots
 
 
 @dataclass(frozen=True)
@@ -18,17 +19,6 @@ class StageTime:
     forward: float
     backward: float = 0.0
     recompute: float = 0.0
-
-
-class Slot(NamedTuple):
-    """One span of one IPU's time: `kind` is "F" for forward, "B" for backward and recomputation, "U" for the update."""
-
-    ipu: int
-    stage: int
-    kind: str
-    micro_batch: int
-    start: float
-    end: float
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,7 @@ class Schedule:
     busy: Tuple[float, ...]
     filled: float
     period: float
-    slots: Tuple[Slot, ...] = ()
+    slots: Sequence[Slot] = field(default=(), repr=False, compare=False)
 
     @property
     def utilisation(self) -> Tuple[float, ...]:
@@ -124,21 +114,14 @@ def simulate(
     busy = [0.0] * len(run.free)
     for stage, place in enumerate(places):
         busy[place] += micro_batches * (times[stage].forward + (backward[stage] if training else 0.0))
-    recorded = run.slots
-    if update and slots:
-        recorded = recorded + [Slot(place, place, "U", 0, end, span) for place in range(len(busy))]
-    if slots and device_iterations > 1:
-        recorded = [
-            Slot(s.ipu, s.stage, s.kind, s.micro_batch + n * micro_batches, s.start + n * span, s.end + n * span)
-            for n in range(device_iterations)
-            for s in recorded
-        ]
+    if run.slots is not None:
+        run.slots.repeat(device_iterations, span, micro_batches, update)
     return Schedule(
         makespan=device_iterations * span,
         busy=tuple(device_iterations * (b + update) for b in busy),
         filled=run.filled,
         period=max(busy) / micro_batches if pipelined else run.filled,
-        slots=tuple(recorded),
+        slots=run.slots or (),
     )
 
 
@@ -180,30 +163,29 @@ class _Run:
     ) -> None:
         self.forward, self.backward, self.moves, self.places = forward, backward, moves, places
         self.micro_batches = micro_batches
-        self.keep = keep
         self.free = [0.0] * (max(places) + 1)
         self.forward_end = [0.0] * len(forward)
         self.backward_end = [0.0] * len(backward)
         self.filled = 0.0
-        self.slots: List[Slot] = []
+        self.slots = Slots(forward, backward, places) if keep else None
 
     def _forward(self, stage: int, micro_batch: int) -> None:
         place = self.places[stage]
         start = self.free[place]
         if stage and self.forward_end[stage - 1] + self.moves[stage - 1] > start:
             start = self.forward_end[stage - 1] + self.moves[stage - 1]
-        self.free[place] = self.forward_end[stage] = end = start + self.forward[stage]
-        if self.keep:
-            self.slots.append(Slot(place, stage, "F", micro_batch, start, end))
+        self.free[place] = self.forward_end[stage] = start + self.forward[stage]
+        if self.slots is not None:
+            self.slots.add(stage, False, micro_batch, start)
 
     def _backward(self, stage: int, micro_batch: int) -> None:
         place = self.places[stage]
         start = self.free[place]
         if stage < len(self.moves) and self.backward_end[stage + 1] + self.moves[stage] > start:
             start = self.backward_end[stage + 1] + self.moves[stage]
-        self.free[place] = self.backward_end[stage] = end = start + self.backward[stage]
-        if self.keep:
-            self.slots.append(Slot(place, stage, "B", micro_batch, start, end))
+        self.free[place] = self.backward_end[stage] = start + self.backward[stage]
+        if self.slots is not None:
+            self.slots.add(stage, True, micro_batch, start)
 
     def sharded(self) -> None:
         """Run one micro-batch after another; all are alike, so two give the time of any number."""
@@ -220,7 +202,7 @@ class _Run:
                     self._backward(stage, micro_batch)
             if micro_batch == 0:
                 self.filled = max(self.free)
-                if not self.keep:
+                if self.slots is None:
                     self._skip(self.micro_batches - 1, self.filled - began)
                     return
 
@@ -258,11 +240,11 @@ class _Run:
             wave += 1
 
     def _state(self) -> Tuple[float, ...]:
-        return () if self.keep else (*self.free, *self.forward_end, *self.backward_end)
+        return () if self.slots is not None else (*self.free, *self.forward_end, *self.backward_end)
 
     def _fast_forward(self, before: Tuple[float, ...], waves: int) -> int:
         """Skip to the drain once a whole wave has moved every time by the same amount: all further waves will too."""
-        if self.keep:
+        if self.slots is not None:
             return 0
         steps = [now - then for now, then in zip(self._state(), before)]
         if max(steps) - min(steps) > 1e-9 * max(steps):

@@ -155,6 +155,17 @@ def test_updates_separate_device_iterations():
     assert {slot.micro_batch for slot in three.slots if slot.kind == "F"} == set(range(24))
 
 
+def test_slots_are_a_sequence():
+    """Counted and found by place, from either end, across device iterations and their updates."""
+    schedule = simulate([StageTime(1, 2)] * 2, 4, update=5.0, device_iterations=3, slots=True)
+    slots = list(schedule.slots)
+    assert len(schedule.slots) == len(slots) == 3 * (2 * 2 * 4 + 2)
+    assert [schedule.slots[i] for i in range(-len(slots), len(slots))] == slots * 2
+    assert schedule.slots[2:40:7] == tuple(slots[2:40:7])
+    with pytest.raises(IndexError, match="54 slots, and 54 is none"):
+        schedule.slots[54]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
