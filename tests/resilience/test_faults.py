@@ -1,0 +1,18 @@
+"""A run with device faults is the run without them, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.resilience.faults import CALLS, every_call, random_sequences
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_fault_at_any_call_does_not_show(every):
+    """Weights, optimizer, random state, losses, learning rates and metrics are those of the fault-free run."""
+    assert every_call(every, "Adam", range(0, CALLS, 2 if every == 1 else 1)) > 0
+
+
+def test_several_faults_do_not_show():
+    """In training, evaluation and the repetition itself, with every kind of reset and every optimizer."""
+    assert random_sequences(12) > 20
