@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Dict, List
 
 if TYPE_CHECKING:
     from ignite_ipu.arguments import UnsupportedArgumentError as UnsupportedArgumentError
+    from ignite_ipu.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
     from ignite_ipu.backend import BackendError as BackendError
     from ignite_ipu.batches import BatchError as BatchError
     from ignite_ipu.counting import CountEvents as CountEvents
@@ -62,6 +63,7 @@ _EXPORTS: Dict[str, str] = {
     "TrainingStep": "ignite_ipu.loss",
     "UnsupportedArgumentError": "ignite_ipu.arguments",
     "convert_optimizer": "ignite_ipu.optimizers",
+    "create_ipu_averages_evaluator": "ignite_ipu.averages",
     "create_ipu_evaluator": "ignite_ipu.engines",
     "create_ipu_trainer": "ignite_ipu.engines",
     "evaluation_options": "ignite_ipu.options",

@@ -1,0 +1,75 @@
+"""`Gradients`: anchored weight gradients as `parameter.grad`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ignite.engine import Engine, Events
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ignite_ipu import create_ipu_trainer, emulator
+from ignite_ipu.handlers import Gradients
+from ignite_ipu.session import SessionError
+from tests.supervised import network, pair, task
+
+
+def test_they_are_those_of_the_last_update_averaged_over_its_micro_batches():
+    """With a rate of zero the weights stay, so the gradient of every update can be computed afterwards."""
+    model, optimizer = pair(lr=0.0)
+    trainer = create_ipu_trainer(
+        model,
+        optimizer,
+        nn.CrossEntropyLoss(),
+        device_iterations=2,
+        gradient_accumulation_steps=2,
+        replication_factor=2,
+    )
+    Gradients().attach(trainer)
+    trainer.run(DataLoader(task(), batch_size=4), max_epochs=1)
+    plain = network()
+    x, y = task().tensors
+    nn.functional.cross_entropy(plain(x[-16:]), y[-16:]).backward()
+    for one, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one.grad, other.grad)
+    trainer.ipu.close()
+
+
+def test_only_the_chosen_ones_come_back_and_no_weights_with_them():
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    Gradients(lambda name, parameter: name.startswith("2.")).attach(trainer)
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: downloads.append(_downloads(trainer)))
+    downloads = []
+    trainer.run(DataLoader(task(), batch_size=8), max_epochs=1)
+    assert downloads == [0]
+    assert [parameter.grad is not None for parameter in model.parameters()] == [False, False, True, True]
+    trainer.ipu.close()
+
+
+def _downloads(trainer):
+    return emulator.counters(trainer.ipu.training.executor).weight_downloads
+
+
+def test_a_program_that_is_compiled_already_is_refused_with_the_way_out():
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    loader = DataLoader(task(), batch_size=8)
+    trainer.run(loader, max_epochs=1)
+    with pytest.raises(SessionError, match="release"):
+        Gradients().attach(trainer)
+    trainer.ipu.release()
+    Gradients().attach(trainer)
+    trainer.run(loader, max_epochs=2)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    trainer.ipu.close()
+
+
+def test_wrong_engines_and_empty_choices_are_refused():
+    with pytest.raises(SessionError, match="create_ipu_trainer"):
+        Gradients().attach(Engine(lambda engine, batch: None))
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    with pytest.raises(SessionError, match="none of the model's"):
+        Gradients(lambda name, parameter: False).attach(trainer)
+    trainer.ipu.close()

@@ -1,0 +1,68 @@
+"""What several processes have to agree on, tried in one; test_launch.py trains in two."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.processes import ProcessesError, check_same_weights, describe_processes, unwrapped
+from tests.supervised import network
+
+
+@pytest.fixture
+def of_three(monkeypatch):
+    """Pretend to be rank 1 of three connected processes."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    return monkeypatch
+
+
+def test_options_learn_of_the_connected_processes(of_three):
+    options = backend.poptorch().Options()
+    describe_processes(options)
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (1, 3)
+    describe_processes(options)  # they agree already
+
+
+def test_options_of_another_number_of_processes_are_refused(of_three):
+    options = backend.poptorch().Options()
+    options.Distributed.configureProcessId(0, 2)
+    with pytest.raises(ProcessesError, match="connects 3 processes, but the options describe 2"):
+        describe_processes(options)
+
+
+def test_a_pod_without_poprun_is_refused(of_three):
+    of_three.setattr(backend, "is_emulator", lambda: False)
+    with pytest.raises(ProcessesError, match="ignite-ipu launch"):
+        describe_processes(backend.poptorch().Options())
+
+
+def test_processes_that_are_not_connected_are_refused():
+    options = backend.poptorch().Options()
+    options.Distributed.configureProcessId(0, 2)
+    with pytest.raises(ProcessesError, match='idist.Parallel\\(backend="gloo"\\)'):
+        describe_processes(options)
+
+
+def test_copies_that_start_differently_are_refused(of_three):
+    """Rank 0 sends the sums of its weights; here its first weight differs."""
+
+    def broadcast(sums, src):
+        sums[0, 0] += 1.0
+
+    of_three.setattr(dist, "broadcast", broadcast)
+    of_three.setattr(dist, "all_reduce", lambda found: None)
+    with pytest.raises(ProcessesError, match=r"in rank 1, 0.weight differs"):
+        check_same_weights(network())
+    of_three.setattr(dist, "broadcast", lambda sums, src: None)
+    check_same_weights(network())
+
+
+def test_wrappers_of_other_devices():
+    model = network()
+    assert unwrapped(model) is model
+    with pytest.raises(ProcessesError, match="replication_factor"):
+        unwrapped(nn.DataParallel(model))
