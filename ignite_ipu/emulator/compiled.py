@@ -1,8 +1,8 @@
 """Optional: a graph's function compiled by torch.compile, for long runs on a host with a C++ compiler.
 
 Set `IGNITE_IPU_EMULATOR_COMPILE=inductor` to have it. Compiling takes seconds to minutes, in the first run of each
-program; the log says how long at level INFO. Results then differ from PyTorch's own operators by rounding, as the kernels
-are fused.
+program; the log says how long at level INFO. Results then differ from PyTorch's own operators by rounding, as the
+kernels are fused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def wanted() -> bool:
         return False
     if not os.environ.get("CXX") and not any(shutil.which(name) for name in _COMPILERS):
         raise backend_error(
-            f"{VARIABLE}=inductor needs a C++ compiler, and none of {', '.join(_COMPILERS)} is there. Install one, name "
-            "it in CXX, or unset the variable."
+            f"{VARIABLE}=inductor needs a C++ compiler, and none of {', '.join(_COMPILERS)} is there. Install one, "
+            "name it in CXX, or unset the variable."
         )
     return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional
@@ -11,7 +10,8 @@ import torch
 from torch import nn
 
 from ignite_ipu.emulator import faults, latency
-from ignite_ipu.emulator.arguments import Arguments, Signature, check_call, check_for_compile
+from ignite_ipu.emulator.arguments import Arguments, check_call, check_for_compile
+from ignite_ipu.emulator.callable_model import signature_of, traced_module
 from ignite_ipu.emulator.compile_turn import compile_turn
 from ignite_ipu.emulator.device import Meter
 from ignite_ipu.emulator.enums import ConnectionType, OutputMode
@@ -23,7 +23,7 @@ from ignite_ipu.emulator.program import Program
 from ignite_ipu.emulator.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.tracker import OptimizerTracker
 from ignite_ipu.emulator.transfer import Transfer
-from ignite_ipu.emulator.wrapping import Wrapping, fetch, is_wrapped
+from ignite_ipu.emulator.wrapping import Wrapping, fetch, holder_of, is_wrapped
 
 
 class PoplarExecutor:
@@ -46,8 +46,8 @@ class PoplarExecutor:
         self._training = training
         self._poptorch_version = poptorch_version
         self._options = _resolved(options, training)
-        self._signature = Signature(model.forward)
-        self._model = copy.copy(model)
+        self._signature = signature_of(model)
+        self._model = traced_module(model)
         self._meter = Meter()
         self._program: Optional[Program] = None
         self._dirty = False
@@ -143,13 +143,13 @@ class PoplarExecutor:
             KeyError: A listed buffer is not the model's.
         """
         program = self._compiled("copyNamedBuffersToDevice")
-        names = self._options("updatable_named_buffers") if self._options.exists("updatable_named_buffers") else []
+        names = self._options._Popart._value("updatableNamedBuffers", [])
         if not names:
             raise python_error(
                 "No named buffers marked as updatable: list them with Options.updatableNamedBuffers before compiling."
             )
         self._dirty = False
-        own = dict(self._user_model.named_buffers())
+        own = dict(self._model.named_buffers())
         program.upload_buffers({name: own[name] for name in names})
 
     # -- optimizer ------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class PoplarExecutor:
         Raises:
             Error: Always; which one depends on the options and on whether the model has run.
         """
-        if not self._options("log_cycle_count"):
+        if not self._options._Popart._value("instrumentWithHardwareCycleCounter", False):
             raise python_error("Cycle count logging is disabled. Call Options.logCycleCount(True) before wrapping.")
         if self._program is None:
             raise python_error("You must run the model at least once before its cycle count is known.")
@@ -397,7 +397,7 @@ class PoplarExecutor:
         """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
         check_for_compile(arguments)
         self._options._check_at_compile(self._training)
-        for tensor in (*self._user_model.parameters(), *self._user_model.buffers()):
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
             fetch(tensor)
         with self._observation.compilation() as progress:
             with compile_turn(self._options, self._model):
@@ -436,11 +436,11 @@ class PoplarExecutor:
 
     def _refresh_inference_weights(self) -> None:
         """Take over weights that the training executor of the same model has changed."""
-        fetch = getattr(type(self._model), "copyWeightsToHostIfNeeded", None)
-        if fetch is None:
+        if not is_wrapped(self._model):
             return
-        fetch(self._model)
-        trainer = self._model._poptorch_holder()
+        trainer: Any = holder_of(self._model)
+        if trainer is not None:
+            trainer.copyWeightsToHostIfNeeded()
         version = None if trainer is None else trainer._host_version
         if version != self._seen_version:
             self.copyWeightsToDevice()
@@ -458,11 +458,14 @@ class PoplarExecutor:
         raise fault.error()
 
     def _leave_device(self, program: Program) -> None:
-        if program.report is not None and not program.report.first_run_is_ahead:
-            program.report.write(program, self._meter.own, self._observation.compilation_seconds)
+        self._write_report(program)
         program.detach()
         if self._optimizer is not None:
             self._optimizer.leave_device()
+
+    def _write_report(self, program: Program) -> None:
+        if program.report is not None:
+            program.report.write(program, self._meter.own, self._observation.compilation_seconds)
 
     def _load_optimizer_state(self, program: Program) -> None:
         """Send a loaded optimizer state; PopTorch sends the weights along with it."""
@@ -481,6 +484,8 @@ class PoplarExecutor:
         self._latency.set(inputs, arithmetic.micro_batches, len(outputs), arithmetic.returned, seconds)
         updates = arithmetic.device_iterations if self._training else 0
         self._meter.add(device_calls=1, micro_batches=arithmetic.micro_batches, optimizer_updates=updates)
+        if program.report is not None and program.report.is_due:
+            self._write_report(program)
 
     def _save_device_state(self) -> None:
         program = self._compiled("detachFromDevice")

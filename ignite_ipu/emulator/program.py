@@ -12,9 +12,9 @@ from torch import nn
 
 from ignite_ipu.emulator import batching, collectives, loss_scaling, naming, precision
 from ignite_ipu.emulator.arguments import Arguments
-from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.compiled import compiled as torch_compiled
 from ignite_ipu.emulator.compiled import wanted as torch_compile_wanted
+from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error, python_error

@@ -93,10 +93,9 @@ class Report:
     def __init__(self, directory: str, chosen: Dict[str, str]) -> None:
         self.directory = directory
         self._chosen = chosen
-        self._origin = time.perf_counter()
         self._host: List[Span] = []
         self._device: List[Span] = []
-        self._profiled = False
+        self._profiled = self._written = False
 
     @contextlib.contextmanager
     def host_call(self, name: str) -> Iterator[None]:
@@ -113,9 +112,9 @@ class Report:
         self._host.append(Span(name, start, end))
 
     @property
-    def first_run_is_ahead(self) -> bool:
-        """Whether the run to profile has yet to come."""
-        return not self._profiled
+    def is_due(self) -> bool:
+        """Whether a run was profiled that no file tells of yet."""
+        return self._profiled and not self._written
 
     @contextlib.contextmanager
     def profiled(self, program: Program, executable: Executable, step: Optional[TrainingStep]) -> Iterator[None]:
@@ -144,6 +143,7 @@ class Report:
         Args:
             seconds: How long compiling took.
         """
+        self._written = True
         try:
             os.makedirs(self.directory, exist_ok=True)
             self._write(PROFILE, self._profile(program, counters, seconds))
@@ -194,6 +194,7 @@ class Report:
 
     def _events(self) -> List[Dict[str, Any]]:
         spans = [*self._host, *self._device]
+        origin = min((span.start for span in spans), default=0.0)
         events: List[Dict[str, Any]] = []
         rows: Dict[Any, int] = {}
         for span in spans:
@@ -203,7 +204,7 @@ class Report:
                     "name": span.name,
                     "cat": span.row,
                     "ph": "X",
-                    "ts": (span.start - self._origin) * 1e6,
+                    "ts": (span.start - origin) * 1e6,
                     "dur": (span.end - span.start) * 1e6,
                     "pid": span.process,
                     "tid": row,
