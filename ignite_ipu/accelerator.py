@@ -7,9 +7,10 @@ its optimizer runs that as one device step.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from typing import Any, Iterable, List, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, Union
 
 import accelerate
 import torch
@@ -17,6 +18,7 @@ from accelerate.utils import DistributedType
 from torch import nn
 
 from ignite_ipu.arguments import UnsupportedArgumentError
+from ignite_ipu.deferred.gradient_watch import GradientWatch
 from ignite_ipu.deferred.gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model import CapturedModel, capture_model, captured, parameter_of
 from ignite_ipu.deferred.optimizer import capture_optimizer, release_optimizer
@@ -116,6 +118,12 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
         capture_optimizer(prepared.optimizer)
         return prepared
+
+    @contextlib.contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Let the updates of `gradient_accumulation_steps` micro-batches be one device call."""
+        with super().accumulate(*models), GradientWatch("use accelerator.clip_grad_norm_"):
+            yield
 
     def _postponed(self) -> Optional[str]:
         if self.sync_gradients:
@@ -258,8 +266,8 @@ def _refuse_state(accelerator: Any) -> None:
     if accelerator.distributed_type is not DistributedType.NO or accelerator.num_processes != 1:
         raise UnsupportedArgumentError(
             f"The script was launched as {accelerator.num_processes} processes ({accelerator.distributed_type}), but "
-            "an IPUAccelerator is one process. Start the script with python, and use replication_factor=... for several "
-            "replicas."
+            "an IPUAccelerator is one process. Start the script with python, and use replication_factor=... for "
+            "several replicas."
         )
     if accelerator.device.type != "cpu":
         raise UnsupportedArgumentError(

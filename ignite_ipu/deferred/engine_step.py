@@ -8,10 +8,10 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Set
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.deferred.errors import CaptureError, current_line, shown
-from ignite_ipu.deferred.model import CapturedModel, capture_model, parameter_of
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.gradient_watch import GradientWatch
+from ignite_ipu.deferred.model import CapturedModel, capture_model
 from ignite_ipu.deferred.optimizer import capture_optimizer, captured_by
 from ignite_ipu.deferred.settings import CaptureSettings
 
@@ -99,28 +99,12 @@ class _Step:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from ignite_ipu.deferred.tensor import DeferredTensor, resolved
 
-        with _NoGradients():
+        with GradientWatch("remove the call and use ipu_step(..., max_grad_norm=...)"):
             output = self._train_step(*args, **kwargs)
         # What Ignite keeps as state.output is read by handlers at any time.
         if isinstance(output, (DeferredTensor, tuple, list, dict)):
             return resolved(output)
         return output
-
-
-class _NoGradients(TorchFunctionMode):
-    """Context in which looking at the gradient of a captured parameter is an error."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _GRADIENT and parameter_of(args[0]) is not None:
-            raise CaptureError(
-                f"The gradient of a parameter is asked for at {shown(current_line())}, but gradients exist on the "
-                "device alone. To clip them, remove the call and use ipu_step(..., max_grad_norm=...)."
-            )
-        return func(*args, **(kwargs or {}))
-
-
-_DESCRIPTOR: Any = torch.Tensor.grad
-_GRADIENT = _DESCRIPTOR.__get__
 
 
 def _used_by(function: Any, seen: Set[int]) -> Iterator[Any]:

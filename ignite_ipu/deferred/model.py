@@ -17,6 +17,7 @@ from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError, Line, current_line, shown
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
+from ignite_ipu.deferred.gradient_watch import unwatched
 from ignite_ipu.deferred.graph import Input, Operation, Shape, Value
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
@@ -74,7 +75,8 @@ class CapturedModel:
         """Answer a call of the model."""
         if torch.is_grad_enabled() and self.session.model.training:
             return self._record(args, kwargs)
-        return self.evaluation.run(args, kwargs)
+        with unwatched():
+            return self.evaluation.run(args, kwargs)
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         from ignite_ipu.deferred.tensor import as_leaf, deferred_results
@@ -150,7 +152,8 @@ class CapturedModel:
         if self._early is not None:
             raise CaptureError(
                 f"The value read at {shown(self._early)} made the update run before optimizer.step(), and "
-                f"now zero_grad() at {shown(current_line())} asks to drop its gradients. Read values after optimizer.step()."
+                f"now zero_grad() at {shown(current_line())} asks to drop its gradients. Read values after "
+                "optimizer.step()."
             )
         for loss in self.pending:
             _give_up(loss, f"its gradients were dropped by zero_grad() at {shown(current_line())}")
@@ -202,7 +205,8 @@ class CapturedModel:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
         self.session.weights.notice_edits()
         try:
-            self.training.run(losses)
+            with unwatched():
+                self.training.run(losses)
         except BaseException as error:
             for loss in losses:
                 _give_up(loss, f"the step failed: {type(error).__name__}: {error}")

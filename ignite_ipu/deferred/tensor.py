@@ -292,8 +292,8 @@ def _record_in_place(
     if plain is None or (ordinary and name not in _OPERATORS):
         raise CaptureError(
             f"{name_of(func)} at {shown(line)} writes values that do not exist yet into a tensor. Write total = total "
-            "+ loss.detach() instead of total.add_(loss.detach()), compute a new tensor (torch.where, torch.cat), or do "
-            "it after optimizer.step()."
+            "+ loss.detach() instead of total.add_(loss.detach()), compute a new tensor (torch.where, torch.cat), or "
+            "do it after optimizer.step()."
         )
     result = _record(plain, args, kwargs)
     if ordinary:

@@ -148,7 +148,7 @@ class CapturedTraining:
         leaves = _leaves(batches, compiled)
         try:
             outputs = self._call(leaves)
-        except RuntimeError as error:
+        except Exception as error:
             self._compiled = None
             if "out of memory" in str(error).lower():
                 self.session.release()

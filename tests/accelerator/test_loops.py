@@ -1,0 +1,429 @@
+"""Loops written for accelerate give accelerate's own results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import ProjectConfiguration, find_executable_batch_size, set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ignite_ipu import backend
+from ignite_ipu.accelerator import IPUAccelerator
+from ignite_ipu.arguments import UnsupportedArgumentError
+from ignite_ipu.deferred import CaptureError, EarlyReadError, captured
+from ignite_ipu.emulator import faults
+
+SAMPLES = 52
+X = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state() -> Iterator[None]:
+    """Let every test begin and end without accelerate's process-wide state."""
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def network() -> nn.Module:
+    # No bias before the normalisation: its gradient is nothing but rounding, which Adam would blow up.
+    return nn.Sequential(nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def parts(accelerator: Any, batch_size: int = 4, drop_last: bool = True) -> Tuple[Any, ...]:
+    """Return model, optimizer, loaders and scheduler, prepared."""
+    set_seed(3)
+    model = network()
+    train = DataLoader(TensorDataset(X, Y), batch_size=batch_size, shuffle=True, drop_last=drop_last)
+    test = DataLoader(TensorDataset(X, Y), batch_size=8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.8)
+    prepared: Tuple[Any, ...] = accelerator.prepare(model, optimizer, train, test, schedule)
+    return prepared
+
+
+def loop(accelerator: Any, clip: float = 0.0, epochs: int = 2, **more: Any) -> Tuple[nn.Module, List[Any]]:
+    """Train and evaluate in the shape of accelerate's examples; return the model and what was seen on the way."""
+    model, optimizer, train, test, schedule = parts(accelerator, **more)
+    seen = []
+    for _ in range(epochs):
+        model.train()
+        total = 0
+        for x, y in train:
+            with accelerator.accumulate(model):
+                loss = F.cross_entropy(model(x.to(accelerator.device)), y)
+                total = total + loss.detach().float()
+                accelerator.backward(loss)
+                if clip and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        model.eval()
+        right = count = 0
+        for x, y in test:
+            with torch.no_grad():
+                scores = model(x)
+            found, wanted = accelerator.gather_for_metrics((scores.argmax(-1), y))
+            right += (found == wanted).sum().item()
+            count += len(wanted)
+        assert count == SAMPLES
+        seen.append((float(total), right, schedule.get_last_lr()[0]))
+    return model, seen
+
+
+def compared(run: Callable[[Any], Tuple[nn.Module, Any]], steps: int = 1, **arguments: Any) -> nn.Module:
+    """Run something under both accelerators and compare weights and results; return the captured model."""
+    native, expected = run(Accelerator(cpu=True, gradient_accumulation_steps=steps))
+    _forget()
+    model, found = run(IPUAccelerator(gradient_accumulation_steps=steps, **arguments))
+    for mine, theirs in zip(found, expected):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+    same(model, native)
+    return model
+
+
+def same(model: nn.Module, native: nn.Module, tolerance: float = 2e-5) -> None:
+    states: List[Dict[str, torch.Tensor]] = [model.state_dict(), native.state_dict()]
+    for name, value in states[1].items():
+        if value.is_floating_point():
+            torch.testing.assert_close(states[0][name], value, rtol=1e-4, atol=tolerance)
+
+
+def counters(model: nn.Module) -> Any:
+    capture = captured(model)
+    assert capture is not None and capture.session.training is not None
+    return backend.poptorch().counters(capture.session.training.executor)
+
+
+def test_plain_loop() -> None:
+    """Weights, losses, accuracy and learning rates are accelerate's; one compilation, one transfer per evaluation."""
+    model = compared(loop)
+    count = counters(model)
+    assert (count.compiles, count.device_calls, count.weight_downloads) == (1, 26, 2)
+
+
+def test_accumulation_and_clipping() -> None:
+    """13 batches make updates of 4, 4, 4 and 1 micro-batches, clipped, with one scheduler step each."""
+    compared(lambda accelerator: loop(accelerator, clip=0.3), steps=4)
+
+
+def test_schedules_count_updates_whatever_the_replicas() -> None:
+    """Two replicas change neither weights nor schedules."""
+
+    def run(accelerator: Any) -> Tuple[nn.Module, Any]:
+        model, optimizer, train, _, schedule = parts(accelerator)
+        model[1].momentum = 0.0  # no statistics that differ between replicas
+        model.train()
+        model[1].eval()
+        for number, (x, y) in enumerate(train):
+            if number == 12:
+                break
+            with accelerator.accumulate(model):
+                accelerator.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        return model, [schedule.get_last_lr()[0]]
+
+    model = compared(run, steps=4, replication_factor=2)
+    assert counters(model).optimizer_updates == 3
+
+
+def test_incomplete_last_batch_trains() -> None:
+    """Without drop_last the last 2 samples of each epoch are trained on, as accelerate does."""
+    compared(lambda accelerator: loop(accelerator, batch_size=10, drop_last=False))
+
+
+def test_prepare_keeps_number_and_order_and_can_be_repeated() -> None:
+    """The model stays the same object."""
+    accelerator = IPUAccelerator()
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+    prepared = accelerator.prepare(loader, optimizer, model)
+    assert prepared[2] is model and prepared[1].optimizer is optimizer and isinstance(prepared[0], DataLoader)
+    assert accelerator.prepare(*prepared) == prepared
+    assert accelerator.prepare(model) is model and accelerator.unwrap_model(model) is model
+    assert isinstance(accelerator, Accelerator) and accelerator.is_main_process and accelerator.num_processes == 1
+
+
+def test_reading_a_loss_while_gradients_accumulate() -> None:
+    """Its value comes with the update, and the error says so."""
+    accelerator = IPUAccelerator(gradient_accumulation_steps=2)
+    model, _, train, _, _ = parts(accelerator)
+    x, y = next(iter(train))
+    with accelerator.accumulate(model):
+        loss = F.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        with pytest.raises(EarlyReadError, match="this micro-batch is not the last of the 2"):
+            loss.item()
+
+
+def test_reading_a_loss_after_backward() -> None:
+    """`loss.item()` between backward and step gives accelerate's numbers."""
+
+    def run(accelerator: Any) -> Tuple[nn.Module, Any]:
+        model, optimizer, train, _, _ = parts(accelerator)
+        losses = []
+        for x, y in train:
+            loss = F.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            losses.append(accelerator.gather(loss).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, losses
+
+    compared(run)
+
+
+def test_gathering_training_values() -> None:
+    """gather, reduce and pad_across_processes give the values once the step has run."""
+    accelerator = IPUAccelerator()
+    model, optimizer, train, _, _ = parts(accelerator)
+    x, y = next(iter(train))
+    scores = model(x)
+    loss = F.cross_entropy(scores, y)
+    accelerator.backward(loss)
+    optimizer.step()
+    assert type(accelerator.gather(loss)) is torch.Tensor
+    assert accelerator.gather_for_metrics({"scores": scores})["scores"].shape == (4, 2)
+    assert accelerator.reduce(loss, "mean").item() == loss.item()
+    assert accelerator.pad_across_processes(scores).shape == (4, 2)
+
+
+def test_clipping_must_stay_the_same() -> None:
+    """The norm is a constant of the compiled step."""
+    accelerator = IPUAccelerator()
+    model, optimizer, train, _, _ = parts(accelerator)
+    x, y = next(iter(train))
+
+    def update(norm: float) -> Any:
+        accelerator.backward(F.cross_entropy(model(x), y))
+        result = accelerator.clip_grad_norm_(model.parameters(), norm) if norm else None
+        optimizer.step()
+        return result
+
+    norm = update(0.5)
+    with pytest.raises(EarlyReadError, match="norm of the gradients stays on the device"):
+        norm.item()
+    with pytest.raises(CaptureError, match=r"compiled to clip to 0.5"):
+        update(0.6)
+    with pytest.raises(CaptureError, match="clip_grad_norm_ was not called"):
+        update(0.0)
+
+
+def test_clipping_some_parameters_or_by_value_is_refused() -> None:
+    """A device clips the global norm of all gradients."""
+    accelerator = IPUAccelerator()
+    model, _, _, _, _ = parts(accelerator)
+    with pytest.raises(CaptureError, match=r"leaves out \d trained parameters"):
+        accelerator.clip_grad_norm_(model[0].parameters(), 1.0)
+    with pytest.raises(CaptureError, match="2-norm only"):
+        accelerator.clip_grad_norm_(model.parameters(), 1.0, norm_type=1)
+    with pytest.raises(UnsupportedArgumentError, match=r"clip_grad_value_\(..., 0.5\)"):
+        accelerator.clip_grad_value_(model.parameters(), 0.5)
+
+
+def test_torchs_own_clipping_is_refused() -> None:
+    """There are no gradients on the host, so it would clip nothing."""
+    accelerator = IPUAccelerator()
+    model, _, train, _, _ = parts(accelerator)
+    x, y = next(iter(train))
+    with accelerator.accumulate(model):
+        accelerator.backward(F.cross_entropy(model(x), y))
+        with pytest.raises(CaptureError, match="use accelerator.clip_grad_norm_"):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+@pytest.mark.parametrize("name", ["deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "dynamo_backend"])
+def test_arguments_for_gpus_are_refused_by_name(name: str) -> None:
+    """With the reason."""
+    with pytest.raises(UnsupportedArgumentError, match=name):
+        IPUAccelerator(**{name: "inductor"})
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_number_formats_an_ipu_lacks(precision: str) -> None:
+    """They are refused by name."""
+    with pytest.raises(UnsupportedArgumentError, match=f"mixed_precision='{precision}'"):
+        IPUAccelerator(mixed_precision=precision)
+
+
+def test_half_precision_products() -> None:
+    """fp16 computes matrix products in half precision; training stays close to float32."""
+    native, _ = loop(Accelerator(cpu=True))
+    _forget()
+    accelerator = IPUAccelerator(mixed_precision="fp16")
+    assert accelerator.mixed_precision == "fp16"
+    model, _ = loop(accelerator)
+    difference = max(
+        (mine - theirs).abs().max().item() for mine, theirs in zip(model.parameters(), native.parameters())
+    )
+    assert 1e-6 < difference < 0.2
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_resuming_in_the_middle_of_an_epoch_is_bit_exact(tmp_path: Path, safe: bool) -> None:
+    """save_state, load_state and skip_first_batches continue as if nothing had happened, dropout included."""
+
+    def run(stop: int, resume: bool) -> nn.Module:
+        _forget()
+        accelerator = IPUAccelerator(seed=7)
+        set_seed(5)
+        model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.8)
+        loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+        accelerator.register_for_checkpointing(schedule)
+        first = 0
+        if resume:
+            accelerator.load_state(str(tmp_path / "state"))
+            first = 5
+        model.train()
+        for number, (x, y) in enumerate(accelerator.skip_first_batches(loader, first), start=first):
+            if number == 5 and not resume:
+                accelerator.save_state(str(tmp_path / "state"), safe_serialization=safe)
+            if number == stop:
+                break
+            accelerator.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        return model
+
+    whole = run(10, resume=False).state_dict()
+    resumed = run(10, resume=True).state_dict()
+    assert (tmp_path / "state" / ("model.safetensors" if safe else "pytorch_model.bin")).exists()
+    for name, value in whole.items():
+        assert torch.equal(resumed[name], value), name
+
+
+def test_checkpoints_with_automatic_names(tmp_path: Path) -> None:
+    """accelerate's directory names and limits hold; the newest is loaded when none is named."""
+    project = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+    accelerator = IPUAccelerator(project_config=project)
+    model, optimizer, train, _, _ = parts(accelerator)
+    hooked: List[Any] = []
+    accelerator.register_save_state_pre_hook(lambda models, weights, folder: hooked.append(len(weights)))
+    states = []
+    for x, y in list(train)[:3]:
+        accelerator.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.save_state()
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint_1", "checkpoint_2"]
+    with torch.no_grad():
+        model[0].weight.zero_()
+    accelerator.load_state()
+    assert torch.equal(model.state_dict()["0.weight"], states[2]["0.weight"]) and hooked == [1, 1, 1]
+
+
+def test_saved_models_and_state_dicts(tmp_path: Path) -> None:
+    """save_model and get_state_dict hold the trained weights."""
+    accelerator = IPUAccelerator()
+    model, _ = loop(accelerator, epochs=1)
+    accelerator.save_model(model, str(tmp_path))
+    from safetensors.torch import load_file
+
+    saved, state = load_file(str(tmp_path / "model.safetensors")), accelerator.get_state_dict(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(saved[name], value) and torch.equal(state[name], value)
+
+
+def test_batch_size_found_after_running_out_of_memory() -> None:
+    """accelerate's own retry works, and a variant keeps the batch of an update by accumulating more."""
+    accelerator = IPUAccelerator()
+    tried = []
+
+    def halve() -> int:
+        return tried[-1] // 2
+
+    @find_executable_batch_size(starting_batch_size=26, reduce_batch_size_fn=halve)
+    def train(batch_size: int) -> nn.Module:
+        tried.append(batch_size)
+        accelerator.free_memory()
+        accelerator.gradient_accumulation_steps = 26 // batch_size
+        model, optimizer, loader, _, _ = parts(accelerator, batch_size=batch_size)
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        return model
+
+    fault = faults.Fault(None, "Out of memory: 700 KiB needed on tile 4")
+    with faults.inject_faults({0: fault}):
+        model = train()
+    assert tried == [26, 13]
+    assert counters(model).optimizer_updates == 2
+
+
+def test_early_stopping_trigger_and_trackers(tmp_path: Path) -> None:
+    """set_trigger, trackers and printing see values that the step settled."""
+    logged: List[Any] = []
+
+    from accelerate.tracking import GeneralTracker
+
+    class Tracker(GeneralTracker):  # type: ignore[misc]
+        name = "kept"
+        requires_logging_directory = False
+        tracker = None
+
+        def store_init_configuration(self, values: Any) -> None:
+            logged.append(values)
+
+        def log(self, values: Any, step: Any = None, **kwargs: Any) -> None:
+            logged.append((step, values))
+
+    accelerator = IPUAccelerator(log_with=Tracker("run"))
+    accelerator.init_trackers("run", config={"lr": 0.1})
+    model, optimizer, train, _, _ = parts(accelerator)
+    for number, (x, y) in enumerate(train):
+        loss = F.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.log({"loss": loss}, step=number)
+        if number == 2:
+            accelerator.set_trigger()
+        if accelerator.check_trigger():
+            break
+    accelerator.end_training()
+    assert [entry[0] for entry in logged[1:]] == [0, 1, 2]
+    assert all(type(entry[1]["loss"]) is torch.Tensor for entry in logged[1:])
+    assert not accelerator.optimizer_step_was_skipped
+    capture = captured(model)
+    assert capture is not None and capture.session.training.executor is None  # type: ignore[union-attr]
+
+
+def test_freed_models_are_ordinary() -> None:
+    """free_memory gives IPUs back and lets go of what was prepared."""
+    accelerator = IPUAccelerator()
+    model, _ = loop(accelerator, epochs=1)
+    accelerator.free_memory()
+    assert captured(model) is None and accelerator._models == []
+    assert type(model(X)) is torch.Tensor
+
+
+def test_evaluation_in_training_mode_is_refused() -> None:
+    """Batch normalisation would update its statistics, which an inference program does not."""
+    accelerator = IPUAccelerator()
+    model = accelerator.prepare(network())
+    with torch.no_grad(), pytest.raises(CaptureError, match="1 would update its statistics"):
+        model(X)

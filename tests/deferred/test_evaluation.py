@@ -1,0 +1,112 @@
+"""Captured models evaluate on the device with the newest weights, one transfer per switch from training."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer
+
+X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+
+
+class Labelled(nn.Module):
+    """Returns a loss when it is given labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.2), nn.Linear(16, 2))
+
+    def forward(self, x: torch.Tensor, labels: Any = None, scale: float = 1.0) -> Any:
+        scores = self.net(x) * scale
+        return {"scores": scores, "loss": None if labels is None else F.cross_entropy(scores, labels)}
+
+
+def prepared(**settings: Any) -> Tuple[Labelled, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    model = Labelled()
+    capture = capture_model(model, CaptureSettings(**settings))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    return model, optimizer, capture
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.train()
+    for _ in range(2):
+        model(X[:8], labels=Y[:8])["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def native(model: Labelled) -> Labelled:
+    twin = Labelled()
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
+
+
+@pytest.mark.parametrize("share_ipus", [False, True])
+def test_newest_weights_one_transfer_per_switch(share_ipus: bool) -> None:
+    """Evaluating again transfers nothing, with IPUs of its own or in turns."""
+    model, optimizer, capture = prepared(share_ipus=share_ipus)
+    for _ in range(2):
+        train(model, optimizer)
+        model.eval()
+        with torch.no_grad():
+            outputs = [model(X[:8])["scores"] for _ in range(3)]
+        torch.testing.assert_close(outputs[-1], native(model)(X[:8])["scores"])
+    counters = backend.poptorch().counters(capture.session.evaluations[0].executor)
+    assert (counters.compiles, counters.weight_uploads, counters.device_calls) == (1, 2, 6)
+
+
+def test_weights_set_on_the_host_are_used() -> None:
+    """By load_state_dict, and by hand."""
+    model, optimizer, _ = prepared()
+    train(model, optimizer)
+    model.eval()
+    with torch.no_grad():
+        model(X[:8])
+        model.net[0].weight.mul_(0.5)
+        torch.testing.assert_close(model(X[:8])["scores"], native(model)(X[:8])["scores"])
+    model.load_state_dict(Labelled().state_dict())
+    torch.testing.assert_close(model(X[:8])["scores"], native(model)(X[:8])["scores"])
+
+
+def test_batches_of_any_size() -> None:
+    """A smaller batch is filled up where outputs have a row per sample, and another program where they do not."""
+    model, _, capture = prepared()
+    model.eval()
+    twin = native(model)
+    for rows in (8, 3, 5):
+        torch.testing.assert_close(model(X[:rows])["scores"], twin(X[:rows])["scores"])
+    assert len(capture.session.evaluations) == 1
+    for rows in (8, 3):
+        found, expected = model(X[:rows], labels=Y[:rows]), twin(X[:rows], labels=Y[:rows])
+        torch.testing.assert_close(found["loss"], expected["loss"])
+    assert len(capture.session.evaluations) == 3
+
+
+def test_arguments_that_are_no_tensors() -> None:
+    """They are part of the program; another value is another program."""
+    model, _, _ = prepared()
+    model.eval()
+    twin = native(model)
+    for scale in (1.0, 2.0, 1.0):
+        torch.testing.assert_close(model(X[:8], scale=scale)["scores"], twin(X[:8], scale=scale)["scores"])
+
+
+def test_many_shapes_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    """Each is a compilation."""
+    model, _, _ = prepared()
+    model.eval()
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        for rows in range(1, 7):
+            model(X[:rows], labels=Y[:rows])
+    assert "evaluated with 5 different shapes" in caplog.text
