@@ -59,9 +59,7 @@ class Arguments:
 
     def frozen(self) -> Arguments:
         """Return these arguments with their tensors' shapes and types only, so that no batch is kept alive."""
-        positional, keyword = map_tensors(
-            (self.positional, self.keyword), lambda tensor: torch.empty_like(tensor, device="meta")
-        )
+        positional, keyword = map_tensors((self.positional, self.keyword), _without_values)
         return Arguments(positional, keyword, self.names)
 
     def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
@@ -168,7 +166,7 @@ def check_call(compiled: Arguments, given: Arguments) -> None:
 
 def _compare(name: str, expected: Any, value: Any) -> None:
     if isinstance(expected, torch.Tensor):
-        if not isinstance(value, torch.Tensor):
+        if type(value) is not type(expected):
             raise _type_mismatch(name, expected, value)
         if value.dtype is not expected.dtype:
             raise python_error(
@@ -196,6 +194,12 @@ def _compare(name: str, expected: Any, value: Any) -> None:
         _compare(name, tuple(flatten_tensors(expected)), tuple(flatten_tensors(value)))
     elif value != expected:
         raise python_error(f"Value mismatch for {name}: expected {expected!r} but got {value!r}.{_ADVICE}")
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        shape: torch.Tensor = torch.empty_like(tensor, device="meta", requires_grad=False)
+        return shape if type(tensor) is torch.Tensor else shape.as_subclass(type(tensor))
 
 
 def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, Any]) -> None:

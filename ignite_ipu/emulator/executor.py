@@ -14,11 +14,12 @@ from ignite_ipu.emulator.arguments import Arguments, check_call, check_for_compi
 from ignite_ipu.emulator.callable_model import signature_of, traced_module
 from ignite_ipu.emulator.compile_turn import compile_turn
 from ignite_ipu.emulator.device import Meter
-from ignite_ipu.emulator.enums import ConnectionType, OutputMode
+from ignite_ipu.emulator.enums import ConnectionType
 from ignite_ipu.emulator.errors import Error, backend_error, python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.observation import Observation
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.options.resolved import resolved
 from ignite_ipu.emulator.program import Program
 from ignite_ipu.emulator.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.tracker import OptimizerTracker
@@ -45,7 +46,7 @@ class PoplarExecutor:
         self._user_model = user_model if user_model is not None else model
         self._training = training
         self._poptorch_version = poptorch_version
-        self._options = _resolved(options, training)
+        self._options = resolved(options, training)
         self._signature = signature_of(model)
         self._model = traced_module(model)
         self._meter = Meter()
@@ -494,13 +495,3 @@ class PoplarExecutor:
             self.copyWeightsToHostIfNeeded()
         if self._optimizer is not None:
             self._optimizer.keep_state()
-
-
-def _resolved(options: Optional[Options], training: bool) -> Options:
-    """Return the executor's frozen copy of the options."""
-    own = options.clone() if options else Options()
-    if own.defaultOutputMode():
-        own.outputMode(OutputMode.Final if training else OutputMode.All)
-    own._resolve_anchors()
-    own._freeze()
-    return own

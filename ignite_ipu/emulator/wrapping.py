@@ -97,11 +97,17 @@ def is_wrapped(model: Any) -> bool:
     return hasattr(type(model), _ORIGINAL)
 
 
+def holder_of(wrapped: Any) -> Optional[Holder]:
+    """Return the executor that a wrapped model, parameter or buffer is tied to, None if it is gone or there is none."""
+    reference = getattr(type(wrapped), _HOLDER, None)
+    return None if reference is None else reference()
+
+
 def fetch(tensor: torch.Tensor) -> None:
     """Download the newest values of a parameter or buffer if the executor that it is tied to has them."""
-    holder = getattr(type(tensor), _HOLDER, None)
+    holder = holder_of(tensor)
     if holder is not None:
-        _fetch(holder)
+        holder.copyWeightsToHostIfNeeded()
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -175,9 +181,6 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
             executor = holder()
             return executor is not None and executor.copyWeightsToHostIfNeeded()
 
-        def _poptorch_holder(self) -> Optional[Holder]:
-            return holder()
-
         def destroy(self) -> None:
             """Destroy the executor."""
             executor = holder()
@@ -214,4 +217,5 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
     Wrapped.__qualname__ = f"Poptorch{original.__qualname__}"
     Wrapped.__module__ = original.__module__
     setattr(Wrapped, _ORIGINAL, original)
+    setattr(Wrapped, _HOLDER, staticmethod(holder))
     return Wrapped
