@@ -44,5 +44,6 @@ class GradientWatch(overrides.TorchFunctionMode):
 
 def unwatched() -> ContextManager[Any]:
     """Return a context in which the innermost watch costs nothing: the device's own work looks at no gradients."""
-    mode = overrides._get_current_function_mode()
+    innermost: Any = overrides._get_current_function_mode  # absent from torch's type annotations
+    mode = innermost()
     return overrides._pop_mode_temporarily() if isinstance(mode, GradientWatch) else contextlib.nullcontext()

@@ -313,7 +313,9 @@ class OptimizerLink:
         """Make the user's optimizer an ordinary one again, holding the newest state."""
         self._refusal.remove()
         if self._attached:
-            self.refresh_state()
+            # The garbage collector calls this at any time, also while another model is being traced.
+            with torch._C.DisableTorchFunction():
+                self.refresh_state()
             unlink_handle(self._source)
             self._attached = False
 
