@@ -20,7 +20,7 @@ def accumulation_problem(stages: int, accumulation: int) -> Optional[str]:
         "through "
         f"{stages} forward and {stages} backward stages, the last two as one: it needs at least 2 * {stages} - 1 = "
         f"{depth}. "
-        f"Set gradient_accumulation={depth} or more, or use fewer stages."
+        f"Set the gradient accumulation to {depth} or more, or use fewer stages."
     )
 
 
@@ -31,7 +31,7 @@ def device_iterations_problem(stages: int, device_iterations: int) -> Optional[s
     return (
         f"Device iterations are {device_iterations}, but an inference pipeline of {stages} stages needs at least "
         f"{stages} "
-        f"micro-batches per call. Set device_iterations={stages} or more, or use fewer stages."
+        f"micro-batches per call. Set the device iterations to {stages} or more, or use fewer stages."
     )
 
 

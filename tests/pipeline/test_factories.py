@@ -229,7 +229,7 @@ def test_replicas_multiply_the_ipus_and_the_batch():
         ({"pipeline": ["embed", "tail"]}, PlanError, "no layer named 'tail'. Its layers are: embed, blocks.0"),
         ({"pipeline": ["embed", "head", "embed"]}, PlanError, "'embed' is used twice"),
         ({"pipeline": [3, 4]}, PlanError, "7 layers, but the model has 6"),
-        ({"pipeline": [2, 2, 1, 1], "accumulation": 6}, PlanError, r"at least 2 \* 4 - 1 = 7. Set gradient_acc"),
+        ({"pipeline": [2, 2, 1, 1], "accumulation": 6}, PlanError, r"at least 2 \* 4 - 1 = 7. Set the gradient acc"),
         ({"pipeline": [2, 2, 2]}, OptionsError, "IPUs per replica \\(3\\) = 3 IPUs, which is not a power of two"),
         ({"pipeline": [3, 3], "replication_factor": 3}, OptionsError, "= 6 IPUs, .*Use 4 or 8 of them"),
         ({"pipeline": [3, 3], "replication_factor": 64}, OptionsError, "128 IPUs, more than the 64"),
@@ -264,7 +264,7 @@ def test_bad_plans_are_told_before_anything_compiles(settings, error, words):
 
 def test_inference_needs_device_iterations_for_the_pipelines_depth():
     evaluator = create_ipu_evaluator(network(), pipeline=[2, 2, 1, 1], device_iterations=3)
-    with pytest.raises(PlanError, match=r"Device iterations are 3, .* 4 stages .* Set device_iterations=4"):
+    with pytest.raises(PlanError, match=r"Device iterations are 3, .* 4 stages .* Set the device iterations to 4"):
         evaluator.run(loader())
     assert create_ipu_evaluator(network(), pipeline=[2, 2, 1, 1], device_iterations=4).run(loader()).iteration == 8
 
