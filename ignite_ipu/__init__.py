@@ -6,19 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Dict, List
 
 if TYPE_CHECKING:
+    from ignite_ipu.accelerator import IPUAccelerator as IPUAccelerator
     from ignite_ipu.arguments import UnsupportedArgumentError as UnsupportedArgumentError
     from ignite_ipu.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
     from ignite_ipu.backend import BackendError as BackendError
     from ignite_ipu.batches import BatchError as BatchError
     from ignite_ipu.counting import CountEvents as CountEvents
     from ignite_ipu.counting import Counts as Counts
+    from ignite_ipu.deferred import ipu_step as ipu_step
+    from ignite_ipu.engine_steps import ipu_evaluation_step as ipu_evaluation_step
+    from ignite_ipu.engine_steps import ipu_training_step as ipu_training_step
     from ignite_ipu.engines import IPUEngine as IPUEngine
     from ignite_ipu.engines import IPUTrainer as IPUTrainer
-    from ignite_ipu.engines import create_ipu_evaluator as create_ipu_evaluator
-    from ignite_ipu.engines import create_ipu_trainer as create_ipu_trainer
-    from ignite_ipu.engines import ipu_evaluation_step as ipu_evaluation_step
-    from ignite_ipu.engines import ipu_training_step as ipu_training_step
     from ignite_ipu.events import IPUEvents as IPUEvents
+    from ignite_ipu.factories import create_ipu_evaluator as create_ipu_evaluator
+    from ignite_ipu.factories import create_ipu_trainer as create_ipu_trainer
     from ignite_ipu.geometry import BatchGeometry as BatchGeometry
     from ignite_ipu.loaders import LoaderError as LoaderError
     from ignite_ipu.loaders import Loaders as Loaders
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
     from ignite_ipu.options import OptionsError as OptionsError
     from ignite_ipu.options import evaluation_options as evaluation_options
     from ignite_ipu.options import training_options as training_options
+    from ignite_ipu.portable import auto_model as auto_model
+    from ignite_ipu.portable import host_device as host_device
+    from ignite_ipu.portable import ipu_evaluate_batch as ipu_evaluate_batch
+    from ignite_ipu.portable import ipu_train_batch as ipu_train_batch
+    from ignite_ipu.portable import process_backend as process_backend
     from ignite_ipu.rows import RowsError as RowsError
     from ignite_ipu.session import IPUSession as IPUSession
     from ignite_ipu.session import SessionError as SessionError
@@ -48,6 +55,7 @@ _EXPORTS: Dict[str, str] = {
     "CountEvents": "ignite_ipu.counting",
     "Counts": "ignite_ipu.counting",
     "EvaluationStep": "ignite_ipu.step",
+    "IPUAccelerator": "ignite_ipu.accelerator",
     "IPUEngine": "ignite_ipu.engines",
     "IPUEvents": "ignite_ipu.events",
     "IPUSession": "ignite_ipu.session",
@@ -64,11 +72,17 @@ _EXPORTS: Dict[str, str] = {
     "UnsupportedArgumentError": "ignite_ipu.arguments",
     "convert_optimizer": "ignite_ipu.optimizers",
     "create_ipu_averages_evaluator": "ignite_ipu.averages",
-    "create_ipu_evaluator": "ignite_ipu.engines",
-    "create_ipu_trainer": "ignite_ipu.engines",
+    "create_ipu_evaluator": "ignite_ipu.factories",
+    "create_ipu_trainer": "ignite_ipu.factories",
     "evaluation_options": "ignite_ipu.options",
-    "ipu_evaluation_step": "ignite_ipu.engines",
-    "ipu_training_step": "ignite_ipu.engines",
+    "ipu_step": "ignite_ipu.deferred",
+    "ipu_evaluation_step": "ignite_ipu.engine_steps",
+    "ipu_training_step": "ignite_ipu.engine_steps",
+    "auto_model": "ignite_ipu.portable",
+    "host_device": "ignite_ipu.portable",
+    "ipu_evaluate_batch": "ignite_ipu.portable",
+    "ipu_train_batch": "ignite_ipu.portable",
+    "process_backend": "ignite_ipu.portable",
     "training_options": "ignite_ipu.options",
 }
 

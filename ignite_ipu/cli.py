@@ -59,6 +59,13 @@ class Command(NamedTuple):
 COMMANDS: Dict[str, Command] = {
     "env": Command("ignite_ipu.environment", "print what a bug report needs: versions, SDK, backend, devices"),
     "check": Command("ignite_ipu.migration.check_command", "read code and report what will not work on an IPU"),
+    "migrate": Command(
+        "ignite_ipu.migration.migrate_command",
+        "rewrite GPU code for IPUs, leaving unclear code alone",
+        extra="migrate",
+    ),
+    "run": Command("ignite_ipu.running.command", "run an unmodified GPU script on IPUs"),
+    "parity": Command("ignite_ipu.parity_command", "compare training steps on the device with native ones"),
     "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),
     "cache": Command("ignite_ipu.emulator.cache_command", "list, verify or prune a directory of cached executables"),
     "launch": Command("ignite_ipu.launch", "run a program in several processes, each with its own IPUs"),

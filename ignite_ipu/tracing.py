@@ -15,8 +15,8 @@ __all__ = ["declared_as_tracing"]
 def declared_as_tracing() -> Iterator[None]:
     """Make `torch.jit.is_tracing()` true in the `with` block.
 
-    Model libraries such as transformers ask it before they look at the values of a mask to take a shortcut. A model that
-    is compiled for an IPU has no values to look at, and PopTorch does not answer for them.
+    Model libraries such as transformers ask it before they look at the values of a mask to take a shortcut. A model
+    that is compiled for an IPU has no values to look at, and PopTorch does not answer for them.
     """
-    with mock.patch.object(torch.jit, "is_tracing", lambda: True):
+    with mock.patch.object(torch.jit, "is_tracing", return_value=True):
         yield

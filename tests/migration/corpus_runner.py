@@ -16,27 +16,6 @@ import warnings
 import numpy as np
 import torch
 
-import ignite_ipu
-from ignite_ipu import backend
-from ignite_ipu.migration import native, portable
-
-
-def open_front_door() -> None:
-    """Let `from ignite_ipu import ...` give what migrated code calls."""
-    for name in portable.__all__:
-        setattr(ignite_ipu, name, getattr(portable, name))
-    if backend.choice() == "native":
-        ignite_ipu.create_ipu_trainer = _trainer
-        ignite_ipu.create_ipu_evaluator = _evaluator
-
-
-def _trainer(model, optimizer, loss_fn, device=None, **arguments):
-    return native.native_trainer(model, optimizer, loss_fn, device, **arguments)
-
-
-def _evaluator(model, metrics=None, device=None, **arguments):
-    return native.native_evaluator(model, metrics, device, **arguments)
-
 
 def run(name: str, source: str) -> object:
     """Run one program and return what it prints after RESULT, or its traceback as text."""
@@ -59,7 +38,6 @@ def run(name: str, source: str) -> object:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    open_front_door()
     programs = json.load(sys.stdin)
     results = {name: run(name, source) for name, source in programs}
     sys.stdout.write(json.dumps(results))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Dict, Optional, Union
 
 import torch
-from ignite.engine import Engine, create_supervised_evaluator, create_supervised_trainer
+from ignite.engine import create_supervised_evaluator, create_supervised_trainer
 from ignite.metrics import Metric
 from torch import nn
 
@@ -15,12 +15,12 @@ __all__ = ["native_evaluator", "native_trainer"]
 def native_trainer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss_fn: Callable[[Any, Any], torch.Tensor],
+    loss_fn: Any,
     device: Optional[Union[str, torch.device]],
     *,
     max_grad_norm: Optional[float] = None,
     **arguments: Any,
-) -> Engine:
+) -> Any:
     """Return what `create_ipu_trainer` gives in a native run.
 
     Args:
@@ -47,14 +47,14 @@ def native_evaluator(
     metrics: Optional[Dict[str, Metric]],
     device: Optional[Union[str, torch.device]],
     **arguments: Any,
-) -> Engine:
+) -> Any:
     """Return what `create_ipu_evaluator` gives in a native run; arguments as for `native_trainer`."""
     return create_supervised_evaluator(model, metrics=metrics, device=_device(model, device), **arguments)
 
 
 def _device(model: nn.Module, device: Optional[Union[str, torch.device]]) -> Optional[Union[str, torch.device]]:
     """Return the device that batches go to: the model's own, since migrated code has moved the model already."""
-    if device is not None:
+    if device is not None and torch.device(device).type != "ipu":
         return device
     parameter = next(model.parameters(), None)
     return None if parameter is None else parameter.device
