@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
@@ -24,6 +25,10 @@ from ignite_ipu.step import BatchStep
 
 __all__ = ["Placing"]
 
+logger = logging.getLogger("ignite_ipu")
+
+_ESTIMATED = ("pipelined", "sharded")
+
 
 class Placing:
     """Where the layers of one program's model run.
@@ -38,7 +43,7 @@ class Placing:
     Attributes:
         placement: The placement, None while "auto" has seen no batch.
         inference: What evaluators are asked for that ask for nothing themselves.
-        plan: The plan behind it, None where nothing was planned.
+        plan: The plan behind it, or what the first batch let us estimate of it; None before, and where neither is.
 
     Raises:
         PlanError: The request does not suit the model, or the pipeline is too deep for the batching factors.
@@ -76,7 +81,7 @@ class Placing:
         return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
 
     def prepare(self, leaves: Sequence[Any]) -> None:
-        """Do what needs a batch, before the model is wrapped: plan, or hold the placement to the memory of an IPU.
+        """Do what needs a batch, before the model is wrapped: plan, or estimate the memory of what was described.
 
         Args:
             leaves: What the program is called with.
@@ -87,7 +92,11 @@ class Placing:
         if self.placement is None:
             self._plan_from(leaves)
         elif self.plan is None and self.request.memory_per_ipu is not None:
-            self._hold_to_memory(self.placement, leaves)
+            self.plan = self._estimate(self.placement, leaves)
+            if self.plan.fullest > 1:
+                raise PlanError("\n".join(self.plan.problems))
+        elif self.plan is None and self.placement.execution in _ESTIMATED:
+            self._warn_of_memory(self.placement, leaves)
 
     def configured(self) -> Any:
         """Return the options to wrap the model with: a copy that has the execution strategy.
@@ -179,9 +188,24 @@ class Placing:
             return True
         return plan.strategy.offload_optimizer == (location.get("onChip") == 0)
 
-    def _hold_to_memory(self, placement: Placement, leaves: Sequence[Any]) -> None:
+    def _warn_of_memory(self, placement: Placement, leaves: Sequence[Any]) -> None:
+        try:
+            self.plan = self._estimate(placement, leaves)
+        except Exception as error:
+            # Only a service: what a model does to shapes alone says nothing about what it does on an IPU.
+            logger.info("The memory that the pipeline needs could not be estimated: %s", error)
+            return
+        if self.plan.fullest > 1:
+            logger.warning(
+                "The pipeline may not fit: %s Compiling goes on, since this is an estimate; memory_per_ipu=%d would "
+                "refuse it.",
+                " ".join(self.plan.problems),
+                self.request.machine.memory,
+            )
+
+    def _estimate(self, placement: Placement, leaves: Sequence[Any]) -> Plan:
         options = self._options
-        if placement.execution not in ("pipelined", "sharded"):
+        if placement.execution not in _ESTIMATED:
             raise PlanError(f"memory_per_ipu cannot be checked: nothing estimates {placement.execution} execution.")
         location = _optimizer_location(options)
         strategy = Strategy(
@@ -190,7 +214,7 @@ class Placing:
             shard_optimizer=bool(location.get("useReplicatedTensorSharding")),
         )
         names = placement.layers(self._step.model)
-        plan = plan_placement(
+        return plan_placement(
             _profile(self._step, leaves, self._micro_batches, self._training, names),
             placement,
             replicas=options.replication_factor,
@@ -200,9 +224,6 @@ class Placing:
             accumulation=options.Training.gradient_accumulation,
             device_iterations=options.device_iterations,
         )
-        if plan.fullest > 1:
-            raise PlanError("\n".join(plan.problems))
-        self.plan = plan
 
     @property
     def _micro_batches(self) -> int:

@@ -24,7 +24,8 @@ class PipelineRequest:
         spec: A description, a plan, a placement, or "auto".
         execution: One of `EXECUTIONS`; None for what plan or placement say, and for pipelined otherwise.
         ipus: IPUs there are for all replicas; None for as many as it takes.
-        memory_per_ipu: Bytes of one IPU to hold the estimates to; None for a Mk2's, which only "auto" looks at.
+        memory_per_ipu: Bytes of one IPU to hold the estimates to; None for a Mk2's, which a described pipeline may
+            exceed with a warning.
         round_up: Whether IPUs may be left idle where the number is no power of two.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.options import OptionsError
-from ignite_ipu.pipeline import Placement, PlanError, Strategy, measure, plan
+from ignite_ipu.pipeline import MK2, PipelineRequest, Placement, PlanError, Strategy, measure, plan
 from tests.supervised import assert_same_weights, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
@@ -186,6 +187,17 @@ def test_a_described_pipeline_is_held_to_the_memory_of_an_ipu():
     trainer = trainer_of(network(), pipeline=["embed", "blocks.3"], memory_per_ipu=10**6)
     trainer.run(loader())
     assert trainer.ipu.training.placing.plan.fullest < 1
+
+
+def test_a_described_pipeline_that_may_not_fit_is_warned_of(monkeypatch, caplog):
+    """An estimate stops nobody who did not ask for it; the plan it made can be drawn."""
+    monkeypatch.setattr(PipelineRequest, "machine", replace(MK2, memory=3000))
+    trainer = trainer_of(network(), pipeline=["embed", "blocks.3"])
+    trainer.run(loader())
+    (record,) = [record for record in caplog.records if "may not fit" in record.getMessage()]
+    assert "Stage 0 (IPU 0, embed to blocks.2) needs an estimated" in record.getMessage()
+    assert [stage.layers[0] for stage in trainer.ipu.training.placing.plan.stages] == ["embed", "blocks.3"]
+    assert_same_weights(trainer.ipu.model, trained_natively())
 
 
 def test_training_and_inference_are_placed_separately():
