@@ -1,0 +1,408 @@
+"""The optimizer between host and device: set, replaced, saved, restored; loss scaling and accumulation types."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu.emulator.enums import MeanReductionStrategy
+from ignite_ipu.emulator.loss_scaling import AutomaticLossScaling
+
+X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 1.0, -1.0]])
+
+
+class Net(nn.Module):
+    """A layer and a loss."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(3, 3, dtype=dtype)
+
+    def forward(self, x):
+        return F.mse_loss(self.fc(x), x)
+
+
+def plain_weights(make, updates):
+    net = Net()
+    optimizer = make(net.parameters())
+    for _ in range(updates):
+        optimizer.zero_grad()
+        net(X).backward()
+        optimizer.step()
+    return net.state_dict()
+
+
+def wrap(net, optimizer, options=None):
+    return poptorch.trainingModel(net, options, optimizer)
+
+
+def momentum(parameters, **kwargs):
+    return poptorch.optim.SGD(parameters, lr=0.1, momentum=0.9, **kwargs)
+
+
+def torch_momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+class TestSetOptimizer:
+    def test_the_same_values_send_nothing(self):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        sent = poptorch.counters(model).optimizer_uploads
+        model.setOptimizer(optimizer)
+        assert poptorch.counters(model).optimizer_uploads == sent
+        optimizer.param_groups[0]["lr"] = 0.2
+        model(X)
+        assert poptorch.counters(model).optimizer_uploads == sent, "changing the object alone does nothing"
+        model.setOptimizer(optimizer)
+        assert poptorch.counters(model).optimizer_uploads == sent + 1
+
+    def test_a_changed_learning_rate_acts_from_the_next_call(self):
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+        model = wrap(net, optimizer)
+        reference = Net()
+        for epoch in range(3):
+            model(X)
+            reference.zero_grad()
+            reference(X).backward()
+            with torch.no_grad():
+                for parameter in reference.parameters():
+                    parameter -= 0.1 * 0.5**epoch * parameter.grad
+            optimizer.step()
+            scheduler.step()
+            model.setOptimizer(optimizer)
+        torch.testing.assert_close(net.state_dict(), reference.state_dict())
+
+    def test_detached_it_waits_for_the_next_attach(self):
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        model = wrap(net, optimizer)
+        model(X)
+        model.detachFromDevice()
+        optimizer.param_groups[0]["lr"] = 0.0
+        model.setOptimizer(optimizer)
+        before = copy.deepcopy(net.state_dict())
+        model(X)
+        torch.testing.assert_close(net.state_dict(), before)
+
+    def test_inference_has_none(self):
+        net = Net()
+        with pytest.raises(AttributeError, match="_attribute_tracker"):
+            poptorch.inferenceModel(net).setOptimizer(momentum(net.parameters()))
+
+    def test_a_refused_optimizer_changes_nothing(self):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        with pytest.raises(poptorch.Error, match="is not a valid replacement"):
+            model.setOptimizer(poptorch.optim.Adam(net.parameters(), lr=0.1))
+        model(X)
+        torch.testing.assert_close(net.state_dict(), plain_weights(torch_momentum, 2))
+        assert optimizer.state_dict()["ipu_state"]
+
+    def test_half_accumulators_come_too_late_for_a_compiled_model(self):
+        net = Net()
+        model = wrap(net, momentum(net.parameters()))
+        model(X)
+        with pytest.raises(ValueError, match="Invalid optimizer: the new optimizer would"):
+            model.setOptimizer(momentum(net.parameters(), accum_type=torch.float16))
+
+    def test_an_unsupported_optimizer_is_refused_when_wrapping(self):
+        net = Net()
+        with pytest.raises(AssertionError, match="Unsupported optimizer type"):
+            wrap(net, torch.optim.Adagrad(net.parameters()))
+        assert type(net) is Net
+
+    def test_parameters_of_another_model_are_refused_when_compiling(self):
+        net = Net()
+        model = wrap(net, momentum(Net().parameters()))
+        with pytest.raises(KeyError):
+            model(X)
+        assert not model.isCompiled()
+
+    def test_a_replaced_optimizer_keeps_what_the_device_had_for_it(self):
+        """The device's velocities stay; the old object has their last values."""
+        net = Net()
+        first, second = momentum(net.parameters()), momentum(net.parameters())
+        model = wrap(net, first)
+        model(X)
+        model.setOptimizer(second)
+        velocity = first.state_dict()["ipu_state"]["Accl1___fc.weight"]
+        model(X)
+        torch.testing.assert_close(net.state_dict(), plain_weights(torch_momentum, 2))
+        assert torch.equal(first.state_dict()["ipu_state"]["Accl1___fc.weight"], velocity)
+        assert not torch.equal(second.state_dict()["ipu_state"]["Accl1___fc.weight"], velocity)
+
+
+class TestState:
+    def test_it_is_read_when_stale_and_only_then(self):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        assert optimizer.state_dict()["ipu_state"] is None
+        model = wrap(net, optimizer)
+        model(X)
+        for _ in range(2):
+            optimizer.state_dict()
+        assert poptorch.counters(model).optimizer_state_downloads == 1
+        model(X)
+        optimizer.state_dict()
+        assert poptorch.counters(model).optimizer_state_downloads == 2
+
+    @pytest.mark.parametrize("how", ["detach", "destroy", "copyWeightsToDevice", "load_state_dict"])
+    def test_a_poptorch_optimizer_goes_on_where_it_was(self, how):
+        net = Net()
+        model = wrap(net, momentum(net.parameters()))
+        model(X)
+        if how == "detach":
+            model.detachFromDevice()
+        elif how == "destroy":
+            model.destroy()
+        else:
+            state = copy.deepcopy(net.state_dict())
+            model.copyWeightsToDevice() if how == "copyWeightsToDevice" else model.load_state_dict(state)
+        model(X)
+        torch.testing.assert_close(net.state_dict(), plain_weights(torch_momentum, 2))
+
+    @pytest.mark.parametrize("how", ["detach", "copyWeightsToDevice", "load_state_dict"])
+    def test_a_torch_optimizer_starts_afresh(self, how):
+        """Its state is nowhere but on the device, and every upload of weights sets it to its start."""
+        net = Net()
+        model = wrap(net, torch_momentum(net.parameters()))
+        model(X)
+        state = copy.deepcopy(net.state_dict())
+        if how == "detach":
+            model.detachFromDevice()
+        elif how == "copyWeightsToDevice":
+            model.copyWeightsToDevice()
+        else:
+            model.load_state_dict(state)
+        model(X)
+        reference = Net()
+        reference.load_state_dict(state)
+        reference(X).backward()
+        expected = reference.fc.weight.detach() - 0.1 * reference.fc.weight.grad
+        torch.testing.assert_close(net.fc.weight.detach(), expected)
+
+    def test_a_loaded_state_goes_up_with_the_weights_at_the_next_run(self):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(net.state_dict())
+        model(X)
+        net.copyWeightsToHostIfNeeded()
+        net.load_state_dict(weights)
+        optimizer.load_state_dict(saved)
+        before = poptorch.counters(model)
+        model(X)
+        since = poptorch.counters(model) - before
+        assert (since.optimizer_state_uploads, since.weight_uploads) == (1, 1)
+        torch.testing.assert_close(net.state_dict(), plain_weights(torch_momentum, 2))
+
+    def test_a_state_loaded_before_compiling_is_where_training_starts(self):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(net.state_dict())
+        other = Net()
+        other.load_state_dict(weights)
+        resumed = momentum(other.parameters())
+        resumed.load_state_dict(saved)
+        continued = wrap(other, resumed)
+        continued(X)
+        torch.testing.assert_close(other.state_dict(), plain_weights(torch_momentum, 2))
+
+    def test_parameters_in_no_group_take_the_defaults(self):
+        net = Net()
+        model = wrap(net, torch.optim.SGD([{"params": [net.fc.weight], "lr": 0.0}], lr=0.1))
+        before = copy.deepcopy(net.state_dict())
+        model(X)
+        assert torch.equal(net.fc.weight.detach(), before["fc.weight"])
+        torch.testing.assert_close(
+            net.fc.bias.detach(), plain_weights(lambda p: torch.optim.SGD(p, lr=0.1), 1)["fc.bias"]
+        )
+
+
+class Scaled(nn.Module):
+    """The gradient of its one weight is the mean of its input."""
+
+    def __init__(self, dtype=torch.float16):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, dtype=dtype))
+
+    def forward(self, x):
+        return poptorch.identity_loss((self.weight * x).float(), "mean")
+
+
+def half_model(net, accumulation=1, strategy=None, automatic=False, **optimizer):
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(accumulation).setAutomaticLossScaling(automatic)
+    if strategy is not None:
+        options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
+    return wrap(net, poptorch.optim.SGD(net.parameters(), lr=1.0, **optimizer), options)
+
+
+class TestAccumulation:
+    def test_half_gradients_accumulate_in_float32_by_default(self):
+        """In float16 the sum 60000 + 60000 would be infinite."""
+        net = Scaled()
+        model = half_model(net, accumulation=2)
+        model(torch.full((2, 1), 60000.0, dtype=torch.float16))
+        assert net.weight.item() == -60000.0
+        assert model.isCompiled()
+
+    def test_half_accumulators_keep_a_running_mean(self):
+        """They are accurate to float16, and do not overflow either."""
+        net = Scaled()
+        model = half_model(net, accumulation=4, strategy=MeanReductionStrategy.Post, accum_type=torch.float16)
+        model(torch.tensor([[60000.0], [60000.0], [30000.0], [30000.0]], dtype=torch.float16))
+        assert net.weight.item() == pytest.approx(-45000.0, rel=2e-3)
+        assert model.isCompiled()
+
+    def test_summed_half_accumulators_overflow(self):
+        net = Scaled()
+        options = poptorch.Options()
+        options.Training.gradientAccumulation(2)
+        options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+        model = wrap(net, poptorch.optim.SGD(net.parameters(), lr=1.0, accum_type=torch.float16), options)
+        model(torch.full((2, 1), 60000.0, dtype=torch.float16))
+        assert math.isinf(net.weight.item())
+
+    @pytest.mark.parametrize("strategy", [MeanReductionStrategy.Running, MeanReductionStrategy.Post])
+    @pytest.mark.parametrize("accum_type", [torch.float16, torch.float32])
+    def test_strategies_agree_up_to_rounding(self, strategy, accum_type):
+        net, reference = Net(), Net()
+        options = poptorch.Options().replicationFactor(2)
+        options.Training.gradientAccumulation(2)
+        options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
+        model = wrap(net, poptorch.optim.SGD(net.parameters(), lr=0.1, accum_type=accum_type), options)
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+        model(x)
+        reference(x).backward()
+        expected = reference.fc.weight.detach() - 0.1 * reference.fc.weight.grad
+        tolerance = 1e-3 if accum_type is torch.float16 else 1e-6
+        torch.testing.assert_close(net.fc.weight.detach(), expected, rtol=tolerance, atol=tolerance)
+
+    def test_the_third_strategy_is_refused_when_compiling(self):
+        net = Net()
+        options = poptorch.Options()
+        options.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.PostAndLoss)
+        with pytest.raises(poptorch.Error, match="MeanReductionStrategy out of range"):
+            wrap(net, momentum(net.parameters()), options)(X)
+
+
+def scaling_of(model):
+    (optimizer,) = [model._optimizer._optimizer]
+    return optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"].item()
+
+
+class TestAutomaticLossScaling:
+    @pytest.mark.parametrize(
+        ("large", "expected"), [(0, 256.0), (1, 64.0), (10, 64.0)], ids=["none", "one in ten", "all"]
+    )
+    def test_it_halves_or_doubles(self, large, expected):
+        scaling = AutomaticLossScaling()
+        edge = 0.125 * 65504
+        gradient = torch.full((10,), edge, dtype=torch.float16)
+        gradient[:large] = 2 * edge
+        scaling.look([gradient, torch.full((5,), 1e30)])
+        assert scaling.after_update(128.0) == expected
+
+    @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+    def test_values_that_are_not_finite_are_large(self, bad):
+        scaling = AutomaticLossScaling()
+        scaling.look([torch.tensor([bad], dtype=torch.float16)])
+        assert scaling.after_update(128.0) == 64.0
+
+    def test_the_proportion_decides(self):
+        gradient = torch.zeros(10, dtype=torch.float16)
+        gradient[0] = 60000
+        for threshold, expected in ((0.1, 2.0), (0.0999, 0.5)):
+            scaling = AutomaticLossScaling(threshold=threshold)
+            scaling.look([gradient])
+            assert scaling.after_update(1.0) == expected
+
+    def test_it_looks_every_few_updates_at_all_gradients_since(self):
+        scaling = AutomaticLossScaling(period=3)
+        values = []
+        for size in (60000.0, 0.0, 0.0, 0.0, 0.0, 0.0):
+            scaling.look([torch.tensor([size], dtype=torch.float16)])
+            values.append(scaling.after_update(values[-1] if values else 8.0))
+        assert values == [8.0, 8.0, 4.0, 4.0, 4.0, 8.0]
+
+    def test_it_has_bounds(self):
+        up, down = torch.zeros(1, dtype=torch.float16), torch.full((1,), math.inf, dtype=torch.float16)
+        for start, gradient, expected in ((2.0**15, up, 2.0**15), (2.0**16, up, 2.0**16), (2.0**-24, down, 2.0**-24)):
+            scaling = AutomaticLossScaling()
+            scaling.look([gradient])
+            assert scaling.after_update(start) == expected
+
+    def test_without_half_gradients_nothing_changes(self):
+        net = Net()
+        model = half_model(net, automatic=True, loss_scaling=64.0)
+        model(X)
+        assert scaling_of(model) == 64.0
+
+    def test_the_device_adapts_and_the_weights_do_not_notice(self):
+        net = Scaled()
+        model = half_model(net, automatic=True, loss_scaling=1024.0)
+        seen = []
+        for _ in range(6):
+            model(torch.ones(1, 1, dtype=torch.float16))
+            seen.append(scaling_of(model))
+        assert seen == [2048.0, 4096.0, 8192.0, 4096.0, 8192.0, 4096.0]
+        assert net.weight.item() == -6.0
+
+    def test_an_overflow_reaches_the_weights_and_halves_the_scaling(self):
+        net = Scaled()
+        model = half_model(net, automatic=True, loss_scaling=1024.0)
+        model(torch.full((1, 1), 100.0, dtype=torch.float16))
+        assert scaling_of(model) == 512.0
+        assert math.isinf(net.weight.item())
+
+    def test_the_users_settings_are_read_and_checked(self):
+        net = Scaled()
+        options = poptorch.Options()
+        options.Training.setAutomaticLossScaling(True)
+        options._Popart.set("automaticLossScalingSettings.binEdgeLocation", 2.0)
+        with pytest.raises(poptorch.Error, match="binEdgeLocation must be between 0 and 1"):
+            wrap(net, poptorch.optim.SGD(net.parameters(), lr=1.0), options)(torch.ones(1, 1, dtype=torch.float16))
+
+    def test_the_loss_scaling_is_variable_then(self):
+        net = Scaled()
+        optimizer = poptorch.optim.SGD(net.parameters(), lr=1.0)
+        options = poptorch.Options()
+        options.Training.setAutomaticLossScaling(True)
+        model = wrap(net, optimizer, options)
+        model(torch.ones(1, 1, dtype=torch.float16))
+        optimizer.loss_scaling = 32.0
+        model.setOptimizer(optimizer)
+        assert model.isCompiled()
+
+
+def test_stochastic_rounding_draws_from_the_devices_stream_and_is_right_on_average():
+    """An update of a third of float16's step moves a third of the weights."""
+    net = Scaled()
+    net.weight = nn.Parameter(torch.ones(3000, dtype=torch.float16))
+    options = poptorch.Options().randomSeed(3)
+    options.Precision.enableStochasticRounding(True)
+    step = 2.0**-11  # below 1 the neighbours are this far apart
+    model = wrap(net, poptorch.optim.SGD(net.parameters(), lr=step / 3 * 3000), options)
+    host = torch.get_rng_state()
+    model(torch.ones(1, 1, dtype=torch.float16))
+    assert torch.equal(host, torch.get_rng_state())
+    assert set(net.weight.tolist()) == {1.0, 1.0 - step}
+    assert (1 - net.weight.detach().float()).mean().item() == pytest.approx(step / 3, rel=0.1)
