@@ -1,0 +1,68 @@
+"""What each layer of a model computes in one call, seen through forward hooks."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Mapping, Set, Tuple
+
+import torch
+from torch import nn
+
+__all__ = ["LayerOutputs"]
+
+
+class LayerOutputs:
+    """Collects the outputs of a model's layers inside a `with` block, in the order in which they finish.
+
+    A container whose output is its last layer's own is left out. The second call of a layer is named `layer#2`, the
+    parts of an output that is no single tensor `layer[0]`.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        outputs: Copies of the outputs by name, as they were before anybody changed them in place.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._handles: List[Any] = []
+        self._calls: Dict[str, int] = {}
+        self._seen: Set[int] = set()
+        # The tensors seen stay alive, so that no later one gets their identity.
+        self._kept: List[torch.Tensor] = []
+        self.outputs: Dict[str, torch.Tensor] = {}
+
+    def __enter__(self) -> LayerOutputs:
+        for name, module in self._model.named_modules():
+            self._handles.append(module.register_forward_hook(self._hook(name or type(self._model).__name__)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._kept.clear()
+
+    def _hook(self, name: str) -> Any:
+        def collect(module: nn.Module, arguments: Any, output: Any) -> None:
+            call = self._calls[name] = self._calls.get(name, 0) + 1
+            label = name if call == 1 else f"{name}#{call}"
+            own = {id(child) for child in module.children()}
+            for place, tensor in _tensors(output):
+                if own and id(tensor) in self._seen:
+                    continue
+                self._seen.add(id(tensor))
+                self._kept.append(tensor)
+                self.outputs[label + place] = tensor.detach().clone()
+
+        return collect
+
+
+def _tensors(value: Any, place: str = "") -> Iterator[Tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{place}[{key!r}]")
+    elif isinstance(value, (tuple, list)):
+        for position, item in enumerate(value):
+            yield from _tensors(item, f"{place}[{position}]")

@@ -1,0 +1,372 @@
+"""The same training steps natively and on the device, from the same state, compared layer by layer.
+
+Forward hooks see every layer's output; on the device the compiled step returns them beside its predictions. Gradients
+come back as anchored tensors. All of it is what any program can ask of PopTorch.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from ignite.engine import Events
+from ignite.engine import _prepare_batch as _split_batch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.factories import create_ipu_trainer
+from ignite_ipu.handlers.gradients import Gradients
+from ignite_ipu.layer_outputs import LayerOutputs
+from ignite_ipu.loss import find_loss
+from ignite_ipu.rows import join_rows
+
+__all__ = ["Difference", "ParityError", "ParityReport", "Setup", "compare_training"]
+
+# How far two results may be apart: this part of the largest value, plus a floor for values that are noise around zero.
+TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
+    torch.float64: (1e-4, 1e-6),
+    torch.float32: (1e-4, 1e-6),
+    torch.float16: (1e-2, 1e-4),
+    torch.bfloat16: (5e-2, 1e-3),
+}
+
+
+class ParityError(ValueError):
+    """A factory whose results cannot be compared."""
+
+
+@dataclasses.dataclass
+class Setup:
+    """What a factory returns: as this, as a tuple in this order, or as a mapping with these keys.
+
+    Attributes:
+        model: The model.
+        optimizer: Over its parameters.
+        loss_fn: Called with predictions and targets; None for a model that returns its own loss.
+        batches: Micro-batches `(x, y)`, for example a DataLoader; they are gone through again when they run out.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss_fn: Optional[Callable[[Any, Any], torch.Tensor]]
+    batches: Any
+
+    @classmethod
+    def of(cls, made: Any) -> Setup:
+        """Return what a factory returned as a `Setup`.
+
+        Raises:
+            ParityError: It is something else.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if isinstance(made, Mapping) and set(made) == set(names):
+            made = cls(**made)
+        elif isinstance(made, (tuple, list)) and len(made) == len(names):
+            made = cls(*made)
+        elif not isinstance(made, cls) and all(hasattr(made, name) for name in names):
+            made = cls(*[getattr(made, name) for name in names])
+        if not isinstance(made, cls) or not isinstance(made.model, nn.Module):
+            raise ParityError(
+                f"The factory returned a {type(made).__qualname__}; it must return (model, optimizer, loss_fn, "
+                "batches), or a mapping or object with these names."
+            )
+        if not isinstance(made.optimizer, torch.optim.Optimizer):
+            raise ParityError(f"The factory's optimizer is a {type(made.optimizer).__qualname__}, not torch.optim's.")
+        return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How far one result of one update is apart.
+
+    Attributes:
+        step: Number of the update, from 1.
+        kind: "output", "loss", "gradient" or "weight".
+        name: The layer or parameter.
+        dtype: The device's type.
+        largest: Largest absolute difference.
+        allowed: What it may be.
+        scale: Largest absolute value natively.
+    """
+
+    step: int
+    kind: str
+    name: str
+    dtype: str
+    largest: float
+    allowed: float
+    scale: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it is within the tolerance; NaN on both sides agrees."""
+        return self.largest <= self.allowed
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} of {self.name} in update {self.step} ({self.dtype}): largest difference {self.largest:.3g} "
+            f"where values reach {self.scale:.3g}; {self.allowed:.3g} is allowed"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ParityReport:
+    """What a comparison found.
+
+    Attributes:
+        differences: Of every result, in the order in which they are computed.
+        steps: Updates made.
+        micro_batches: Micro-batches per update.
+        remarks: What was changed to make results comparable.
+    """
+
+    differences: Tuple[Difference, ...]
+    steps: int
+    micro_batches: int
+    remarks: Tuple[str, ...]
+
+    @property
+    def first(self) -> Optional[Difference]:
+        """The first result that is not within its tolerance."""
+        return next((difference for difference in self.differences if not difference.agrees), None)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all results are within their tolerances."""
+        return self.first is None
+
+    def __str__(self) -> str:
+        counts = {kind: sum(d.kind == kind and d.step == 1 for d in self.differences) for kind in _KINDS}
+        lines = [
+            f"{self.steps} updates from {self.micro_batches} micro-batches each: {counts['output']} layer outputs, the "
+            f"loss, {counts['gradient']} gradients and {counts['weight']} weights and buffers compared after each.",
+            *self.remarks,
+        ]
+        if self.first is None:
+            closest = max(self.differences, key=lambda d: d.largest / d.allowed if d.allowed else 0.0)
+            lines.append(f"They agree. Nearest to its tolerance: {closest}.")
+        else:
+            lines.append(f"They diverge. First: {self.first}.")
+        return "\n".join(lines)
+
+
+_KINDS = ("output", "loss", "gradient", "weight")
+# Results of one update: kind -> name -> tensor.
+Results = Dict[str, Dict[str, torch.Tensor]]
+
+
+def compare_training(
+    factory: Callable[[], Any],
+    steps: int = 3,
+    *,
+    gradient_accumulation_steps: int = 1,
+    replication_factor: int = 1,
+    half: bool = False,
+    tolerance: Optional[float] = None,
+) -> ParityReport:
+    """Train for some updates natively and on the device, and compare everything they compute.
+
+    The factory is called twice; the second model and optimizer get the state of the first ones. Dropout is switched off
+    on both sides, because their random numbers differ.
+
+    Args:
+        factory: Returns what `Setup` describes.
+        steps: Weight updates.
+        gradient_accumulation_steps: Micro-batches per update and replica.
+        replication_factor: Replicas on the device.
+        half: Multiply in half precision on the device, as `amp_mode="amp"` does; natively all stays as it is.
+        tolerance: Part of the largest value that results may differ by; by default one for each type.
+
+    Raises:
+        ParityError: The factory returns something else, the same model twice, no batches, or a random model.
+    """
+    native, device = Setup.of(factory()), Setup.of(factory())
+    if native.model is device.model:
+        raise ParityError("The factory returned the same model twice; it must make a new one at each call.")
+    device.model.load_state_dict(native.model.state_dict())
+    device.optimizer.load_state_dict(copy.deepcopy(native.optimizer.state_dict()))
+    batches = list(native.batches)
+    if not batches:
+        raise ParityError("The factory's batches are empty.")
+    _switch_off_dropout(device.model)
+    remarks = [*_switch_off_dropout(native.model), *_incomparable_buffers(native.model, replication_factor)]
+    native.model.train()
+    _refuse_random(native.model, _split_batch(batches[0])[0])
+    count = gradient_accumulation_steps * replication_factor
+    endless = itertools.cycle(batches)
+    updates = [[next(endless) for _ in range(count)] for _ in range(steps)]
+    expected = _run_natively(native, updates, replication_factor == 1)
+    found = _run_on_device(device, updates, gradient_accumulation_steps, replication_factor, half)
+    differences: List[Difference] = []
+    for step, (mine, theirs) in enumerate(zip(expected, found), start=1):
+        differences += _differences(step, mine, theirs, half, tolerance)
+    return ParityReport(tuple(differences), steps, count, tuple(remarks))
+
+
+def _run_natively(setup: Setup, updates: Sequence[Sequence[Any]], with_statistics: bool) -> Iterator[Results]:
+    for update in updates:
+        setup.optimizer.zero_grad()
+        outputs: Dict[str, List[torch.Tensor]] = {}
+        losses = []
+        for batch in update:
+            x, y = _split_batch(batch)
+            with LayerOutputs(setup.model) as layers:
+                prediction = setup.model(x)
+            loss = find_loss(prediction) if setup.loss_fn is None else setup.loss_fn(prediction, y)
+            (loss / len(update)).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach().reshape(()))
+            for name, tensor in layers.outputs.items():
+                outputs.setdefault(name, []).append(tensor)
+        setup.optimizer.step()
+        yield {
+            "output": {name: _joined(tensors) for name, tensors in outputs.items()},
+            "loss": {"the batch": torch.stack(losses).mean()},
+            **_trained(setup.model, with_statistics),
+        }
+
+
+def _run_on_device(
+    setup: Setup, updates: Sequence[Sequence[Any]], accumulation: int, replicas: int, half: bool
+) -> List[Results]:
+    names: List[str] = []
+    results: List[Results] = []
+
+    def observed(model: nn.Module, x: Any) -> Any:
+        with LayerOutputs(model) as layers:
+            prediction = model(x)
+        names[:] = layers.outputs
+        return (prediction, *layers.outputs.values())
+
+    options = backend.poptorch().Options()
+    if replicas > 1 and next(setup.model.buffers(), None) is not None:
+        options.broadcastBuffers(False)
+    trainer = create_ipu_trainer(
+        setup.model,
+        setup.optimizer,
+        _OnPrediction(setup.loss_fn),
+        model_fn=observed,
+        output_transform=lambda x, y, y_pred, loss: (y_pred[1:], loss),
+        gradient_accumulation_steps=accumulation,
+        replication_factor=replicas,
+        amp_mode="amp" if half else None,
+        options=options,
+    )
+    Gradients().attach(trainer)
+
+    def keep(engine: Any) -> None:
+        outputs, loss = engine.state.output
+        results.append(
+            {"output": dict(zip(names, outputs)), "loss": {"the batch": loss}, **_trained(setup.model, replicas == 1)},
+        )
+
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, keep)
+    try:
+        trainer.run([join_rows(list(update)) for update in updates], max_epochs=1)
+    finally:
+        trainer.ipu.close()
+    return results
+
+
+class _OnPrediction(nn.Module):
+    """The loss of the first part of an output, which the outputs of layers follow."""
+
+    def __init__(self, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]]) -> None:
+        super().__init__()
+        self.loss_fn = loss_fn
+
+    def forward(self, output: Any, y: Any) -> torch.Tensor:
+        return find_loss(output[0]) if self.loss_fn is None else self.loss_fn(output[0], y)
+
+
+def _trained(model: nn.Module, with_statistics: bool) -> Results:
+    """Return copies of gradients and weights, as they are on the host."""
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    weights = {**dict(model.named_parameters()), **(buffers if with_statistics else {})}
+    return {
+        "gradient": {name: gradient.detach().clone() for name, gradient in gradients.items() if gradient is not None},
+        "weight": {name: tensor.detach().clone() for name, tensor in weights.items()},
+    }
+
+
+def _differences(
+    step: int, native: Results, device: Results, half: bool, tolerance: Optional[float]
+) -> Iterator[Difference]:
+    for kind in _KINDS:
+        # Gradients flow backwards: the first that diverges is the last layer's.
+        names = list(native[kind])
+        for name in reversed(names) if kind == "gradient" else names:
+            found = device[kind].get(name)
+            if found is None:
+                yield Difference(step, kind, name, "missing on the device", math.inf, 0.0, 0.0)
+                continue
+            yield _difference(step, kind, name, native[kind][name], found, half, tolerance)
+
+
+def _difference(
+    step: int, kind: str, name: str, native: torch.Tensor, device: torch.Tensor, half: bool, tolerance: Optional[float]
+) -> Difference:
+    dtype = str(device.dtype).replace("torch.", "")
+    if device.shape != native.shape and native.dim() == device.dim() and not native.shape[0] % device.shape[0]:
+        # A result that does not depend on the batch comes back once for all micro-batches.
+        device = torch.cat([device] * (native.shape[0] // device.shape[0]))
+    if device.shape != native.shape:
+        shapes = f"{dtype} of shape {tuple(device.shape)} instead of {tuple(native.shape)}"
+        return Difference(step, kind, name, shapes, math.inf, 0.0, 0.0)
+    relative, floor = TOLERANCES.get(torch.float16 if half else device.dtype, (0.0, 0.0))
+    if tolerance is not None and device.dtype.is_floating_point:
+        relative = tolerance
+    mine, theirs = native.double(), device.double()
+    both_nan = torch.isnan(mine) & torch.isnan(theirs)
+    apart = torch.where(both_nan | (mine == theirs), 0.0, (mine - theirs).abs()).nan_to_num(nan=math.inf)
+    largest = apart.max().item() if apart.numel() else 0.0
+    finite = mine[torch.isfinite(mine)].abs()
+    scale = finite.max().item() if finite.numel() else 0.0
+    return Difference(step, kind, name, dtype, largest, relative * scale + floor, scale)
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(list(tensors)) if tensors[0].dim() else torch.stack(list(tensors))
+
+
+def _switch_off_dropout(model: nn.Module) -> List[str]:
+    kinds = nn.modules.dropout._DropoutNd
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds) and module.p]
+    for module in model.modules():
+        if isinstance(module, kinds):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):  # recurrent layers and attention
+            setattr(module, "dropout", 0.0)  # noqa: B010
+    return [f"Dropout is switched off on both sides: {', '.join(names)}."] if names else []
+
+
+def _incomparable_buffers(model: nn.Module, replicas: int) -> List[str]:
+    """Return what of a model's buffers the device keeps in another way."""
+    counters = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
+    remarks = [f"Integers are constants of a compiled program, left out: {', '.join(counters)}."] if counters else []
+    if replicas > 1 and any(buffer.is_floating_point() for buffer in model.buffers()):
+        remarks.append("Every replica has buffers of its own (broadcastBuffers is off): they are left out.")
+    return remarks
+
+
+def _refuse_random(model: nn.Module, x: Any) -> None:
+    """Refuse a model whose outputs differ between two calls with different random states."""
+    calls = []
+    for seed in (0, 1):
+        # A copy: batch normalisation counts calls in training mode.
+        twin = copy.deepcopy(model)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), LayerOutputs(twin) as layers:
+            torch.manual_seed(seed)
+            twin(x)
+        calls.append(layers.outputs)
+    for name, output in calls[0].items():
+        other = calls[1].get(name)
+        if other is None or not torch.equal(output.nan_to_num(), other.nan_to_num()):
+            raise ParityError(
+                f"The output of {name} depends on random numbers, which the device draws differently, so it cannot "
+                "be compared. Have the factory switch that off."
+            )

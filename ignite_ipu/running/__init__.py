@@ -1,0 +1,9 @@
+"""Running an unmodified GPU script on IPUs: what it asks of CUDA, Ignite and PyTorch is substituted while it runs."""
+
+from __future__ import annotations
+
+from ignite_ipu.running.errors import RunError
+from ignite_ipu.running.journal import Substitution
+from ignite_ipu.running.script import run_script
+
+__all__ = ["RunError", "Substitution", "run_script"]

@@ -1,0 +1,66 @@
+"""`ignite-ipu run SCRIPT ARGS...`: run an unmodified GPU script on IPUs.
+
+Exit codes: the script's own; 1 when it ends with an exception of its own; 2 when something in it cannot be mapped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from types import TracebackType
+from typing import Optional
+
+from ignite_ipu.cli import UserError
+from ignite_ipu.running.script import run_script
+
+__all__ = ["add_arguments", "main"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `ignite-ipu run` takes."""
+    parser.add_argument("--quiet", action="store_true", help="do not list what is substituted")
+    parser.add_argument(
+        "--replication-factor", type=int, metavar="N", help="train with N replicas of the model, each on its own IPUs"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the Python script to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's arguments")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the script; return its exit code."""
+    logger = logging.getLogger("ignite_ipu.running")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("ignite-ipu: %(message)s"))
+    level, propagate = logger.level, logger.propagate
+    if not args.quiet:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    try:
+        run_script(args.script, args.arguments, replication_factor=args.replication_factor)
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exception(type(error), error, _from_the_script(error.__traceback__))
+        return 1
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+    return 0
+
+
+def _from_the_script(trace: Optional[TracebackType]) -> Optional[TracebackType]:
+    """Leave out the frames between this command and the script."""
+    found = trace
+    while found is not None:
+        file = found.tb_frame.f_code.co_filename
+        if not file.startswith((_PACKAGE, "<frozen")) and os.path.basename(file) != "runpy.py":
+            return found
+        found = found.tb_next
+    return trace

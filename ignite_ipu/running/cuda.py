@@ -1,0 +1,122 @@
+"""`torch.cuda` as a script sees it: there is one device, and what is done to it happens elsewhere.
+
+Only calls from the script's own lines are answered so. A library that asks gets the true answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Callable, Dict
+
+import torch
+
+from ignite_ipu.running.journal import Journal
+from ignite_ipu.running.ownership import ScriptCode
+from ignite_ipu.running.patches import Patches
+
+__all__ = ["ANSWERS", "IGNORED", "REFUSED", "substitute_cuda"]
+
+ANSWERS: Dict[str, Any] = {
+    "is_available": True,
+    "is_initialized": True,
+    "device_count": 1,
+    "current_device": 0,
+    "get_device_name": "IPU",
+    "is_bf16_supported": False,
+}
+IGNORED = (
+    "init",
+    "set_device",
+    "synchronize",
+    "empty_cache",
+    "manual_seed",
+    "manual_seed_all",
+    "ipc_collect",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_accumulated_memory_stats",
+)
+REFUSED: Dict[str, str] = {
+    **dict.fromkeys(
+        [
+            "memory_allocated",
+            "max_memory_allocated",
+            "memory_reserved",
+            "max_memory_reserved",
+            "memory_summary",
+            "memory_stats",
+            "mem_get_info",
+            "memory_cached",
+            "max_memory_cached",
+        ],
+        "an IPU's memory is planned when a program is compiled, so there is no such number. Remove the call; "
+        "`ignite-ipu plan` estimates it",
+    ),
+    **dict.fromkeys(
+        ["current_stream", "default_stream", "set_stream", "stream", "make_graphed_callables"],
+        "an IPU runs one compiled program and has no streams. Remove it",
+    ),
+    **dict.fromkeys(
+        ["get_device_properties", "get_device_capability"], "they are a GPU's. Remove the question or its use"
+    ),
+    **dict.fromkeys(
+        ["get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all"],
+        "random numbers are drawn on the device. Seed the run with torch.manual_seed",
+    ),
+}
+
+
+def substitute_cuda(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+    """Answer the script's questions to `torch.cuda` and `torch.accelerator` as if an IPU were a GPU."""
+
+    def replace(module: Any, prefix: str, name: str, make: Callable[[Any, str], Any]) -> None:
+        original = getattr(module, name, None)
+        if callable(original):
+            patches.set(module, name, make(original, f"{prefix}.{name}()"))
+
+    def answering(answer: Any) -> Callable[[Any, str], Any]:
+        return lambda original, text: _answering(original, text, answer, code, journal)
+
+    def refusing(reason: str) -> Callable[[Any, str], Any]:
+        return lambda original, text: _refusing(original, text, reason, code, journal)
+
+    for name, answer in ANSWERS.items():
+        replace(torch.cuda, "torch.cuda", name, answering(answer))
+    for name in IGNORED:
+        replace(torch.cuda, "torch.cuda", name, answering(None))
+    for name, reason in REFUSED.items():
+        replace(torch.cuda, "torch.cuda", name, refusing(reason))
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None:
+        for name, answer in (
+            ("is_available", True),
+            ("device_count", 1),
+            ("current_accelerator", torch.device("cuda")),
+            ("synchronize", None),
+        ):
+            replace(accelerator, "torch.accelerator", name, answering(answer))
+
+
+def _answering(original: Any, text: str, answer: Any, code: ScriptCode, journal: Journal) -> Any:
+    @functools.wraps(original)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        line = code.line_of(sys._getframe(1))
+        if line is None:
+            return original(*args, **kwargs)
+        journal.note(line, text, "left out" if answer is None else repr(answer))
+        return answer
+
+    return ask
+
+
+def _refusing(original: Any, text: str, reason: str, code: ScriptCode, journal: Journal) -> Any:
+    @functools.wraps(original)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        line = code.line_of(sys._getframe(1))
+        if line is None:
+            return original(*args, **kwargs)
+        raise journal.refuse(line, text, f"{reason}.")
+
+    return refuse

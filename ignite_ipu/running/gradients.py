@@ -1,0 +1,160 @@
+"""Gradients in a captured loop: clipping by norm becomes part of the device step, and nothing else can see them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from typing import Any, Callable, List, Optional
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred import CapturedModel
+from ignite_ipu.deferred.model import parameter_of
+from ignite_ipu.running.journal import Journal
+from ignite_ipu.running.ownership import ScriptCode
+from ignite_ipu.running.patches import Patches
+
+__all__ = ["substitute_gradients"]
+
+_NOT_READERS = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__))
+)
+
+
+def substitute_gradients(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+    """Compile clipping by norm into captured steps, and refuse to read gradients of captured models."""
+    gradients = _Gradients(code, journal)
+    clip = gradients.clip(nn.utils.clip_grad_norm_)
+    patches.set(nn.utils, "clip_grad_norm_", clip)
+    patches.set(nn.utils.clip_grad, "clip_grad_norm_", clip)
+    patches.set(CapturedModel, "step", gradients.step(CapturedModel.step))
+    # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
+    torch.overrides.get_default_nowrap_functions()
+    patches.set(torch.Tensor, "grad", gradients.attribute(torch.Tensor.grad))
+
+
+class _Gradients:
+    """Makes the substitutes.
+
+    Args:
+        code: What is the script's own.
+        journal: Where substitutions go.
+    """
+
+    def __init__(self, code: ScriptCode, journal: Journal) -> None:
+        self._code = code
+        self._journal = journal
+        # Models whose gradients are clipped, and whether they were since the last update.
+        self._clipped: weakref.WeakKeyDictionary[CapturedModel, bool] = weakref.WeakKeyDictionary()
+
+    def clip(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+            tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            line = self._code.current_line()
+            models = {owner[0] for owner in map(parameter_of, tensors) if owner is not None}
+            if not models and self._code.line_of(sys._getframe(1)) is None:
+                return original(tensors, max_norm, norm_type, *args, **kwargs)
+            self._compile_in(models, tensors, float(max_norm), float(norm_type), line)
+            return _UnknownNorm(self._journal, self._code)
+
+        return clip_grad_norm_
+
+    def step(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def step(capture: CapturedModel) -> None:
+            if self._clipped.get(capture) is False:
+                raise self._journal.refuse(
+                    self._code.current_line(),
+                    "this update",
+                    "gradients were clipped for earlier updates and not for this one, and clipping is compiled in. "
+                    "Clip for every update or for none.",
+                )
+            original(capture)
+            if capture in self._clipped:
+                self._clipped[capture] = False
+
+        return step
+
+    def attribute(self, original: Any) -> property:
+        def read(tensor: Any) -> Any:
+            value = original.__get__(tensor)
+            if value is None and parameter_of(tensor) is not None and not _may_look(sys._getframe(1)):
+                raise self._journal.refuse(
+                    self._code.current_line(),
+                    "parameter.grad",
+                    "gradients exist inside the device's step alone. To clip them use "
+                    "torch.nn.utils.clip_grad_norm_ over all of the model's parameters; leave updates to an optimizer.",
+                )
+            return value
+
+        def write(tensor: Any, value: Any) -> None:
+            owner = parameter_of(tensor)
+            if owner is not None and not _may_look(sys._getframe(1)):
+                if value is not None:
+                    raise self._journal.refuse(
+                        self._code.current_line(), "parameter.grad = ...", "the device computes gradients itself."
+                    )
+                owner[0].zero_grad()
+            original.__set__(tensor, value)
+
+        return property(read, write, original.__delete__)
+
+    def _compile_in(
+        self, models: Any, tensors: List[torch.Tensor], max_norm: float, norm_type: float, line: Any
+    ) -> None:
+        what = "clip_grad_norm_()"
+        if len(models) != 1:
+            raise self._journal.refuse(line, what, "it has to get the parameters of one model that a loop trains.")
+        (capture,) = models
+        if norm_type != 2.0:
+            raise self._journal.refuse(line, what, f"norm_type={norm_type}: the device clips by the 2-norm alone.")
+        given = {id(tensor) for tensor in tensors}
+        trained = {name for name, p in capture.session.model.named_parameters() if _trains(p)}
+        missing = [name for name, p in capture.session.model.named_parameters() if _trains(p) and id(p) not in given]
+        if missing:
+            raise self._journal.refuse(
+                line,
+                what,
+                f"it clips {len(trained) - len(missing)} of the model's {len(trained)} trained parameters, without "
+                f"{missing[0]}; the device clips all of them together.",
+            )
+        training = capture.training
+        if training.prepared and training.max_grad_norm != max_norm:
+            before = "not clipped" if training.max_grad_norm is None else f"clipped to {training.max_grad_norm}"
+            raise self._journal.refuse(
+                line, what, f"the norm is {max_norm} now and gradients were {before} when the step was compiled."
+            )
+        training.max_grad_norm = max_norm
+        self._clipped[capture] = True
+        self._journal.note(line, f"{what[:-2]}(..., {max_norm})", "part of the device step")
+
+
+class _UnknownNorm:
+    """What clipping returns: a norm that stays on the device."""
+
+    def __init__(self, journal: Journal, code: ScriptCode) -> None:
+        self.__dict__.update(journal=journal, code=code)
+
+    def _refuse(self, *args: Any) -> Any:
+        raise self.__dict__["journal"].refuse(
+            self.__dict__["code"].current_line(), "the gradients' norm", "it stays on the device. Do not use it."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return self._refuse()
+
+    __float__ = __int__ = __bool__ = __format__ = __str__ = __lt__ = __gt__ = __le__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+
+
+def _trains(parameter: Any) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return bool(parameter.requires_grad)
+
+
+def _may_look(frame: Optional[Any]) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(_NOT_READERS)

@@ -1,0 +1,191 @@
+"""Training loops written out: models and optimizers are captured as the script calls them.
+
+Nothing a script trains or evaluates runs on the host: a call of a module with weights records a step or runs an
+inference program, and an update that no captured step makes is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+import torch.utils.data
+from torch import nn
+
+from ignite_ipu.deferred import CapturedModel, CaptureSettings, DeferredTensor, capture_model, capture_optimizer
+from ignite_ipu.deferred.optimizer import release_optimizer
+from ignite_ipu.deferred.step import native, natively
+from ignite_ipu.deferred.structure import put_together, take_apart
+from ignite_ipu.running.gradients import substitute_gradients
+from ignite_ipu.running.journal import Journal
+from ignite_ipu.running.ownership import ScriptCode
+from ignite_ipu.running.patches import Patches
+
+__all__ = ["substitute_loops"]
+
+_OURS = ("ignite_ipu.", "poptorch.")
+
+
+def substitute_loops(
+    patches: Patches, code: ScriptCode, journal: Journal, replication_factor: Optional[int] = None
+) -> None:
+    """Capture the models and optimizers that the script uses, until the patches are undone.
+
+    Args:
+        patches: Where the replaced attributes are kept.
+        code: What is the script's own.
+        journal: Where substitutions go.
+        replication_factor: Replicas that share the micro-batches of an update.
+    """
+    loops = _Loops(code, journal, CaptureSettings(replication_factor=replication_factor))
+    patches.on_undo(loops.release)
+    patches.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
+    patches.set(CapturedModel, "call", loops.captured_call(CapturedModel.call))
+    patches.set(torch.optim.Optimizer, "__init__", loops.optimizer(torch.optim.Optimizer.__init__))
+    patches.set(torch.Tensor, "backward", loops.host_backward(torch.Tensor.backward))
+    patches.set(DeferredTensor, "backward", loops.backward(DeferredTensor.backward))
+    substitute_gradients(patches, code, journal)
+
+
+class _Loops:
+    """What a script's loops consist of.
+
+    Args:
+        code: What is the script's own.
+        journal: Where substitutions go.
+        settings: How steps are compiled.
+    """
+
+    def __init__(self, code: ScriptCode, journal: Journal, settings: CaptureSettings) -> None:
+        self._code = code
+        self._journal = journal
+        self._settings = settings
+        self._models: List[weakref.ref[CapturedModel]] = []
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+
+    def release(self) -> None:
+        """Give models and optimizers back as the ordinary ones they were, with the newest weights."""
+        for reference in self._models:
+            model = reference()
+            if model is not None:
+                model.close()
+        for optimizer, hook in list(self._optimizers.items()):
+            hook.remove()
+            release_optimizer(optimizer)
+
+    def module_call(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if native():
+                return original(module, *args, **kwargs)
+            if type(module).__module__.startswith(_OURS):
+                # What PopTorch compiles: the models in it are traced as they are.
+                with natively():
+                    return original(module, *args, **kwargs)
+            if next(module.parameters(), None) is None or torch.utils.data.get_worker_info() is not None:
+                return original(module, *args, **kwargs)
+            self._capture(module)
+            return module(*args, **kwargs)
+
+        return __call__
+
+    def captured_call(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def call(capture: CapturedModel, args: Any, kwargs: Any) -> Any:
+            model = capture.session.model
+            training = torch.is_grad_enabled() and model.training
+            became = "recorded for the device step of backward() and step()" if training else "an inference program"
+            self._journal.note(self._code.current_line(), f"{type(model).__name__}()", became)
+            if not torch.is_inference_mode_enabled():
+                return original(capture, args, kwargs)
+            # A tracer has to see what happens to tensors, which inference mode does not record.
+            with torch.inference_mode(False), torch.no_grad():
+                return original(capture, *_recordable((args, kwargs)))
+
+        return call
+
+    def optimizer(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if type(optimizer).__module__.startswith(_OURS):
+                return
+            self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._refuse_host_step)
+            capture_optimizer(optimizer)
+
+        return __init__
+
+    def host_backward(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            line = self._code.line_of(sys._getframe(1))
+            if line is None:
+                return original(tensor, *args, **kwargs)
+            raise self._journal.refuse(
+                line,
+                "backward()",
+                "this tensor was not computed by a model in training mode with gradients enabled, so it would run on "
+                "the host. Call the model in training mode (to freeze a layer, put that layer in evaluation mode).",
+            )
+
+        return backward
+
+    def backward(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._pending()
+            original(tensor, *args, **kwargs)
+            line = self._code.current_line()
+            for capture, losses in self._pending().items():
+                if losses == before.get(capture, 0):
+                    continue
+                self._journal.note(line, "backward()", "part of the device step")
+                if self._optimizer_of(capture) is None:
+                    raise self._journal.refuse(
+                        line,
+                        "backward()",
+                        f"no optimizer of torch.optim holds the weights of {type(capture.session.model).__name__}, so "
+                        "they are updated by hand, and the device does not return gradients. Use an optimizer.",
+                    )
+
+        return backward
+
+    def _capture(self, module: nn.Module) -> None:
+        capture = capture_model(module, self._settings)
+        self._models.append(weakref.ref(capture))
+
+    def _pending(self) -> Dict[CapturedModel, int]:
+        alive = [reference() for reference in self._models]
+        return {capture: len(capture.pending) for capture in alive if capture is not None}
+
+    def _optimizer_of(self, capture: CapturedModel) -> Optional[torch.optim.Optimizer]:
+        own = {id(parameter) for parameter in capture.session.model.parameters()}
+        for optimizer in list(self._optimizers):
+            if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+                return optimizer
+        return None
+
+    def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        line = self._code.current_line()
+        name = type(optimizer).__name__
+        if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
+            reason = (
+                "it evaluates the loss several times through a closure, which a compiled step cannot. Use SGD, Adam, "
+                "AdamW or RMSprop, and call backward and step() without a closure."
+            )
+        else:
+            reason = (
+                "no captured step computed its gradients, so the update would run on the host. Call the model that "
+                "holds its parameters, and backward() on the loss."
+            )
+        raise self._journal.refuse(line, f"{name}.step()", reason)
+
+
+def _recordable(value: Any) -> Any:
+    """Return nested values with copies of the tensors that were made in inference mode."""
+    leaves: List[Any] = []
+    structure = take_apart(value, leaves)
+    return put_together(structure, [leaf.clone() if leaf.is_inference() else leaf for leaf in leaves])

@@ -1,0 +1,89 @@
+"""Calls that no IPU program can stand in for, refused at the line that makes them; and some that need nothing."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Callable, Tuple
+
+import torch
+import torch.distributed
+from torch import nn
+
+from ignite_ipu.running.journal import Journal
+from ignite_ipu.running.ownership import ScriptCode
+from ignite_ipu.running.patches import Patches
+
+__all__ = ["refuse_unmappable"]
+
+_REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
+_CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
+    (nn.parallel.DistributedDataParallel, "__init__", "DistributedDataParallel", f"remove the wrapper: {_REPLICAS}"),
+    (nn.DataParallel, "__init__", "DataParallel", f"remove the wrapper: {_REPLICAS}"),
+    (
+        nn.Module,
+        "share_memory",
+        "module.share_memory()",
+        "an IPU's weights are on the device, where other processes cannot write into them (Hogwild). Train in one "
+        f"process: {_REPLICAS}",
+    ),
+    (torch.autograd, "grad", "torch.autograd.grad()", "gradients exist inside the device's step alone."),
+    (torch.autograd, "backward", "torch.autograd.backward()", "call backward() on the loss."),
+    (
+        nn.utils,
+        "clip_grad_value_",
+        "clip_grad_value_()",
+        "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_.",
+    ),
+)
+
+
+def refuse_unmappable(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+    """Refuse, at the script's own lines, what would train another way than it says."""
+    for owner, name, what, reason in _CALLS:
+        patches.set(owner, name, _refusing(getattr(owner, name), what, reason, code, journal))
+    # Known by more than one name.
+    patches.set(nn.utils.clip_grad, "clip_grad_value_", nn.utils.clip_grad_value_)
+    if torch.distributed.is_available():
+        original = torch.distributed.init_process_group
+        patches.set(torch.distributed, "init_process_group", _process_group(original, code, journal))
+    if hasattr(torch, "compile"):
+        patches.set(torch, "compile", _compile(torch.compile, code, journal))
+
+
+def _refusing(original: Callable[..., Any], what: str, reason: str, code: ScriptCode, journal: Journal) -> Any:
+    @functools.wraps(original)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        line = code.line_of(sys._getframe(1))
+        if line is None:
+            return original(*args, **kwargs)
+        raise journal.refuse(line, what, reason)
+
+    return refuse
+
+
+def _process_group(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
+    @functools.wraps(original)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        line = code.line_of(sys._getframe(1))
+        if line is not None and "gloo" not in str(backend):
+            raise journal.refuse(
+                line,
+                f"init_process_group({backend!r})",
+                f"DistributedDataParallel trains on GPUs that this backend connects; {_REPLICAS}",
+            )
+        return original(backend, *args, **kwargs)
+
+    return init_process_group
+
+
+def _compile(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
+    @functools.wraps(original)
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        line = code.line_of(sys._getframe(1))
+        if line is None:
+            return original(model, **kwargs)
+        journal.note(line, "torch.compile()", "left out: the program is compiled for the IPU")
+        return (lambda function: function) if model is None else model
+
+    return compile
