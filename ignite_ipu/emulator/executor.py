@@ -79,6 +79,10 @@ class PoplarExecutor:
             return TopLevelParameter(value, attr, self)
         return value
 
+    def __deepcopy__(self, memo: Any) -> PoplarExecutor:
+        # In PopTorch the copy looks its own attributes up without end.
+        raise RecursionError("An executor cannot be deep-copied: copy the model's state_dict() and wrap another model.")
+
     def __repr__(self) -> str:
         from ignite_ipu.emulator.annotations import module_repr
 
@@ -184,7 +188,7 @@ class PoplarExecutor:
         if self._program is not None:
             logger.warning("Call to compile() ignored: the model is already compiled.")
             return
-        self._compile(self._bind(args, kwargs))
+        self._compile(self._signature.bind(args, kwargs))
 
     def getTensorNames(self) -> List[str]:
         """Return the names of the compiled graph's tensors, weight gradients included when training.
@@ -232,7 +236,7 @@ class PoplarExecutor:
         """
         if self._options.connection_type == ConnectionType.Never:
             raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
-        arguments = self._bind(args, kwargs)
+        arguments = self._signature.bind(args, kwargs)
         program = self._program
         if program is None:
             program = self._compile(arguments)
@@ -382,9 +386,6 @@ class PoplarExecutor:
             self._transfer.write_back(graph.written_inputs, inputs, given)
         self._after_run(program, outputs, time.perf_counter() - started)
         return program.returned(outputs)
-
-    def _bind(self, args: Any, kwargs: Any) -> Arguments:
-        return self._signature.bind(args, kwargs)
 
     def _compiled(self, what: str) -> Program:
         if self._program is None:
