@@ -34,8 +34,8 @@ def refuse_unsupported(
         )
     if amp_mode not in (None, "amp"):
         raise UnsupportedArgumentError(
-            f"amp_mode={amp_mode!r}: it means a library for another device. Use \"amp\", which runs matrix products and "
-            "convolutions in half precision, or call model.half() and convert the inputs in the data set."
+            f'amp_mode={amp_mode!r}: it means a library for another device. Use "amp", which runs matrix products '
+            "and convolutions in half precision, or call model.half() and convert the inputs in the data set."
         )
     if scaler:
         raise UnsupportedArgumentError(

@@ -64,8 +64,9 @@ class AveragesStep(BatchStep):
                 values = function(y_pred, y)
                 if tuple(values.shape) != tuple(counted.shape):
                     raise BatchError(
-                        f"The average {name!r} got values of shape {tuple(values.shape)} for {counted.shape[0]} samples. "
-                        "Return one number per sample, for example F.cross_entropy(y_pred, y, reduction='none')."
+                        f"The average {name!r} got values of shape {tuple(values.shape)} for "
+                        f"{counted.shape[0]} samples. Return one number per sample, for example "
+                        "F.cross_entropy(y_pred, y, reduction='none')."
                     )
                 sums.append((values.float() * counted).sum())
         return torch.stack(sums).unsqueeze(0)
@@ -105,8 +106,8 @@ def create_ipu_averages_evaluator(
 ) -> IPUEngine:
     """Create an evaluator whose metrics are averages that the device sums up, for few bytes and little host time.
 
-    Metrics that are means over samples can be had this way: accuracy, losses, mean errors. `state.output` holds the sums
-    of one call and `samples`, how many samples they are of; predictions do not come back::
+    Metrics that are means over samples can be had this way: accuracy, losses, mean errors. `state.output` holds the
+    sums of one call and `samples`, how many samples they are of; predictions do not come back::
 
         evaluator = create_ipu_averages_evaluator(
             model,

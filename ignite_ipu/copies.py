@@ -12,6 +12,8 @@ from typing import Any, Dict
 import torch
 from torch import nn
 
+_GRADIENT: Any = torch.Tensor.__dict__.get("grad", torch._C.TensorBase.__dict__.get("grad"))
+
 __all__ = ["copy_as_ordinary_tensors", "unwrap_tensors"]
 
 
@@ -25,7 +27,7 @@ def copy_as_ordinary_tensors(model: nn.Module) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         wrapped = type(tensor)
         if wrapped not in (torch.Tensor, nn.Parameter):
-            wrapped.__deepcopy__ = _ordinary_copy  # type: ignore[method-assign, assignment]
+            wrapped.__deepcopy__ = _ordinary_copy  # type: ignore[method-assign]
 
 
 def unwrap_tensors(model: nn.Module) -> None:
@@ -47,7 +49,7 @@ def _ordinary_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
     # Looking up __deepcopy__ has fetched newer weights from the device, as every access to a wrapped tensor does.
     with torch._C.DisableTorchFunctionSubclass():
         ordinary = torch.Tensor.detach(tensor).clone().as_subclass(torch.Tensor)
-        gradient = torch.Tensor.grad.__get__(tensor)  # type: ignore[attr-defined]
+        gradient = _GRADIENT.__get__(tensor)
         needs_gradient = torch.Tensor.requires_grad.__get__(tensor)  # type: ignore[attr-defined]
     if isinstance(tensor, nn.Parameter):
         ordinary = nn.Parameter(ordinary, needs_gradient)

@@ -1,7 +1,7 @@
 """What an engine has done so far, counted in weight updates, micro-batches and samples, and events for each.
 
-One iteration is one device call, which makes several weight updates and consumes many micro-batches. A schedule that was
-written per optimizer step or per batch of a GPU script keeps its length when it is attached to the event of its unit::
+One iteration is one device call, which makes several weight updates and consumes many micro-batches. A schedule that
+was written per optimizer step or per batch of a GPU script keeps its length when it is attached to its unit's event::
 
     trainer.add_event_handler(CountEvents.WEIGHT_UPDATE_COMPLETED, scheduler)
     trainer.add_event_handler(CountEvents.SAMPLES_COMPLETED(every=100_000), evaluate)
@@ -33,15 +33,23 @@ class CountEvents(EventEnum):
     MICRO_BATCH_COMPLETED = "micro_batch_completed"
     SAMPLES_COMPLETED = "samples_completed"
 
-    def __call__(self, event_filter: Optional[Callable[[Engine, int], bool]] = None, every: Any = None, **kw: Any) -> Any:
+    def __call__(
+        self,
+        event_filter: Optional[Callable[..., Any]] = None,
+        every: Optional[int] = None,
+        once: Any = None,
+        before: Optional[int] = None,
+        after: Optional[int] = None,
+    ) -> Any:
         """Return the event with a filter, as Ignite's events do.
 
         Raises:
             ValueError: Both filters are given, or `every` is no positive integer.
         """
-        if self is not CountEvents.SAMPLES_COMPLETED or every is None or event_filter is not None or kw:
-            return super().__call__(event_filter, every, **kw)
-        super().__call__(every=every, **kw)  # refuses what Ignite's events refuse
+        event = super().__call__(event_filter, every, once, before, after)
+        others = (event_filter, once, before, after)
+        if self is not CountEvents.SAMPLES_COMPLETED or every is None or any(other is not None for other in others):
+            return event
         return super().__call__(_passes_multiple(every))
 
 
@@ -99,7 +107,7 @@ class Counts:
         geometry = self._geometry()
         if geometry is None:
             return
-        state = engine.state
+        state: Any = engine.state
         state.samples += geometry.global_batch_size
         state.samples_per_call = geometry.global_batch_size
         # Handlers of the iteration that come later ask for the last event, to know which step they are at.
@@ -125,6 +133,7 @@ def _fire_each(engine: Engine, event: CountEvents, name: str, times: int) -> Non
 
 def _passes_multiple(every: int) -> Callable[[Engine, int], bool]:
     def passes(engine: Engine, samples: int) -> bool:
-        return samples // every > (samples - engine.state.samples_per_call) // every
+        per_call: int = getattr(engine.state, "samples_per_call")  # noqa: B009  (not declared by Ignite's State)
+        return samples // every > (samples - per_call) // every
 
     return passes

@@ -1,7 +1,7 @@
 """`ignite-ipu launch`: one program in several processes, each with its own IPUs.
 
-On a Pod PopRun starts the processes and hands out the IPUs. Elsewhere torch's elastic launcher starts them, each with an
-emulator of its own. Both are other people's programs: this one writes their command lines.
+On a Pod PopRun starts the processes and hands out the IPUs. Elsewhere torch's elastic launcher starts them, each with
+an emulator of its own. Both are other people's programs: this one writes their command lines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replicas", type=_positive, metavar="M", help="replicas of all processes together (default: one each)"
     )
     parser.add_argument("--ipus-per-replica", type=_positive, default=1, metavar="K", help="IPUs of one replica")
-    parser.add_argument("--hosts", default="", metavar="HOST,...", help="machines of a Pod to spread the processes over")
+    parser.add_argument(
+        "--hosts", default="", metavar="HOST,...", help="machines of a Pod to spread the processes over"
+    )
     parser.add_argument(
         "--restarts",
         type=int,

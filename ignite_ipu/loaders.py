@@ -305,8 +305,8 @@ def _check_batch_size(batch_sampler: Any, size: int) -> None:
     wanted = getattr(batch_sampler, "batch_size", size)
     if wanted != size:
         raise LoaderError(
-            f"The loader's batch size was changed from {size} to {wanted}, but a compiled model has micro-batches of one "
-            "size. Keep it; to use more samples per weight update, train on with a new trainer that has a larger "
+            f"The loader's batch size was changed from {size} to {wanted}, but a compiled model has micro-batches of "
+            "one size. Keep it; to use more samples per weight update, train on with a new trainer that has a larger "
             "gradient_accumulation_steps."
         )
 

@@ -52,9 +52,9 @@ def describe_processes(options: Any) -> None:
         )
     if described != 1 or not backend.is_emulator():
         raise ProcessesError(
-            f"torch.distributed connects {processes} processes, but the options describe {described}: gradients would "
-            "not be reduced over all of them. On a Pod start the processes with `ignite-ipu launch`, which runs PopRun, "
-            "and pass options=popdist.poptorch.Options()."
+            f"torch.distributed connects {processes} processes, but the options describe {described}: gradients "
+            "would not be reduced over all of them. On a Pod start the processes with `ignite-ipu launch`, which runs "
+            "PopRun, and pass options=popdist.poptorch.Options()."
         )
     options.Distributed.configureProcessId(rank, processes)
 
@@ -69,7 +69,9 @@ def check_same_weights(model: nn.Module) -> None:
     if processes == 1:
         return
     names = [name for name, _ in model.named_parameters()]
-    sums = torch.tensor([[float(w.double().sum()), float(w.double().square().sum())] for w in map(torch.detach, model.parameters())])
+    sums = torch.tensor(
+        [[float(w.double().sum()), float(w.double().square().sum())] for w in map(torch.detach, model.parameters())]
+    )
     first = sums.clone()
     dist.broadcast(first, src=0)
     differing = [name for name, same in zip(names, (sums == first).all(dim=1).tolist()) if not same]
@@ -78,8 +80,8 @@ def check_same_weights(model: nn.Module) -> None:
     if found.item():
         where = f"{differing[0]} differs from the one of rank 0" if differing else "they differ in another process"
         raise ProcessesError(
-            f"The processes do not start from the same weights: in rank {rank}, {where}. Seed all processes alike before "
-            "the model is made (ignite.utils.manual_seed), or load one checkpoint in each."
+            f"The processes do not start from the same weights: in rank {rank}, {where}. Seed all processes alike "
+            "before the model is made (ignite.utils.manual_seed), or load one checkpoint in each."
         )
 
 

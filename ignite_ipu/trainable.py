@@ -52,8 +52,9 @@ class Trainable:
         now = self._now()
         if now == self._compiled:
             return TrainableChange([], [])
-        pairs = [(name, *flags) for name, *flags in zip(self._parameters, self._compiled, now) if flags[0] != flags[1]]
-        return TrainableChange([n for n, before, _ in pairs if before], [n for n, before, _ in pairs if not before])
+        flags = list(zip(self._parameters, self._compiled, now))
+        frozen = [name for name, before, after in flags if before and not after]
+        return TrainableChange(frozen, [name for name, before, after in flags if after and not before])
 
     def _now(self) -> List[bool]:
         # Asked in the ordinary way, every wrapped parameter would have the weights downloaded.

@@ -68,7 +68,7 @@ def test_filling_is_not_counted():
 
 def test_a_function_that_averages_itself_is_refused():
     evaluator = create_ipu_averages_evaluator(network(), {"loss": lambda y_pred, y: F.cross_entropy(y_pred, y)})
-    with pytest.raises(BatchError, match="'loss' got values of shape .* for 8 samples"):
+    with pytest.raises(BatchError, match=r"'loss' got values of shape .* for 8 samples"):
         evaluator.run(DataLoader(task(), batch_size=8))
 
 

@@ -35,7 +35,9 @@ class Types(nn.Module):
 def test_results_are_float32_and_weights_stay_so():
     """Half precision begins and ends inside an operation; the one copy of the weights is in float32."""
     model = Types()
-    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), amp_mode="amp")
+    trainer = create_ipu_trainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), amp_mode="amp"
+    )
     trainer.run(DataLoader(task(), batch_size=8), max_epochs=1)
     assert set(model.seen.values()) == {torch.float32}
     assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}

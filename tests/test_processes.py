@@ -43,7 +43,7 @@ def test_a_pod_without_poprun_is_refused(of_three):
 def test_processes_that_are_not_connected_are_refused():
     options = backend.poptorch().Options()
     options.Distributed.configureProcessId(0, 2)
-    with pytest.raises(ProcessesError, match='idist.Parallel\\(backend="gloo"\\)'):
+    with pytest.raises(ProcessesError, match=r'idist.Parallel\(backend="gloo"\)'):
         describe_processes(options)
 
 

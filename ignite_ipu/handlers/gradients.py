@@ -11,6 +11,7 @@ from ignite_ipu.session import IPUSession, SessionError
 
 __all__ = ["Gradients"]
 
+_GRADIENT: Any = torch.Tensor.__dict__.get("grad", torch._C.TensorBase.__dict__.get("grad"))
 _PREFIX = "ignite_ipu_gradient_"
 
 
@@ -70,7 +71,7 @@ class Gradients:
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
                 shape = torch.Tensor.shape.__get__(parameter)  # type: ignore[attr-defined]
                 gradient = _of_last_update(anchored, shape, per_update)
-                torch.Tensor.grad.__set__(parameter, gradient)  # type: ignore[attr-defined]
+                _GRADIENT.__set__(parameter, gradient)
 
 
 def _of_last_update(anchored: torch.Tensor, shape: torch.Size, per_update: int) -> torch.Tensor:

@@ -39,7 +39,7 @@ class EMA:
     def __init__(self, model: nn.Module, momentum: float = 0.0002, every: int = 1) -> None:
         if not 0 < momentum < 1:
             raise ValueError(f"momentum must be between 0 and 1, got {momentum!r}.")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if every < 1 or every != int(every):
             raise ValueError(f"every must be a positive number of iterations, got {every!r}.")
         self.momentum = momentum
         self.every = every

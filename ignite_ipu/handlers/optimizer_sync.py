@@ -34,11 +34,11 @@ class OptimizerSync:
         self._sent = self._values()
 
     def attach(self, engine: Engine) -> None:
-        """Look for changes before each step of this engine, after the schedulers attached to the same event.
+        """Look for changes before each step of this engine.
 
-        Attach it after them: handlers of one event run in the order in which they were attached.
+        Attach it after the schedulers of `ITERATION_STARTED`: handlers of one event run in their order of attaching.
         """
-        engine.add_event_handler(Events.GET_BATCH_COMPLETED, self.sync)
+        engine.add_event_handler(Events.ITERATION_STARTED, self.sync)
 
     def sync(self) -> bool:
         """Tell the device now if something has changed, and return whether it had.

@@ -21,7 +21,7 @@ __all__ = ["Recompilation", "RecompileWatch"]
 
 _logger = logging.getLogger("ignite_ipu")
 _PLAIN = (bool, int, float, str, list, tuple, dict)
-_LIBRARIES = tuple(str(Path(package.__file__).parent) for package in (ignite, ignite_ipu, torch))
+_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (ignite, ignite_ipu, torch))
 
 
 class Recompilation(NamedTuple):
@@ -86,7 +86,7 @@ class RecompileWatch:
         session = getattr(engine, "ipu", None)
         if not isinstance(session, IPUSession):
             raise SessionError(
-                "RecompileWatch.attach needs an engine of this library; use watch() for a PopTorch executor of your own."
+                "RecompileWatch.attach needs an engine of this library; use watch() for an executor of your own."
             )
         engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._compiling, session)
 

@@ -71,12 +71,12 @@ def page() -> str:
         "# Ignite on an IPU",
         "",
         "Everything that pytorch-ignite makes public, and how it does on the engines of `create_ipu_trainer` and",
-        "`create_ipu_evaluator`. Each row is a script that the tests run on such an engine and on Ignite's native one; both",
-        'must give the same values at the same iterations. "Works, with a difference" says what differs; such a script',
-        "checks what it says. The page is generated from the tests: `python -m tests.ignite.table`.",
+        "`create_ipu_evaluator`. Each row is a script that the tests run on such an engine and on Ignite's native one;",
+        'both must give the same values at the same iterations. "Works, with a difference" says what differs; such a',
+        "script checks what it says. The page is generated from the tests: `python -m tests.ignite.table`.",
         "",
-        "An iteration is one device call. With deviceIterations, gradientAccumulation and replicationFactor of 1 it is one",
-        "batch, as natively; [counting](schedules.md) says what changes when it is more.",
+        "An iteration is one device call. With deviceIterations, gradientAccumulation and replicationFactor of 1 it is",
+        "one batch, as natively; [counting](schedules.md) says what changes when it is more.",
     ]
     by_group: Dict[str, List[Row]] = {group: [] for group in GROUPS}
     for entry in load():

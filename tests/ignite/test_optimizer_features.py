@@ -1,4 +1,4 @@
-"""What people expect of optimizers, on an IPU as in plain PyTorch: clipping, averaging, scaling, freezing, groups, moves."""
+"""What people expect of optimizers: clipping, averaging, scaling, freezing, groups, and moving between devices."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def test_clipping_by_norm_is_torch_s(name):
     clipped, model = network(), network()
     plain = OPTIMIZERS[name](clipped.parameters())
     norms = []
-    native(
-        clipped, plain, lambda: norms.append(float(nn.utils.clip_grad_norm_(clipped.parameters(), 0.1)))
-    ).run(loader(), max_epochs=2)
+    native(clipped, plain, lambda: norms.append(float(nn.utils.clip_grad_norm_(clipped.parameters(), 0.1)))).run(
+        loader(), max_epochs=2
+    )
     assert min(norms) > 0.1
     trainer = ipu(model, OPTIMIZERS[name](model.parameters()), max_grad_norm=0.1)
     trainer.run(loader(), max_epochs=2)

@@ -1,4 +1,4 @@
-"""`ignite.distributed` in a single process: replicas are not ranks. Several processes are tested in test_processes.py."""
+"""`ignite.distributed` in a single process: replicas are not ranks. test_launch.py trains in two processes."""
 
 from __future__ import annotations
 

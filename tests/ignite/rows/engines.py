@@ -251,7 +251,7 @@ def deterministic(side):
 
 @row("Engine.state_dict", note="also holds the random states of host and device, and the counts; native ones load")
 def state_dict(side):
-    _, optimizer, engine = side.setup()
+    _, _, engine = side.setup()
     engine.state_dict_user_keys.append("alpha")
     engine.state.alpha = 0.5
     engine.run(side.loader(), max_epochs=2)

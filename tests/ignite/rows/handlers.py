@@ -117,8 +117,8 @@ def _as_regression(batch, device=None, non_blocking=False):
 
 @row(
     "EMAHandler",
-    note="reads the weights after each update: attach it to `ITERATION_COMPLETED(every=N)`, or use this library's `EMA`, "
-    "which corrects the decay",
+    note="reads the weights after each update: attach it to `ITERATION_COMPLETED(every=N)`, or use this library's "
+    "`EMA`, which corrects the decay",
 )
 def moving_average(side):
     model, _, trainer = side.setup()
@@ -170,7 +170,7 @@ def timer(side):
 
 @row("TimeLimit")
 def time_limit(side):
-    model, optimizer, trainer = side.setup()
+    _, _, trainer = side.setup()
     trainer.add_event_handler(Events.ITERATION_COMPLETED, handlers.TimeLimit(limit_sec=1000))
     trainer.run(side.loader(), max_epochs=1)
     whole = trainer.state.iteration

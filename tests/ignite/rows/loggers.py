@@ -1,4 +1,4 @@
-"""Experiment loggers: what each is told, by the real library where it can work offline, else by one that records calls."""
+"""Experiment loggers: what each is told; libraries that are not installed are played by one that records calls."""
 
 from __future__ import annotations
 

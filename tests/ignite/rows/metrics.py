@@ -257,7 +257,7 @@ def composed(side):
 @row(
     "RunningAverage",
     support=DIFFERS,
-    note="an average over device calls: `alpha` is per call, so use `alpha**n` when a call holds n of the native batches",
+    note="an average over device calls: `alpha` is per call; use `alpha**n` when a call holds n of the native batches",
 )
 def running_average(side):
     model = _model("classes")
@@ -395,7 +395,7 @@ def detection(side):
 
 
 def _stand_in_for_torchvision():
-    """Return modules with the two functions on boxes that the metric takes from torchvision, which these tests do not require."""
+    """Return modules with the two functions that the metric takes from torchvision, which may not be installed."""
 
     def box_area(boxes):
         return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
@@ -423,7 +423,8 @@ def clustering(side):
 
 
 @row(
-    "SubgroupAccuracyDifference", "SubgroupDifference", "SubgroupMetric", "DemographicParityDifference", "SelectionRate",
+    "SubgroupAccuracyDifference", "SubgroupDifference", "SubgroupMetric", "DemographicParityDifference",
+    "SelectionRate",
 )  # fmt: skip
 def fairness(side):
     try:
