@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu.copies import unwrap_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
-from ignite_ipu.options import check_ipus
+from ignite_ipu.options import check_ipus, output_mode
 from ignite_ipu.placing import Placing
 from ignite_ipu.rows import row_count
 from ignite_ipu.step import BatchStep
@@ -34,6 +34,9 @@ class Program:
     Attributes:
         executor: The PopTorch executor, None before first use.
         rows: Samples in one call, None before first use.
+        mode: Name of the output mode, as PopTorch resolves it.
+        micro_batches: Micro-batches that one call's inputs hold.
+        micro_batches_per_replica: Forward passes of one replica in one call.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class Program:
         self.executor: Optional[Any] = None
         self.rows: Optional[int] = None
         self.random_state: Optional[List[int]] = None
+        self.mode: str = output_mode(options, training).name
+        self.micro_batches_per_replica: int = options.device_iterations * options.Training.gradient_accumulation
         self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
         self._wrap = wrap
         self._weights = weights

@@ -15,7 +15,7 @@ from ignite_ipu import backend
 from ignite_ipu.copies import copy_as_ordinary_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
-from ignite_ipu.options import check_ipus, evaluation_options, output_mode
+from ignite_ipu.options import check_ipus, evaluation_options
 from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
@@ -178,9 +178,7 @@ class IPUSession:
             )
         return self._evaluation_options[wish]
 
-    def prepare_evaluation(
-        self, step: BatchStep, options: Any, pipeline: Optional[PipelineRequest] = None
-    ) -> Program:
+    def prepare_evaluation(self, step: BatchStep, options: Any, pipeline: Optional[PipelineRequest] = None) -> Program:
         """Return the program that evaluates this model so; evaluators that ask for the same share one.
 
         Args:
@@ -238,8 +236,6 @@ class IPUSession:
         program, link = self.training, self.link
         if program is None or link is None:
             raise SessionError("This model has no trainer: call create_ipu_trainer first.")
-        if self._trainable is not None and any(self._trainable.change()):
-            self._compile_for_other_parameters(program, link, self._trainable)
         leaves = program.arguments(x, y)
         if self.guard is None:
             self.prepare_call(leaves, (x, y))
@@ -300,7 +296,10 @@ class IPUSession:
         return program.executor(*leaves)
 
     def check_model(self) -> None:
-        """Refuse to go on with a model whose parameters or buffers are not the ones that were compiled.
+        """See at the start of an epoch whether the programs still fit the model.
+
+        Layers that were frozen or unfrozen make the training program be compiled again. It takes a look at every
+        parameter, so it is not done in each step.
 
         Raises:
             SessionError: Some were replaced, added or removed.
@@ -312,6 +311,9 @@ class IPUSession:
                 "programs and the optimizer hold the tensors of that time. Change parameters in place (with copy_() "
                 "under torch.no_grad(), or load_state_dict), or call trainer.ipu.close() and create the engines again."
             )
+        if self.training is not None and self.link is not None and self._trainable is not None:
+            if any(self._trainable.change()):
+                self._compile_for_other_parameters(self.training, self.link, self._trainable)
 
     # -- giving back ----------------------------------------------------------------------------------------------
 
@@ -384,16 +386,13 @@ class IPUSession:
         """Return the rows of inputs and targets that belong to the predictions which come back."""
         geometry = program.geometry
         assert geometry is not None and program.rows is not None
-        mode = output_mode(program.options, training=True)
-        rows = geometry.row_index(mode, program.options.output_return_period)
+        rows = geometry.row_index(program.mode, program.options.output_return_period)
         return select_rows(x, rows, program.rows), select_rows(y, rows, program.rows)
 
     def _mean_loss(self, program: Program, loss: torch.Tensor) -> torch.Tensor:
         mean = loss.mean() if loss.dim() else loss
-        if output_mode(program.options, training=True).name == "Sum":
-            per_replica = program.options.device_iterations * program.options.Training.gradient_accumulation
-            mean = mean / per_replica
-        return mean
+        # A sum is over the micro-batches of one replica.
+        return mean / program.micro_batches_per_replica if program.mode == "Sum" else mean
 
     def __repr__(self) -> str:
         return summarise(self)
