@@ -311,9 +311,9 @@ class IPUSession:
                 "programs and the optimizer hold the tensors of that time. Change parameters in place (with copy_() "
                 "under torch.no_grad(), or load_state_dict), or call trainer.ipu.close() and create the engines again."
             )
-        if self.training is not None and self.link is not None and self._trainable is not None:
-            if any(self._trainable.change()):
-                self._compile_for_other_parameters(self.training, self.link, self._trainable)
+        program, link, trainable = self.training, self.link, self._trainable
+        if program is not None and link is not None and trainable is not None and any(trainable.change()):
+            self._compile_for_other_parameters(program, link, trainable)
 
     # -- giving back ----------------------------------------------------------------------------------------------
 
