@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 from typing import Any, Dict, Iterator, List, Set, Union
@@ -74,12 +75,12 @@ def _check(path: Path) -> bytes:
                     while stream.read(_CHUNK):
                         pass
             return pickled
-    except (OSError, MemoryError):
-        raise
     except CheckpointError as error:
         raise CheckpointError(f"{name} is no checkpoint: {error}.") from None
     except Exception as error:
-        # The archive module raises a dozen types for damaged archives.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
+        # The archive module raises a dozen types for damaged archives, and seeks to where they say.
         raise CheckpointError(
             f"{name} is not a complete checkpoint ({size} bytes; {type(error).__name__}: {_first_line(error)}). It was "
             "cut short, or changed since it was written."
