@@ -108,7 +108,7 @@ class SharedMachine(Machine):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Dict[int, Holder]]:
-        with _LOCK, open(self._path, "a+", encoding="utf-8") as file:
+        with _LOCK, open(self._path, "a+", encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # given up when the file is closed, at the latest by the kernel
             file.seek(0)
             users = {ipu: user for ipu, user in self._parse(file.read()).items() if user.alive}
@@ -122,7 +122,7 @@ class SharedMachine(Machine):
             return {}
         try:
             return {int(ipu): _read_holder(user) for ipu, user in json.loads(text).items()}
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             logger.warning("The table of emulated IPUs in use, %s, is damaged: all IPUs count as free.", self._path)
             return {}
 

@@ -22,7 +22,10 @@ def apply_json(options: Options, text: str) -> None:
         ValueError: `text` is no JSON object.
         AttributeError: A key names no option.
     """
-    settings = json.loads(text)
+    try:
+        settings = json.loads(text)
+    except RecursionError:
+        raise ValueError("Options as JSON nest no deeper than a list in an object; this text does.") from None
     if not isinstance(settings, dict):
         raise ValueError(f'Options as JSON are one object, such as {{"deviceIterations": 4}}; got {text!r}.')
     calls = [
