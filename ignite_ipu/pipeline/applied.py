@@ -105,8 +105,10 @@ class AppliedPlacement:
 
     def __init__(self, placement: Placement, model: nn.Module) -> None:
         modules = dict(model.named_modules())
+        # A model without children is its own only layer, and measured under its class's name.
+        layers = {type(model).__name__: model, **modules}
         for start in placement.starts:
-            if start.layer not in modules:
+            if start.layer not in layers:
                 raise PlanError(
                     f"{type(model).__name__} has no layer named {start.layer!r}. Its layers are: "
                     f"{', '.join(select_layers(model))}."
@@ -118,7 +120,7 @@ class AppliedPlacement:
             model.register_forward_hook(progress.finish),
         ]
         for name in dict.fromkeys(start.layer for start in placement.starts):
-            self._handles.append(modules[name].register_forward_pre_hook(_BeginStage(progress, name)))
+            self._handles.append(layers[name].register_forward_pre_hook(_BeginStage(progress, name)))
         for weight, owners in _shared_parameters(modules):
             for owner in owners:
                 self._handles.append(modules[owner].register_forward_pre_hook(_UseWeight(progress, weight, owner)))

@@ -263,3 +263,11 @@ def test_auto_is_the_best_plan():
     model = Net()
     profile = measure(model, TOKENS)
     assert starts(compare(profile, 2).best.placement())[0] == ("embed", 0)
+
+
+def test_a_model_of_one_layer_is_placed_under_its_class(opened):
+    model = nn.Linear(4, 2)
+    placement = compare(measure(model, torch.zeros(1, 4)), 2).best.placement()
+    with placement.apply(model):
+        model(torch.zeros(1, 4))
+    assert opened == [("Linear", 0)]
