@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequ
 import torch
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
+from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.loss_scaling import AutomaticLossScaling
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class TrainingStep:
         self._grouped = any(name in executable.grouped for name in self._names)
         self._leaves = tuple(leaf for name in self._names for leaf in executable.leaves(name))
         half = any(leaf.dtype is torch.float16 for leaf in self._leaves)
+        if scaling is not None and not half:
+            logger.warning(
+                "Automatic loss scaling: no trainable weight is of type float16, the scaling stays as it is."
+            )
         mean = reduction is ReductionType.Mean
         self._share = 1.0 / (batching.gradient_accumulation * replicas) if mean else 1.0
         self._accum_type = accum_type

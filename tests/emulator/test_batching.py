@@ -102,3 +102,88 @@ def test_a_return_period_must_divide_the_iterations(period, message):
     options = poptorch.Options().deviceIterations(4).outputMode(OutputMode.EveryN, period)
     with pytest.raises(poptorch.Error, match=message):
         run(options, torch.zeros(4, 1))
+
+
+class TagWhileTraining(nn.Module):
+    """Returns its rows and one scalar per micro-batch, beside a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * 1, x.sum(), poptorch.identity_loss(x * self.weight, "sum")
+
+
+def blocks_kept(mode, d, a, r, period):
+    """Return, for each block of the output, the micro-batches (device iteration, step, replica) that it adds up."""
+    if mode is OutputMode.Sum:
+        return [[(i, k, replica) for i in range(d) for k in range(a)] for replica in range(r)]
+    if mode is OutputMode.Final:
+        return [[(d - 1, a - 1, replica)] for replica in range(r)]
+    step = period if mode is OutputMode.EveryN else 1
+    return [[(i, k, replica)] for i in range(step - 1, d, step) for k in range(a) for replica in range(r)]
+
+
+@given(
+    mode=st.sampled_from([OutputMode.All, OutputMode.Final, OutputMode.Sum, OutputMode.EveryN]),
+    periods=st.sampled_from([1, 2]),
+    period=st.sampled_from([1, 2, 3]),
+    a=st.sampled_from([1, 2, 3]),
+    r=st.sampled_from([1, 2, 4]),
+    b=st.sampled_from([1, 3]),
+)
+def test_training_keeps_the_micro_batches_that_its_mode_says(mode, periods, period, a, r, b):
+    """The leading dimension is [D][A][R][B], inside and out."""
+    d = periods * period
+    x = torch.arange(float(d * a * r * b)).reshape(-1, 1)
+    options = poptorch.Options().deviceIterations(d).replicationFactor(r)
+    options.outputMode(mode, period) if mode is OutputMode.EveryN else options.outputMode(mode)
+    options.Training.gradientAccumulation(a)
+    model = poptorch.trainingModel(TagWhileTraining(), options)
+    rows, sums, losses = model(x)
+    model.destroy()
+
+    def micro_batch(i, k, replica):
+        start = ((i * a + k) * r + replica) * b
+        return x[start : start + b]
+
+    kept = [[micro_batch(*place) for place in places] for places in blocks_kept(mode, d, a, r, period)]
+    assert torch.equal(rows, torch.cat([sum(block) for block in kept]))
+    expected = torch.stack([sum(part.sum() for part in block) for block in kept])
+    assert torch.equal(sums, expected if len(kept) > 1 else expected[0])
+    assert losses.shape == sums.shape
+
+
+def test_the_worked_example():
+    """D=2, A=3, R=2, B=4: 48 rows in; the modes keep the blocks that the guide names."""
+    x = torch.arange(48.0).reshape(-1, 1)
+    expected = {
+        OutputMode.All: x,
+        OutputMode.Final: x[40:48],
+        OutputMode.Sum: x.reshape(6, 8, 1).sum(0),
+        OutputMode.EveryN: x[24:48],
+    }
+    for mode, rows in expected.items():
+        options = poptorch.Options().deviceIterations(2).replicationFactor(2)
+        options.outputMode(mode, 2) if mode is OutputMode.EveryN else options.outputMode(mode)
+        options.Training.gradientAccumulation(3)
+        model = poptorch.trainingModel(TagWhileTraining(), options)
+        assert torch.equal(model(x)[0], rows)
+        assert poptorch.counters(model).optimizer_updates == 2
+        model.destroy()
+
+
+@given(
+    kind=st.sampled_from([CommGroupType.Consecutive, CommGroupType.Orthogonal]),
+    case=st.sampled_from([(r, g) for r in (1, 2, 4, 8) for g in (1, 2, 4, 8) if g <= r]),
+    b=st.sampled_from([1, 2]),
+)
+def test_groups_of_replicas_read_by_their_rule(kind, case, b):
+    """Consecutive: replica r reads slot r // G; orthogonal: slot r mod (R / G). Outputs have a block per replica."""
+    r, g = case
+    x = torch.arange(float(r // g * b)).reshape(-1, 1)
+    options = poptorch.Options().replicationFactor(r).inputReplicaGrouping(g, kind)
+    rows, _ = run(options, x)
+    slots = [replica // g if kind is CommGroupType.Consecutive else replica % (r // g) for replica in range(r)]
+    assert torch.equal(rows, torch.cat([x[slot * b : slot * b + b] for slot in slots]))
