@@ -175,6 +175,9 @@ def test_ipu_models_take_no_ipus(monkeypatch):
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     inference()(X)
     assert [executor.isAttachedToDevice() for executor in executors] == [True] * 3
+    monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "ipu3")
+    with pytest.raises(ValueError, match="POPTORCH_IPU_MODEL_VERSION must be one of"):
+        inference()(X)
 
 
 def test_always_attaches_when_compiling_and_on_demand_when_running():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy, OutputMode
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.options import ipu_model
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.options.root import Options
@@ -76,6 +77,8 @@ def _check_distribution(options: Options) -> None:
 
 
 def _check_device(options: Options) -> None:
+    if ipu_model.selected(options):
+        ipu_model.version()
     if options.exists("ipu_version") and options.ipu_version not in IPU_VERSIONS:
         raise backend_error(f"Unknown IPU version {options.ipu_version!r}: useOfflineIpuTarget takes {IPU_VERSIONS}.")
     for ipu, proportion in options.available_memory_proportion.items():

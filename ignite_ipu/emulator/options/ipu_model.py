@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from ignite_ipu.emulator.options.root import Options
 
 VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
+VERSION_VARIABLE = "POPTORCH_IPU_MODEL_VERSION"
+VERSIONS = ("ipu1", "ipu2", "ipu21")
 
 
 def selected_by_environment() -> bool:
@@ -23,6 +25,18 @@ def selected_by_environment() -> bool:
 def selected(options: Options) -> bool:
     """Return whether `options` or, where they leave it open, the environment selects the IPU model."""
     return bool(options.use_model) if options.exists("use_model") else selected_by_environment()
+
+
+def version() -> str:
+    """Return which IPU a model would be of; all compute the same here.
+
+    Raises:
+        ValueError: The variable names none.
+    """
+    found = os.environ.get(VERSION_VARIABLE, "ipu2")
+    if found not in VERSIONS:
+        raise ValueError(f"Environment variable {VERSION_VARIABLE} must be one of {VERSIONS}, and it is {found!r}.")
+    return found
 
 
 def _flag(variable: str) -> bool:
