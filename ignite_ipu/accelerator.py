@@ -12,10 +12,18 @@ import json
 import os
 from typing import Any, Iterable, Iterator, List, Optional, Sequence, Union
 
-import accelerate
 import torch
-from accelerate.utils import DistributedType
 from torch import nn
+
+try:
+    import accelerate
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import DistributedType
+except ImportError as error:
+    raise ImportError(
+        f"IPUAccelerator needs accelerate, which cannot be imported ({error}). Install it with "
+        "pip install 'ignite-ipu[accelerate]'."
+    ) from error
 
 from ignite_ipu.arguments import UnsupportedArgumentError
 from ignite_ipu.deferred.gradient_watch import GradientWatch
@@ -116,6 +124,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Optional[bool] = None) -> Any:
         """Wrap the optimizer as accelerate does, and let its steps run captured updates."""
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
+        prepared.__class__ = _PreparedOptimizer
         capture_optimizer(prepared.optimizer)
         return prepared
 
@@ -132,6 +141,23 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         return f"this micro-batch is not the last of the {steps} that an update accumulates"
 
     # -- the step -------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Let a loss go backward, divided by `gradient_accumulation_steps`.
+
+        Raises:
+            UnsupportedArgumentError: A learning rate is given, which optimizers that update during backward take.
+            CaptureError: The loss cannot go backward on a device.
+        """
+        if "learning_rate" in kwargs:
+            raise UnsupportedArgumentError(
+                "backward(learning_rate=...) is for optimizers that update weights during backward, which an IPU's "
+                "cannot. Leave it out."
+            )
+        if self.gradient_accumulation_steps == 1:
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        else:
+            super().backward(loss, **kwargs)
 
     def clip_grad_norm_(
         self, parameters: Union[torch.Tensor, Iterable[torch.Tensor]], max_norm: float, norm_type: float = 2
@@ -241,6 +267,23 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def _captured(self) -> List[CapturedModel]:
         return [model for model in map(captured, self._models) if model is not None]
+
+
+class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
+    """accelerate's wrapper of an optimizer, without the search for mechanisms that an IPU does not have.
+
+    accelerate looks for optional packages and at signatures in every step, which takes longer than capturing the step.
+    """
+
+    def step(self, closure: Any = None) -> None:
+        """Make the update when gradients are complete."""
+        if self.gradient_state.sync_gradients:
+            self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: Optional[bool] = None) -> None:
+        """Drop what was not used for an update when gradients are complete."""
+        if self.gradient_state.sync_gradients:
+            self.optimizer.zero_grad()
 
 
 def _refuse_arguments(kwargs: Any) -> None:

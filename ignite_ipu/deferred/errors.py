@@ -8,6 +8,7 @@ RuntimeError
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from types import FrameType
@@ -47,17 +48,18 @@ def current_line() -> Line:
     line = ("<unknown>", 0)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USERS) and not _is_library(file):
+        if _is_users(file):
             return file, frame.f_lineno
         line = (file, frame.f_lineno)
         frame = frame.f_back
     return line
 
 
-def _is_library(file: str) -> bool:
-    if file.startswith(_STANDARD) and "site-packages" not in file:
-        return True
-    return any(library in file for library in _LIBRARIES)
+@functools.lru_cache(maxsize=None)
+def _is_users(file: str) -> bool:
+    if file.startswith(_NOT_THE_USERS) or any(library in file for library in _LIBRARIES):
+        return False
+    return not file.startswith(_STANDARD) or "site-packages" in file
 
 
 def shown(line: Line) -> str:

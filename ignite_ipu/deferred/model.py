@@ -22,7 +22,7 @@ from ignite_ipu.deferred.graph import Input, Operation, Shape, Value
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import native, natively
-from ignite_ipu.deferred.structure import Structure, is_tensor, put_together, take_apart
+from ignite_ipu.deferred.structure import Structure, put_together, take_apart, take_call_apart
 from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.session import IPUSession
 
@@ -83,7 +83,7 @@ class CapturedModel:
 
         line = current_line()
         found: List[Any] = []
-        structure = take_apart((args, kwargs), found, is_tensor)
+        structure = take_call_apart(args, kwargs, found)
         with torch._C.DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))

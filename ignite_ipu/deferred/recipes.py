@@ -38,12 +38,14 @@ class MicroBatch:
         recipe: Their comparable form.
         inputs: The tensors, in the order of the recipe's inputs.
         numbers: The floats, in the order of the recipe's numbers.
+        loss_shape: Shape of the first loss.
     """
 
     operations: Tuple[Operation, ...]
     recipe: Recipe
     inputs: Tuple[Input, ...]
     numbers: Tuple[float, ...]
+    loss_shape: Tuple[int, ...]
 
     @classmethod
     def of(cls, losses: Sequence[Loss]) -> MicroBatch:
@@ -64,7 +66,7 @@ class MicroBatch:
             tuple([(item.shape.size, item.shape.dtype) for item in inputs]),
             len(numbers),
         )
-        return cls(tuple(operations), recipe, tuple(inputs), tuple(numbers))
+        return cls(tuple(operations), recipe, tuple(inputs), tuple(numbers), losses[0].value.shape.size)
 
     def tensors(self) -> List[torch.Tensor]:
         """Return the inputs' tensors.

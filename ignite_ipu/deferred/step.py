@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Sequence, Tuple
 
@@ -55,7 +56,7 @@ class RecipeStep:
     grad: bool
     line: Line
 
-    @property
+    @functools.cached_property
     def key(self) -> Hashable:
         """Equal for operations that compute the same."""
         return (self.function, self.structure.key, self.leaves, self.grad)
@@ -77,7 +78,7 @@ class Recipe:
     inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
     numbers: int
 
-    @property
+    @functools.cached_property
     def key(self) -> Hashable:
         """Equal for recipes that compile to the same program."""
         return (tuple([step.key for step in self.steps]), self.losses, self.inputs)

@@ -9,7 +9,7 @@ import torch
 
 from ignite_ipu.deferred.errors import CaptureError, Line, current_line, shown
 from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, infer_shapes, name_of, write_back
-from ignite_ipu.deferred.structure import put_together, take_apart, words
+from ignite_ipu.deferred.structure import is_tensor, put_together, take_apart, take_call_apart, words
 
 __all__ = ["DeferredTensor", "as_leaf", "deferred_results", "resolved"]
 
@@ -257,7 +257,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         kwargs = {**kwargs, "device": None}
     leaves: List[Any] = []
     arithmetic = _is_arithmetic(name)
-    structure = take_apart((args, kwargs), leaves, _is_tensor_or_float if arithmetic else _is_tensor)
+    structure = take_call_apart(args, kwargs, leaves, _is_tensor_or_float if arithmetic else is_tensor)
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
         return func(*_known(args), **_known(kwargs))
     line = current_line()
@@ -327,10 +327,6 @@ def _note_views(shapes: Sequence[Shape], leaves: Sequence[Any]) -> None:
         for leaf in leaves:
             if isinstance(leaf, Value):
                 leaf.viewed = True
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _is_tensor_or_float(value: Any) -> bool:

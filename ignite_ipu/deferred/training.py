@@ -160,7 +160,7 @@ class CapturedTraining:
         except BaseException:
             self._compiled = None
             raise
-        _settle(batches, compiled, outputs[1:])
+        _settle(batches, compiled, outputs)
         write_known()
 
     def _call(self, leaves: List[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -190,6 +190,8 @@ class CapturedTraining:
                     value = reference()
                     if value is not None and value.is_needed(device):
                         outputs.add((position, value.index))
+        # The loss comes back in any case.
+        outputs -= _single_loss(batches[0])
         numbers = batches[0].numbers
         variable = {
             position
@@ -296,8 +298,16 @@ def _joined(column: Sequence[torch.Tensor]) -> torch.Tensor:
     return column[0].contiguous() if len(column) == 1 else torch.cat(list(column))
 
 
+def _single_loss(batch: MicroBatch) -> Set[Place]:
+    """Return the place of the loss if it is the only one, and no tensor of one element in some dimensions."""
+    losses = set(batch.recipe.losses)
+    return losses if len(losses) == 1 and not batch.loss_shape else set()
+
+
 def _settle(batches: Sequence[MicroBatch], compiled: _Compiled, outputs: Sequence[torch.Tensor]) -> None:
-    found = dict(zip(compiled.outputs, outputs))
+    found = dict(zip(compiled.outputs, outputs[1:]))
+    for place in _single_loss(batches[0]):
+        found[place] = outputs[0]
     for number, batch in enumerate(batches):
         for position, operation in enumerate(batch.operations):
             tensors: List[Optional[torch.Tensor]] = []
