@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
 
@@ -89,6 +89,7 @@ class TrainingStep:
         self._foldable = not (half or graph.watches_gradients or accum_type is torch.float16)
         self._folded = False
         self._used: Optional[Tuple[bool, ...]] = None
+        self._shared: Optional[List[int]] = None
         self._sums: List[torch.Tensor] = []
         self._added = 0
         self.gradients: Dict[str, torch.Tensor] = {}
@@ -159,12 +160,21 @@ class TrainingStep:
     def _accumulate(self, gradients: Tuple[torch.Tensor, ...]) -> None:
         self._added += 1
         if not self._sums:
-            self._sums = list(gradients)
+            self._sums = self._separate(gradients)
         elif self._running:
             torch._foreach_mul_(self._sums, (self._added - 1) / self._added)
             torch._foreach_add_(self._sums, gradients, alpha=1 / self._added)
         elif gradients:
             torch._foreach_add_(self._sums, gradients)
+
+    def _separate(self, gradients: Tuple[torch.Tensor, ...]) -> List[torch.Tensor]:
+        """Return the gradients in memory that may be written to: autograd gives `a` and `b` of `a + b` the same."""
+        separate = list(gradients)
+        if self._shared is None or self._grouped:
+            self._shared = _shared_memory(gradients)
+        for index in self._shared:
+            separate[index] = gradients[index].clone(memory_format=torch.contiguous_format)
+        return separate
 
     def _by_weight(self, sums: List[torch.Tensor]) -> Sequence[Optional[torch.Tensor]]:
         assert self._used is not None
@@ -179,3 +189,15 @@ class TrainingStep:
             else:
                 gradients.append(torch.stack(parts) if name in self._executable.grouped else parts[0])
         return gradients
+
+
+def _shared_memory(tensors: Sequence[torch.Tensor]) -> List[int]:
+    """Return which tensors share memory with an earlier one, or among their own elements."""
+    seen: Set[int] = set()
+    shared: List[int] = []
+    for index, tensor in enumerate(tensors):
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen or any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride())):
+            shared.append(index)
+        seen.add(memory)
+    return shared

@@ -309,6 +309,35 @@ def scaling_of(model):
     return optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"].item()
 
 
+class Sums(nn.Module):
+    """Parameters whose gradients autograd keeps in the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        for name in "abc":
+            setattr(self, name, nn.Parameter(torch.zeros(3)))
+
+    def forward(self, x):
+        return poptorch.identity_loss((self.a + self.b) * x.sum() + self.c, "sum")
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("loss_scaling", [1.0, 4.0])
+@pytest.mark.parametrize("accum_type", [torch.float32, torch.float16])
+def test_gradients_that_share_memory_are_counted_once(accumulation, loss_scaling, accum_type):
+    """Of (a + b) * s + c, a and b have the gradient s, and c has 1."""
+    net = Sums()
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(accumulation)
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=1.0, loss_scaling=loss_scaling, accum_type=accum_type)
+    model = wrap(net, optimizer, options)
+    model(torch.full((2 * accumulation,), 2.0))
+    expected = {"a": [-4.0] * 3, "b": [-4.0] * 3, "c": [-1.0] * 3}
+    for name, value in net.state_dict().items():
+        assert value.tolist() == pytest.approx(expected[name], rel=1e-2)
+    assert model.isCompiled()
+
+
 class TestAutomaticLossScaling:
     @pytest.mark.parametrize(
         ("large", "expected"), [(0, 256.0), (1, 64.0), (10, 64.0)], ids=["none", "one in ten", "all"]
