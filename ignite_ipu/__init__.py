@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ignite_ipu.optimizers import ConstantAttributeError as ConstantAttributeError
     from ignite_ipu.optimizers import OptimizerError as OptimizerError
     from ignite_ipu.optimizers import convert_optimizer as convert_optimizer
+    from ignite_ipu.optimizers import convert_optimizer_state as convert_optimizer_state
     from ignite_ipu.options import OptionsError as OptionsError
     from ignite_ipu.options import evaluation_options as evaluation_options
     from ignite_ipu.options import training_options as training_options
@@ -71,6 +72,7 @@ _EXPORTS: Dict[str, str] = {
     "TrainingStep": "ignite_ipu.loss",
     "UnsupportedArgumentError": "ignite_ipu.arguments",
     "convert_optimizer": "ignite_ipu.optimizers",
+    "convert_optimizer_state": "ignite_ipu.optimizers",
     "create_ipu_averages_evaluator": "ignite_ipu.averages",
     "create_ipu_evaluator": "ignite_ipu.factories",
     "create_ipu_trainer": "ignite_ipu.factories",

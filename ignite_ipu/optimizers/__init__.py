@@ -9,6 +9,7 @@ from ignite_ipu.optimizers.link import Change, OptimizerLink
 from ignite_ipu.optimizers.parameters import check_parameters
 from ignite_ipu.optimizers.receipt import Receipt, Row
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
+from ignite_ipu.optimizers.state_dicts import convert_optimizer_state
 
 __all__ = [
     "Change",
@@ -21,6 +22,7 @@ __all__ = [
     "Row",
     "check_parameters",
     "convert_optimizer",
+    "convert_optimizer_state",
     "state_from_torch",
     "state_to_torch",
 ]
