@@ -311,7 +311,9 @@ def _difference(
     step: int, kind: str, name: str, native: torch.Tensor, device: torch.Tensor, half: bool, tolerance: Optional[float]
 ) -> Difference:
     dtype = str(device.dtype).replace("torch.", "")
-    if device.shape != native.shape and native.dim() == device.dim() and not native.shape[0] % device.shape[0]:
+    if not device.dim() and native.numel() == 1:
+        device = device.reshape(native.shape)
+    elif device.shape != native.shape and native.dim() == device.dim() and not native.shape[0] % device.shape[0]:
         # A result that does not depend on the batch comes back once for all micro-batches.
         device = torch.cat([device] * (native.shape[0] // device.shape[0]))
     if device.shape != native.shape:

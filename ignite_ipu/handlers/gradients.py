@@ -70,7 +70,8 @@ class Gradients:
             with torch._C.DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
                 shape = torch.Tensor.shape.__get__(parameter)  # type: ignore[attr-defined]
-                gradient = _of_last_update(anchored, shape, per_update)
+                dtype = torch.Tensor.dtype.__get__(parameter)  # type: ignore[attr-defined]
+                gradient = _of_last_update(anchored, shape, per_update).to(dtype)
                 _GRADIENT.__set__(parameter, gradient)
 
 

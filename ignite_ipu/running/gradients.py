@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred import CapturedModel
+from ignite_ipu.deferred.gradients import gradient_norm
 from ignite_ipu.deferred.model import parameter_of
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
@@ -59,7 +60,7 @@ class _Gradients:
             if not models and self._code.line_of(sys._getframe(1)) is None:
                 return original(tensors, max_norm, norm_type, *args, **kwargs)
             self._compile_in(models, tensors, float(max_norm), float(norm_type), line)
-            return _UnknownNorm(self._journal, self._code)
+            return gradient_norm()
 
         return clip_grad_norm_
 
@@ -131,24 +132,6 @@ class _Gradients:
         training.max_grad_norm = max_norm
         self._clipped[capture] = True
         self._journal.note(line, f"{what[:-2]}(..., {max_norm})", "part of the device step")
-
-
-class _UnknownNorm:
-    """What clipping returns: a norm that stays on the device."""
-
-    def __init__(self, journal: Journal, code: ScriptCode) -> None:
-        self.__dict__.update(journal=journal, code=code)
-
-    def _refuse(self, *args: Any) -> Any:
-        raise self.__dict__["journal"].refuse(
-            self.__dict__["code"].current_line(), "the gradients' norm", "it stays on the device. Do not use it."
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return self._refuse()
-
-    __float__ = __int__ = __bool__ = __format__ = __str__ = __lt__ = __gt__ = __le__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
 
 
 def _trains(parameter: Any) -> bool:

@@ -1,0 +1,46 @@
+"""A fixture that runs a script written in a test, and returns what it printed and what was substituted."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import textwrap
+from typing import Any, Callable, List, NamedTuple
+
+import pytest
+
+from ignite_ipu import backend
+from ignite_ipu.running import Substitution, run_script
+
+
+class Ran(NamedTuple):
+    output: List[str]
+    substitutions: List[Substitution]
+
+    def became(self, original: str) -> str:
+        """Return what a call became, which has to be substituted exactly once."""
+        (found,) = [substitution.became for substitution in self.substitutions if substitution.original == original]
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(backend.VARIABLE, "emulator")
+
+
+@pytest.fixture
+def run(tmp_path: Any) -> Callable[..., Ran]:
+    """Run a text as a script."""
+
+    def run_text(text: str, *argv: str, name: str = "script.py", **arguments: Any) -> Ran:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        linecache.clearcache()
+        substitutions: List[Substitution] = []
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            run_script(str(path), argv, substitutions=substitutions, **arguments)
+        return Ran(output.getvalue().splitlines(), substitutions)
+
+    return run_text

@@ -1,0 +1,85 @@
+"""The corpus of realistic scripts through `run`: the result of a native run, or a refusal with its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+HERE = Path(__file__).parent
+CORPUS = HERE.parent / "migration" / "corpus"
+SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
+
+# Script -> line of its file that the refusal names, and a part of the reason.
+REFUSED = {
+    "adagrad_ignite": ("create_supervised_trainer(", "PopTorch has no such update"),
+    "ddp": ("dist.init_process_group(", "DistributedDataParallel"),
+    "dynamic_model": ("while h.abs().mean() > 0.2", "needs the value of a tensor"),
+    "functional_updates": ("loss.backward()", "updated by hand"),
+    "gan": ("errD_fake.backward()", "several captured models"),
+    "gan_engine": ("loss_d.backward()", "several captured models"),
+    "gradient_penalty": ("model(x)", "requires gradients"),
+    "hogwild": ("model.share_memory()", "Hogwild"),
+    "lbfgs": ("optimizer.step(closure)", "closure"),
+    "reinforce": ("Categorical(probs)", "before the step has run"),
+    "two_optimizers": ("loss.backward()", "several captured models"),
+}
+# Why results differ by more than rounding.
+TOLERANCE = {
+    "amp_ignite": (0.01, "products are in half precision; natively without a GPU they are not"),
+    "lr_finder": (0.02, "the finder resets the optimizer's state in between"),
+    "vae": (0.02, "its noise is drawn on the device"),
+}
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Run all scripts in one subprocess, natively and through `run_script`."""
+    environment = {**os.environ, "IGNITE_IPU_BACKEND": "emulator", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.run(
+        [sys.executable, str(HERE / "corpus_runner.py")],
+        input=json.dumps([str(CORPUS / f"{name}.py") for name in SCRIPTS]),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=280,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    return {Path(path).stem: result for path, result in json.loads(process.stdout).items()}
+
+
+def numbers(result):
+    """Return the numbers in a result, in order."""
+    if isinstance(result, dict):
+        return [number for key in sorted(result) for number in numbers(result[key])]
+    if isinstance(result, list):
+        return [number for item in result for number in numbers(item)]
+    return [float(result)]
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in REFUSED])
+def test_scripts_end_with_the_native_result(name, results):
+    native, run, substitutions, updates = results[name]
+    assert isinstance(run, dict), run
+    assert numbers(run) == pytest.approx(numbers(native), rel=TOLERANCE.get(name, (1e-4,))[0], abs=1e-6)
+    assert updates > 0, "nothing was trained on the device"
+    assert substitutions
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_scripts_are_refused_at_their_line(name, results):
+    line, reason = REFUSED[name]
+    _, run, _, _ = results[name]
+    assert isinstance(run, str) and run.startswith("refused:"), run
+    assert reason in run
+    text = (CORPUS / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    places = [number for number, content in enumerate(text, start=1) if line in content]
+    assert any(f"{name}.py:{number}" in run for number in places), run

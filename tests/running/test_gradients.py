@@ -1,0 +1,75 @@
+"""Gradient clipping in a loop becomes part of the device step, for all updates or for none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu.running import RunError
+
+HEAD = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+x, y = torch.randn(8, 3), 10 * torch.randn(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(clip):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    norm = clip()
+    optimizer.step()
+    return norm
+every = lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+"""
+
+
+def test_clipped_updates_equal_native_ones(run):
+    ran = run(HEAD + "for _ in range(3): step(every)\nprint(*model.weight.flatten().tolist())")
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    x, y = torch.randn(8, 3), 10 * torch.randn(8, 1)
+    for _ in range(3):
+        model.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+    assert [float(text) for text in ran.output[0].split()] == pytest.approx(model.weight.flatten().tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("step(every); step(lambda: None)", "Clip for every update or for none"),
+        ("step(lambda: None); step(every)", "not clipped when the step was compiled"),
+        ("step(every); step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 2.0))", "clipped to 0.5"),
+        ("step(lambda: nn.utils.clip_grad_norm_([model.weight], 1.0))", "without bias"),
+        ("step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=1))", "2-norm alone"),
+        ("print(f'{step(every)}')", "the norm of the gradients stays on the device"),
+        ("step(lambda: [p.grad for p in model.parameters()])", "parameter.grad"),
+    ],
+)
+def test_other_uses_of_gradients_are_refused(run, body, reason):
+    with pytest.raises(RunError) as refused:
+        run(HEAD + body)
+    assert reason in str(refused.value)
+
+
+def test_gradients_may_be_cleared_by_hand(run):
+    ran = run(
+        HEAD
+        + """
+for _ in range(2):
+    for p in model.parameters():
+        p.grad = None
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+print("done")
+"""
+    )
+    assert ran.output == ["done"]

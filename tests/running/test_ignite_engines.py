@@ -1,0 +1,117 @@
+"""Ignite in a script: its factories make IPU engines, whatever names the script imported them by."""
+
+from __future__ import annotations
+
+import pytest
+
+from ignite_ipu import emulator
+from ignite_ipu.running import RunError
+
+HEAD = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from ignite.engine import create_supervised_trainer as make_trainer, create_supervised_evaluator
+from ignite.metrics import MeanSquaredError
+torch.manual_seed(0)
+device = torch.device("cuda")
+model = nn.Linear(3, 1).to(device)
+data = DataLoader(TensorDataset(torch.randn(16, 3), torch.randn(16, 1)), batch_size=4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_factories_become_ipu_engines(run):
+    before = emulator.counters()
+    ran = run(
+        HEAD
+        + """
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device, True)
+evaluator = create_supervised_evaluator(model, {"mse": MeanSquaredError(device=device)}, device=device)
+trainer.run(data, max_epochs=2)
+evaluator.run(data)
+print(type(trainer).__name__, type(evaluator).__name__, trainer.state.iteration, evaluator.state.iteration)
+"""
+    )
+    assert ran.output == ["IPUTrainer IPUEngine 8 4"]
+    assert (emulator.counters() - before).device_calls == 12
+    assert ran.became("create_supervised_trainer()") == "create_ipu_trainer()"
+
+
+def test_replicas_are_a_matter_of_the_command_line(run):
+    ran = run(
+        HEAD
+        + """
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device)
+trainer.run(data, max_epochs=1)
+print(trainer.state.iteration)
+""",
+        replication_factor=2,
+    )
+    assert ran.output == ["2"]
+
+
+def test_accumulation_makes_an_iteration_of_several_batches(run):
+    ran = run(
+        HEAD
+        + """
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device, gradient_accumulation_steps=2)
+trainer.run(data, max_epochs=1)
+print(trainer.state.iteration)
+"""
+    )
+    assert ran.output == ["2"]
+    assert "one update from 2 batches" in ran.became("create_supervised_trainer()")
+
+
+def test_a_scaler_becomes_automatic_loss_scaling(run):
+    ran = run(
+        HEAD
+        + """
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device, amp_mode="amp", scaler=True)
+trainer.run(data, max_epochs=1)
+print(trainer.state.output < 10)
+"""
+    )
+    assert ran.output == ["True"]
+    assert "automatic loss scaling" in ran.became("create_supervised_trainer()")
+
+
+def test_a_written_out_step_shares_its_model_with_an_evaluator(run):
+    ran = run(
+        HEAD
+        + """
+from ignite.engine import Engine
+def step(engine, batch):
+    model.train()
+    optimizer.zero_grad()
+    x, y = batch[0].to(device), batch[1].to(device)
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+trainer = Engine(step)
+evaluator = create_supervised_evaluator(model, {"mse": MeanSquaredError()}, device=device)
+trainer.run(data, max_epochs=3)
+evaluator.run(data)
+x, y = data.dataset.tensors
+weight, bias = [p.detach().clone() for p in model.parameters()]
+print(abs(evaluator.state.metrics["mse"] - ((x @ weight.T + bias - y) ** 2).mean().item()) < 1e-5)
+"""
+    )
+    assert ran.output == ["True"]
+
+
+def test_parallel_runs_in_this_process(run):
+    ran = run(
+        """
+        import ignite.distributed as idist
+        def training(rank):
+            print(rank, idist.get_world_size())
+        with idist.Parallel(backend="nccl") as parallel:
+            parallel.run(training)
+        """
+    )
+    assert [line for line in ran.output if line[0].isdigit()] == ["0 1"]
+    with pytest.raises(RunError, match="replication-factor"):
+        run("import ignite.distributed as idist\nidist.Parallel(backend='nccl', nproc_per_node=2)")

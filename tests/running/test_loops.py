@@ -1,0 +1,131 @@
+"""Loops written out: captured where they can be, refused where they cannot, never run on the host."""
+
+from __future__ import annotations
+
+import pytest
+
+from ignite_ipu import emulator
+from ignite_ipu.running import RunError
+
+HEAD = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).cuda()
+x, y = torch.randn(8, 3).cuda(), torch.randn(8, 1).cuda()
+"""
+
+
+def test_every_update_of_a_plain_loop_is_one_device_call(run):
+    before = emulator.counters()
+    run(
+        HEAD
+        + """
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+for _ in range(5):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+    )
+    done = emulator.counters() - before
+    assert (done.optimizer_updates, done.device_calls, done.compiles) == (5, 5, 1)
+
+
+def test_evaluation_runs_on_the_device_with_the_newest_weights(run):
+    before = emulator.counters()
+    ran = run(
+        HEAD
+        + """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+nn.functional.mse_loss(model(x), y).backward()
+optimizer.step()
+model.eval()
+with torch.no_grad():
+    found = model(x)
+with torch.inference_mode():
+    again = model(x)
+weights = [p.detach().clone() for p in model.parameters()]
+expected = torch.tanh(x @ weights[0].T + weights[1]) @ weights[2].T + weights[3]
+print(torch.allclose(found, expected, atol=1e-6), torch.equal(found, again))
+"""
+    )
+    assert ran.output == ["True True"]
+    assert (emulator.counters() - before).device_calls == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("(x * torch.ones(3, requires_grad=True)).sum().backward()", "would run on the host"),
+        ("model.eval()\nmodel(x).sum().backward()", "in training mode"),
+        ("model(x).sum().backward()", "updated by hand"),
+        (
+            "o = torch.optim.SGD(model.parameters(), 0.1)\nmodel(x).sum().backward()\nprint(model[0].weight.grad)",
+            "gradients exist inside the device's step",
+        ),
+        ("torch.optim.SGD(model.parameters(), 0.1).step()", "no captured step computed its gradients"),
+        ("torch.optim.LBFGS(model.parameters()).step(lambda: model(x).sum())", "closure"),
+        (
+            "a = torch.optim.SGD(model[0].parameters(), 0.1)\nb = torch.optim.SGD(model[2].parameters(), 0.1)\n"
+            "model(x).sum().backward()\na.step()\nb.step()",
+            "optimizer",
+        ),
+        ("torch.optim.SGD(model.parameters(), 0.1)\nprint(model(x).sum().item())", "before the step has run"),
+        ("torch.autograd.grad(model(x).sum(), [x])", "gradients exist inside"),
+        ("nn.DataParallel(model)", "--replication-factor"),
+        ("nn.utils.clip_grad_value_(model.parameters(), 1.0)", "global norm"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_at_its_line(run, body, reason):
+    before = emulator.counters().optimizer_updates
+    with pytest.raises(RunError, match=r"script\.py:\d+") as refused:
+        run(HEAD + body)
+    assert reason in str(refused.value)
+    assert emulator.counters().optimizer_updates == before
+
+
+def test_compile_is_left_out(run):
+    ran = run(HEAD + "print(torch.compile(model) is model)")
+    assert ran.output == ["True"]
+
+
+def test_mixed_precision_is_switched_off(run):
+    ran = run(
+        HEAD
+        + """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for _ in range(2):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = nn.functional.mse_loss(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+print(loss.dtype, scaler.is_enabled())
+"""
+    )
+    assert ran.output == ["torch.float32 False"]
+    assert "single precision" in ran.became("autocast()")
+
+
+def test_engines_over_written_out_steps_return_ordinary_tensors(run):
+    ran = run(
+        HEAD
+        + """
+from ignite.engine import Engine
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(engine, batch):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return {"loss": loss}
+trainer = Engine(step)
+trainer.run([(x, y)] * 3)
+print(type(trainer.state.output["loss"]).__name__)
+"""
+    )
+    assert ran.output == ["Tensor"]

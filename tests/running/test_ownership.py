@@ -1,0 +1,49 @@
+"""Which files are a script's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import ignite
+import torch
+
+import ignite_ipu
+from ignite_ipu.running.ownership import ScriptCode
+
+
+def test_the_script_and_what_lies_beside_it_are_its_own(tmp_path):
+    code = ScriptCode(str(tmp_path / "train.py"))
+    assert code.owns(str(tmp_path / "train.py"))
+    assert code.owns(str(tmp_path / "models" / "net.py"))
+    assert not code.owns(str(tmp_path.parent / "elsewhere.py"))
+    assert not code.owns(str(tmp_path / ".venv" / "lib" / "python3" / "site-packages" / "tool" / "x.py"))
+
+
+def test_installed_packages_are_not_even_below_the_script():
+    """A script at the root of the file system has everything below it."""
+    code = ScriptCode("/train.py")
+    for module in (torch, ignite, json, ignite_ipu):
+        assert not code.owns(module.__file__)
+
+
+def test_the_line_of_a_frame(tmp_path):
+    code, other = ScriptCode(__file__), ScriptCode(str(tmp_path / "train.py"))
+    frame = sys._getframe()
+    assert code.line_of(frame) == (__file__, frame.f_lineno)
+    assert other.line_of(frame) is None and code.line_of(None) is None
+
+
+def test_torch_and_ignite_pass_a_call_on():
+    code = ScriptCode(__file__)
+    found = []
+
+    class Probe(torch.nn.Module):
+        def forward(self):
+            return None
+
+    probe = Probe()
+    probe.register_forward_hook(lambda *arguments: found.append(code.line_behind(sys._getframe(1))))
+    probe()  # torch's own frames lie between this line and the hook
+    ((line, own),) = found
+    assert own and line[0] == __file__

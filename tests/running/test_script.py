@@ -1,0 +1,132 @@
+"""A script runs as a program of its own, and leaves no trace in the process."""
+
+from __future__ import annotations
+
+import sys
+
+import ignite.engine
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.cli import UserError
+from ignite_ipu.running import RunError, run_script
+from ignite_ipu.running.script import uses_poptorch
+
+
+def test_a_script_is_the_main_program_with_its_own_arguments(run):
+    ran = run("import sys; print(__name__, sys.argv[1:], len(sys.path[0]) > 0)", "--lr", "0.1")
+    assert ran.output == ["__main__ ['--lr', '0.1'] True"]
+
+
+def test_modules_beside_the_script_belong_to_it(run, tmp_path):
+    (tmp_path / "beside_the_script.py").write_text("import torch\nAVAILABLE = torch.cuda.is_available()\n")
+    ran = run("import beside_the_script; print(beside_the_script.AVAILABLE)")
+    sys.modules.pop("beside_the_script")
+    assert ran.output == ["True"]
+
+
+def test_exit_codes_and_exceptions_are_the_scripts_own(run):
+    with pytest.raises(SystemExit) as ended:
+        run("raise SystemExit(3)")
+    assert ended.value.code == 3
+    with pytest.raises(KeyError):
+        run("{}['missing']")
+
+
+def attributes():
+    """Return everything in PyTorch and Ignite that a run replaces."""
+    owners = (
+        torch.cuda,
+        torch,
+        torch.Tensor,
+        nn.Module,
+        nn.utils,
+        nn.utils.clip_grad,
+        torch.optim.Optimizer,
+        torch.distributed,
+        torch.autograd,
+        ignite.engine,
+        ignite.engine.Engine,
+        torch.utils.data.DataLoader,
+        torch.autocast,
+        torch.amp.GradScaler,
+    )
+    return [{name: id(value) for name, value in vars(owner).items()} for owner in owners]
+
+
+@pytest.mark.parametrize("ending", ["", "raise ValueError", "torch.cuda.memory_allocated()"])
+def test_everything_is_put_back(run, ending):
+    """Whether the script ends, fails or is refused."""
+    run("import torch; torch.optim.SGD([torch.zeros(1)], 0.1)")  # PyTorch patches its optimizers' classes itself
+    before = attributes()
+    text = f"import torch\nmodel = torch.nn.Linear(2, 2).cuda()\n{ending}"
+    if ending:
+        with pytest.raises((ValueError, RunError)):
+            run(text)
+    else:
+        run(text)
+    assert attributes() == before
+
+
+def test_models_and_optimizers_are_ordinary_again_with_the_newest_weights(run, monkeypatch):
+    kept = {}
+    monkeypatch.setattr(sys, "kept_by_the_test", kept, raising=False)
+    run(
+        """
+        import sys, torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        before = model.weight.detach().clone()
+        loss = model(torch.ones(4, 2)).mean()
+        loss.backward()
+        optimizer.step()
+        sys.kept_by_the_test.update(model=model, optimizer=optimizer, before=before)
+        """
+    )
+    model, optimizer = kept["model"], kept["optimizer"]
+    assert type(model) is nn.Linear and type(optimizer) is torch.optim.SGD
+    torch.testing.assert_close(model.weight, kept["before"] - 0.5)
+    model(torch.ones(4, 2)).mean().backward()
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), kept["before"] - 1.0)
+
+
+def test_a_script_that_catches_a_refusal_is_refused_at_its_end(run):
+    with pytest.raises(RunError, match=r"script\.py:4: .*memory_allocated"):
+        run(
+            """
+            import torch
+            try:
+                torch.cuda.memory_allocated()
+            except Exception:
+                pass
+            """
+        )
+
+
+def test_poptorch_scripts_run_on_the_emulator_as_they_are(run):
+    ran = run("import poptorch; print(poptorch.__name__, poptorch.Options().deviceIterations(3).device_iterations)")
+    assert ran.output == ["poptorch 3"] and not ran.substitutions
+    assert "poptorch" not in sys.modules
+
+
+def test_poptorch_is_found_in_modules_beside_the_script(tmp_path):
+    (tmp_path / "inner.py").write_text("def go():\n    from poptorch import Options\n")
+    script = tmp_path / "script.py"
+    script.write_text("import inner\n")
+    assert uses_poptorch(str(script))
+    (tmp_path / "inner.py").write_text("poptorch = None\n")
+    assert not uses_poptorch(str(script))
+
+
+def test_a_native_run_substitutes_nothing(run, monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "native")
+    ran = run("import torch; print(type(torch.nn.Linear(2, 2)(torch.ones(1, 2)).grad_fn).__name__)")
+    assert ran.output == ["AddmmBackward0"] and not ran.substitutions
+
+
+def test_a_missing_script_is_the_users_error():
+    with pytest.raises(UserError, match=r"no script 'nowhere\.py'"):
+        run_script("nowhere.py")
