@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -56,6 +56,7 @@ class Executable:
         ]
         self._arguments = [self._arguments_of(replica) for replica in range(replicas)]
         self._written = [[own[name] for name in graph.written_buffers] for own in self.buffers]
+        self._state_returned: Optional[Tuple[bool, ...]] = None
         self._slots = [batching.slot_of(replica) for replica in range(replicas)]
 
     def infer(self, inputs: Tensors) -> List[torch.Tensor]:
@@ -120,7 +121,7 @@ class Executable:
                         )
                     results = run(*batch, *self._arguments[replica])
                     backward(results, replica)
-                    collected.append(tuple(result.detach() for result in results))
+                    collected.append(self._kept(results))
                     for buffer in self._written[replica]:
                         if buffer.requires_grad:
                             buffer.detach_()
@@ -133,6 +134,19 @@ class Executable:
             update(iteration)
         outputs = len(kept[0][0])
         return [batching.stack([[results[index] for results in step] for step in kept]) for index in range(outputs)]
+
+    def _kept(self, results: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
+        """Return one micro-batch's results; weights and buffers among them as they are now, whatever comes after."""
+        if self._state_returned is None:
+            state = [*self.weights.values(), *(value for own in self.buffers for value in own.values())]
+            memory = {value.untyped_storage().data_ptr() for value in state}
+            self._state_returned = tuple(result.untyped_storage().data_ptr() in memory for result in results)
+        if not any(self._state_returned):
+            return tuple(result.detach() for result in results)
+        return tuple(
+            result.detach().clone() if state else result.detach()
+            for result, state in zip(results, self._state_returned)
+        )
 
     def _from_host(self, name: str, value: torch.Tensor) -> torch.Tensor:
         return self._groups[name].from_host(value) if name in self._groups else value

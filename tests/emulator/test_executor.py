@@ -286,6 +286,26 @@ class TestResults:
         assert torch.equal(second[0], 2 * X) and second[1].tolist() == [1.0, 1.0]
         assert first[0].sum() == 0
 
+    def test_weights_and_buffers_among_them_are_those_of_each_micro_batch(self):
+        class Counts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("count", torch.zeros(1))
+                self.weight = nn.Parameter(torch.ones(1))
+
+            def forward(self, x):
+                self.count.add_(1)
+                return self.count, self.count.view(1, 1), self.weight, poptorch.identity_loss(self.weight * x, "sum")
+
+        options = poptorch.Options().deviceIterations(3).outputMode(OutputMode.All)
+        net = Counts()
+        model = poptorch.trainingModel(net, options, torch.optim.SGD(net.parameters(), lr=1.0))
+        count, view, weight, _ = model(torch.ones(3))
+        assert count.tolist() == view.flatten().tolist() == [1.0, 2.0, 3.0]
+        assert weight.tolist() == [1.0, 0.0, -1.0]
+        again = model(torch.ones(3))[0]
+        assert (count.tolist(), again.tolist()) == ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+
     def test_they_cannot_be_differentiated(self):
         model = inference(lambda x: [x * 2, torch.ones(2, device=x.device)])
         for tensor in model(X):
