@@ -8,12 +8,13 @@ SETUP := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test lint types docs bench format clean
+.PHONY: help demo test lint types docs bench resilience format clean
 
 help:
 	@echo "make demo     train on handwritten digits, print the accuracy, draw the learning curve in demo-output/"
 	@echo "make test     every check: lint, types, tests (source valid on Python 3.8 among them), documentation"
 	@echo "make lint | types | docs | bench    one of them, or the benchmarks"
+	@echo "make resilience   break runs, files and machines in full: hours; the tests do a sample"
 	@echo "make format   format the code and mend what the linter can"
 	@echo "make clean    remove what the commands write, .venv excepted"
 
@@ -37,6 +38,9 @@ docs: .venv/ready-dev-$(SETUP)
 
 bench: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m tests.benchmarks
+
+resilience: .venv/ready-dev-$(SETUP)
+	$(BIN)/python -m tests.resilience
 
 format: .venv/ready-dev-$(SETUP)
 	$(BIN)/ruff check --fix .

@@ -13,7 +13,7 @@ EXIT_RESET_NEEDED = 76
 
 
 class Preempted(SystemExit):
-    """The process was asked to end; the run's state is saved. Exits with 75, which sysexits.h calls a temporary failure."""
+    """The process was asked to end; the run's state is saved. Exits with 75, the temporary failure of sysexits.h."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_PREEMPTED)

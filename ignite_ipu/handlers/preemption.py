@@ -54,7 +54,7 @@ class Preemption:
     def _begin(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "Preemption needs the trainer to run in the main thread: Python gives signals to no other."
+                "Preemption needs the trainer to run in the main thread: Python gives no other the signals."
             )
         self._end()
         for number in self._signals:

@@ -95,8 +95,8 @@ class Recovery:
     When a device call fails with IPU_RESET, the IPUs are attached again with the newest snapshot, the calls since then
     are repeated, and the failed one is made again: weights, optimizer, random numbers, metrics and logs are those of a
     run without the fault. Evaluations are covered, too. Other resets are the `reset` hook's business; without one the
-    state is saved and the process exits with code 76 and the command that goes on. After an unrecoverable fault, or more
-    than `retries` of one call, the state is saved and `RecoveryError` raised.
+    state is saved and the process exits with code 76, telling the command that goes on. After an unrecoverable fault,
+    or more than `retries` of one call, the state is saved and `RecoveryError` raised.
 
     A snapshot costs one download of weights and optimizer state between two iterations, and the host's memory for them.
     Batches since the snapshot are kept for the repetition.
@@ -173,23 +173,21 @@ class Recovery:
         own = {"trainer": trainer, "model": session.model, "optimizer": session.link.conversion.source}
         for name, value in self._to_save.items():
             if own.get(name, value) is not value:
-                raise ValueError(
-                    f"to_save[{name!r}] is not this trainer's: the name is taken for the run's own {name}."
-                )
+                raise ValueError(f"to_save[{name!r}] is not this trainer's {name}, which has that name in the file.")
         self._trainer = trainer
         self._session: IPUSession = session
         self._replay = Replay(session)
         self._others = {"trainer": trainer, **{name: value for name, value in self._to_save.items() if name not in own}}
         self._positions: Optional[Dict[str, int]] = None
         session.guard = self
-        trainer.state.recovery = self.status
+        trainer.state.recovery = self.status  # type: ignore[attr-defined]
         trainer.add_event_handler(Events.STARTED, self._begin)
         trainer.add_event_handler(Events.COMPLETED, self._end)
         remove_unfinished(self.folder)
         return resume_from(self.folder, {**own, **self._to_save}, self._resume)
 
     def _begin(self, engine: Engine) -> None:
-        engine.state.recovery = self.status
+        engine.state.recovery = self.status  # type: ignore[attr-defined]
         self._image = None
         self._replay.forget()
         # Registered anew, so that they come after everybody else's: what they save is what those have left.

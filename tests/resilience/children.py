@@ -81,7 +81,7 @@ def _live(work: Callable[[Callable[[str], None]], None], note: Callable[[str], N
     try:
         if quiet:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sys.stdout = sys.stderr = open(os.devnull, "w")
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
             logging.disable(logging.CRITICAL)
         work(note)
         code = 0

@@ -1,4 +1,4 @@
-"""Processes killed at random moments: what they leave is whole, and the run that goes on ends as if nothing had been."""
+"""Processes killed at random moments: what they leave is whole, and the run goes on as if nothing had been."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     def fill(note):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        with pytest.raises(CheckpointError, match="was not written.*The file that was there before is intact"):
+        with pytest.raises(CheckpointError, match=r"was not written.*The file that was there before is intact"):
             write_checkpoint(path, {"x": torch.zeros(100_000)})
 
     assert Child(fill).wait() == 0
@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     """A read-only folder is refused with its name when the saver is made or at the first checkpoint."""
     folder = tmp_path / "file"
     folder.write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written to .*file.*Choose another folder"):
+    with pytest.raises(CheckpointError, match=r"cannot be written to .*file.*Choose another folder"):
         CheckpointSaver(folder / "inside")
     locked = tmp_path / "locked"
     locked.mkdir()
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     def write(note):
         if os.getuid() == 0:
             os.setuid(65534)  # permissions mean nothing to root
-        with pytest.raises(CheckpointError, match="was not written: Permission denied.*are intact"):
+        with pytest.raises(CheckpointError, match=r"was not written: Permission denied.*are intact"):
             write_checkpoint(locked / "a_2.pt", {"x": 2})
 
     for parent in [tmp_path, *tmp_path.parents][:-2]:
