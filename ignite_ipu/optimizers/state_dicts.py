@@ -1,4 +1,4 @@
-"""Whole state dictionaries of optimizers, from torch's form to PopTorch's and back, for checkpoint files and own loops."""
+"""Whole state dictionaries of optimizers, from torch's form to PopTorch's and back, for files and loops of one's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def convert_optimizer_state(
 ) -> Dict[str, Any]:
     """Return an optimizer's state dictionary in the other form: PopTorch's for torch's, and torch's for PopTorch's.
 
-    The trainers of this library convert by themselves. This is for optimizers of `poptorch.optim` in loops of your own::
+    This library's trainers convert by themselves. This is for optimizers of `poptorch.optim` in loops of your own::
 
         optimizer.load_state_dict(convert_optimizer_state(torch.load("native.pt"), optimizer, wrapped_module))
 
