@@ -1,0 +1,173 @@
+"""What `Recovery` does about each kind of fault, and what it says."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import pytest
+import torch
+from ignite.engine import Events
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import IPUEvents, create_ipu_trainer
+from ignite_ipu.checkpoints import read_checkpoint
+from ignite_ipu.handlers import Recovery
+from ignite_ipu.stopping import EXIT_RESET_NEEDED, RecoveryError, resume_command
+from tests.supervised import assert_same_weights, pair, task
+
+
+def trainer_of(seed=None, **settings):
+    model, optimizer = pair(momentum=0.9, **settings)
+    return create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), seed=seed), model, optimizer
+
+
+LOADER = DataLoader(task(), batch_size=8)
+
+
+def faults(*calls, action="IPU_RESET"):
+    return poptorch.inject_faults({call: poptorch.Fault(action) for call in calls})
+
+
+def test_every_decision_is_an_event_and_stands_in_the_state(tmp_path):
+    """Handlers can read in `state.recovery` what happened and what was decided."""
+    trainer, _, _ = trainer_of()
+    seen = []
+    trainer.add_event_handler(IPUEvents.DEVICE_FAULT, lambda: seen.append(("fault", trainer.state.iteration)))
+    trainer.add_event_handler(IPUEvents.DEVICE_RECOVERED, lambda: seen.append(("recovered", trainer.state.iteration)))
+    Recovery(tmp_path, backoff=0.0).attach(trainer)
+    with faults(2, 3):
+        trainer.run(LOADER)
+    assert seen == [("fault", 3), ("fault", 3), ("recovered", 3)]
+    status = trainer.state.recovery
+    assert (status.faults, status.recoveries) == (2, 1)
+    assert [(d.iteration, d.attempt, d.action) for d in status.decisions] == [(3, 1, "retry"), (3, 2, "retry")]
+
+
+def test_the_waits_double(tmp_path, monkeypatch):
+    """Back-off before each retry of one call."""
+    trainer, _, _ = trainer_of()
+    recovery = Recovery(tmp_path, backoff=0.5)
+    waits = []
+    monkeypatch.setattr(recovery, "_sleep", waits.append)
+    recovery.attach(trainer)
+    with faults(2, 3, 4):
+        trainer.run(LOADER)
+    assert waits == [0.5, 1.0, 2.0]
+
+
+def test_too_many_faults_of_one_call_end_the_run_with_everything_saved(tmp_path):
+    """The error says where the state is and how to go on; the model has it, and works natively."""
+    trainer, model, optimizer = trainer_of()
+    recovery = Recovery(tmp_path, every=2, retries=1, backoff=0.0, command="python train.py")
+    recovery.attach(trainer)
+    with poptorch.inject_faults({call: poptorch.Fault() for call in range(5, 40)}):
+        with pytest.raises(
+            RecoveryError, match="failed 2 time.*after iteration 5 .*Go on with: python train.py"
+        ) as error:
+            trainer.run(LOADER)
+    assert isinstance(error.value.__cause__, poptorch.RecoverableError)
+    saved = read_checkpoint(recovery.status.saved)
+    assert saved["trainer"]["iteration"] == 5
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, saved["model"][name]), name
+    for number, slots in optimizer.state_dict()["state"].items():
+        assert torch.equal(slots["momentum_buffer"], saved["optimizer"]["state"][number]["momentum_buffer"])
+    shorter, reference, _ = trainer_of()
+    shorter.run(LOADER, epoch_length=5)
+    assert_same_weights(model, reference)
+    model(torch.randn(2, 6)).sum().backward()
+
+
+def test_an_unrecoverable_fault_is_not_retried(tmp_path):
+    trainer, _, _ = trainer_of()
+    recovery = Recovery(tmp_path, every=1)
+    recovery.attach(trainer)
+    with poptorch.inject_faults({3: poptorch.Fault(None, "double bit error")}):
+        with pytest.raises(RecoveryError, match="double bit error"):
+            trainer.run(LOADER)
+    assert [decision.action for decision in recovery.status.decisions] == ["stop"]
+    assert read_checkpoint(tmp_path / "recovery_3.pt")["trainer"]["iteration"] == 3
+
+
+@pytest.mark.parametrize("action", ["LINK_RESET", "PARTITION_RESET", "FULL_RESET"])
+def test_a_reset_without_a_hook_ends_the_process(tmp_path, caplog, action):
+    """With code 76, everything saved, and the command that goes on in the log."""
+    trainer, _, _ = trainer_of()
+    Recovery(tmp_path, every=1).attach(trainer)
+    with faults(4, action=action), caplog.at_level(logging.ERROR, "ignite_ipu"):
+        with pytest.raises(SystemExit) as error:
+            trainer.run(LOADER)
+    assert error.value.code == EXIT_RESET_NEEDED
+    assert action in caplog.text and resume_command() in caplog.text
+    again, model, _ = trainer_of()
+    assert Recovery(tmp_path, resume="auto").attach(again).name == "recovery_4.pt"
+    again.run(LOADER)
+    whole, reference, _ = trainer_of()
+    whole.run(LOADER)
+    assert_same_weights(model, reference, rtol=0, atol=0)
+
+
+def test_the_reset_hook_runs_while_no_ipus_are_held(tmp_path):
+    trainer, _, _ = trainer_of()
+    seen = []
+
+    def reset(action):
+        seen.append((action, trainer.ipu.training.ready))
+
+    Recovery(tmp_path, reset=reset, backoff=0.0).attach(trainer)
+    with faults(4, action="PARTITION_RESET"):
+        trainer.run(LOADER)
+    assert seen == [("PARTITION_RESET", False)]
+
+
+def test_a_failing_hook_ends_the_run_with_everything_saved(tmp_path):
+    trainer, _, _ = trainer_of()
+
+    def reset(action):
+        raise OSError("no permission to reset")
+
+    Recovery(tmp_path, reset=reset, every=1, backoff=0.0).attach(trainer)
+    with faults(4, action="FULL_RESET"), pytest.raises(RecoveryError, match="no permission"):
+        trainer.run(LOADER)
+    assert (tmp_path / "recovery_4.pt").exists()
+
+
+def test_weights_loaded_between_two_calls_are_part_of_the_repetition(tmp_path):
+    """What the host sets is not lost by going back to a snapshot from before."""
+    results = []
+    for calls in ((), (6,)):
+        trainer, model, _ = trainer_of()
+        fresh = {name: value.clone() for name, value in model.state_dict().items()}
+        load = functools.partial(model.load_state_dict, fresh)
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=4), lambda _, load=load: load())
+        Recovery(tmp_path, every=100, backoff=0.0).attach(trainer)
+        with faults(*calls):
+            trainer.run(LOADER)
+        results.append(model)
+    assert_same_weights(*results, rtol=0, atol=0)
+
+
+def test_a_snapshot_takes_one_download(tmp_path):
+    """Of the weights, and one of the optimizer's state; nothing is downloaded in between."""
+    trainer, _, _ = trainer_of()
+    Recovery(tmp_path, every=4).attach(trainer)
+    trainer.run(LOADER, max_epochs=2)
+    counted = poptorch.counters(trainer.ipu.training.executor)
+    # The first iteration's, and every fourth after it; the run's end downloads once more.
+    assert trainer.state.recovery.snapshots == 5
+    assert counted.weight_downloads <= 5 and counted.optimizer_state_downloads <= 6
+
+
+def test_wrong_uses(tmp_path):
+    """One handler per trainer; names of the run's own objects are theirs."""
+    trainer, _, _ = trainer_of()
+    with pytest.raises(ValueError, match="at least 1"):
+        Recovery(tmp_path, every=0)
+    with pytest.raises(ValueError, match="not this trainer's model"):
+        Recovery(tmp_path, {"model": nn.Linear(2, 2)}).attach(trainer)
+    Recovery(tmp_path).attach(trainer)
+    with pytest.raises(ValueError, match="guarded already"):
+        Recovery(tmp_path).attach(trainer)

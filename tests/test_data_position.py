@@ -1,0 +1,97 @@
+"""A run that is resumed within an epoch gets the batches, and the random numbers, that the uninterrupted one gets."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from ignite.engine import Events
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from ignite_ipu import create_ipu_trainer
+from ignite_ipu.random_states import read_random_states, write_random_states
+from tests.supervised import pair
+
+
+class Noisy(Dataset):
+    """Every sample is augmented with numbers from all three generators."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        noise = torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
+        return torch.cat([torch.full((3,), float(index)), noise]), index % 3
+
+
+def losses_of(stop=None, state=None, epochs=2, epoch_length=None, generator=False, workers=0):
+    """Return the losses of each iteration and the trainer's state when it was stopped."""
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    own = torch.Generator().manual_seed(7) if generator else None
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=own, num_workers=workers)
+    seen = {}
+    saved = {}
+    trainer.add_event_handler(
+        Events.ITERATION_COMPLETED, lambda: seen.update({trainer.state.iteration: trainer.state.batch[0].sum().item()})
+    )
+    if stop is not None:
+
+        def interrupt():
+            saved.update(trainer.state_dict())
+            trainer.terminate()
+
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=stop), interrupt)
+    if state is not None:
+        trainer.load_state_dict(state)
+    trainer.run(loader, max_epochs=epochs, epoch_length=epoch_length)
+    trainer.ipu.close()
+    return seen, saved
+
+
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_any_iteration_can_be_resumed(stop):
+    """In the middle of an epoch, at its last iteration, and in the second one."""
+    whole, _ = losses_of()
+    before, state = losses_of(stop)
+    after, _ = losses_of(state=state)
+    assert {**before, **after} == whole
+    assert min(after) == stop + 1
+
+
+@pytest.mark.parametrize("epoch_length", [4, 9])
+def test_epochs_that_are_no_pass_over_the_data(epoch_length):
+    """Ignite goes on with the same pass in the next epoch, or starts another within one."""
+    whole, _ = losses_of(epoch_length=epoch_length)
+    for stop in (3, 5, 7):
+        before, state = losses_of(stop, epoch_length=epoch_length)
+        assert {**before, **losses_of(state=state, epoch_length=epoch_length)[0]} == whole
+
+
+def test_a_loaders_own_generator_is_restored():
+    whole, _ = losses_of(generator=True)
+    before, state = losses_of(8, generator=True)
+    assert {**before, **losses_of(state=state, generator=True)[0]} == whole
+
+
+def test_a_finished_run_stays_finished():
+    """Loaded from its end, it does nothing, instead of training all over from the trained weights."""
+    _, state = losses_of(12)
+    assert losses_of(state=state)[0] == {}
+    assert sorted(losses_of(state=state, epochs=3)[0]) == list(range(13, 19))
+
+
+def test_random_states_are_plain_data(tmp_path):
+    """They go through a file that is read without unpickling objects."""
+    states = read_random_states()
+    drawn = random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3)
+    torch.save(states, tmp_path / "states.pt")
+    write_random_states(torch.load(tmp_path / "states.pt", weights_only=True))
+    again = random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3)
+    assert drawn[:4] == again[:4] and torch.equal(drawn[4], again[4])
