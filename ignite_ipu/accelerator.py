@@ -25,6 +25,7 @@ except ImportError as error:
         "pip install 'ignite-ipu[accelerate]'."
     ) from error
 
+from ignite_ipu import backend
 from ignite_ipu.arguments import UnsupportedArgumentError
 from ignite_ipu.deferred.gradient_watch import GradientWatch
 from ignite_ipu.deferred.gradients import check_all_parameters, gradient_norm
@@ -121,6 +122,19 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         )
         return prepared
 
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Prepare a loader of micro-batches as accelerate does.
+
+        Raises:
+            UnsupportedArgumentError: It is PopTorch's, whose batches fill a device call of its own options.
+        """
+        if isinstance(data_loader, backend.poptorch().DataLoader):
+            raise UnsupportedArgumentError(
+                "A poptorch.DataLoader joins micro-batches for a device call, which the captured step does itself. "
+                "Prepare a torch.utils.data.DataLoader."
+            )
+        return super().prepare_data_loader(data_loader, *args, **kwargs)
+
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Optional[bool] = None) -> Any:
         """Wrap the optimizer as accelerate does, and let its steps run captured updates."""
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
@@ -212,7 +226,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the values; there is one process, whatever the number of replicas."""
-        return super().reduce(resolved(tensor), reduction, scale)
+        # Older versions of accelerate have no scale.
+        more = {} if scale == 1.0 else {"scale": scale}
+        return super().reduce(resolved(tensor), reduction, **more)
 
     def pad_across_processes(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the values; with one process there is nothing to pad to."""

@@ -54,7 +54,8 @@ class CapturedEvaluation:
         tensors: List[torch.Tensor] = []
         structure = take_apart((args, kwargs), tensors)
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-        kind = (structure.key, model.training, tuple([(size[1:], dtype) for size, dtype in shapes]))
+        modes = tuple([module.training for module in model.modules()])
+        kind = (structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes]))
         key = (kind, shapes)
         program = self._programs.get(key)
         if program is None:
@@ -67,11 +68,6 @@ class CapturedEvaluation:
         assert isinstance(step, CalledStep)
         outputs = self._call(program, tensors)
         return put_together(step.output, outputs)
-
-    def forget(self) -> None:
-        """Forget all programs, for use after the session was closed."""
-        self._programs.clear()
-        self._by_kind.clear()
 
     def _new(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
         if not tensors:

@@ -7,7 +7,6 @@ weights.
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
@@ -28,7 +27,6 @@ from ignite_ipu.session import IPUSession
 
 __all__ = ["CapturedModel", "capture_model", "captured", "mark_loss", "parameter_of", "run_for_read"]
 
-_logger = logging.getLogger("ignite_ipu")
 _CAPTURE = "_ignite_ipu_capture"
 _PARAMETERS: Dict[int, Tuple[weakref.ref[CapturedModel], str]] = {}
 

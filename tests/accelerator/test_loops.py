@@ -427,3 +427,11 @@ def test_evaluation_in_training_mode_is_refused() -> None:
     model = accelerator.prepare(network())
     with torch.no_grad(), pytest.raises(CaptureError, match="1 would update its statistics"):
         model(X)
+
+
+def test_loaders_of_poptorch_are_refused() -> None:
+    """The captured step joins micro-batches itself."""
+    poptorch = backend.poptorch()
+    loader = poptorch.DataLoader(poptorch.Options(), TensorDataset(X, Y), batch_size=4)
+    with pytest.raises(UnsupportedArgumentError, match=r"Prepare a torch\.utils\.data\.DataLoader"):
+        IPUAccelerator().prepare(loader)

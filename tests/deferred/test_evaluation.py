@@ -110,3 +110,12 @@ def test_many_shapes_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
         for rows in range(1, 7):
             model(X[:rows], labels=Y[:rows])
     assert "evaluated with 5 different shapes" in caplog.text
+
+
+def test_modes_of_sub_modules_count() -> None:
+    """Dropout that stays on in an evaluation is another program than dropout that is off."""
+    model, _, _ = prepared()
+    model.eval()
+    assert torch.equal(model(X)["scores"], model(X)["scores"])
+    model.net[1].train()
+    assert not torch.equal(model(X)["scores"], model(X)["scores"])
