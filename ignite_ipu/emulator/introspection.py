@@ -37,8 +37,8 @@ def accessAttributes(attribute_id_str: str) -> Dict[str, Any]:
     except ValueError:
         pass
     raise ValueError(
-        f'{attribute_id_str!r} stands for no attributes: give a JSON object, or "attr:" with a hexadecimal number below '
-        f"{len(attributes_lists):#x}."
+        f'{attribute_id_str!r} stands for no attributes: give a JSON object, or "attr:" with a hexadecimal number '
+        f"below {len(attributes_lists):#x}."
     )
 
 

@@ -60,7 +60,7 @@ def decode(data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """
     try:
         return _decode(data, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
         raise DamagedFile(f"its values make no sense ({type(error).__name__}: {error})") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
@@ -112,6 +113,22 @@ def test_plain_values_include_tensors_types_and_enumerations():
 def test_what_needs_code_is_not_plain(value):
     with pytest.raises(NotPlain):
         encode(value, {})
+
+
+_TAGS = st.sampled_from(
+    ["float", "tuple", "set", "dict", "dtype", "enum", "meta", "tensor", "member", "shape", "frozen"]
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["OutputMode", "All", "float32", "0x1p3", "os", "\0"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TAGS, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(_JSON)
+def test_any_other_data_is_decoded_or_refused_and_nothing_else(data):
+    with contextlib.suppress(DamagedFile):
+        decode(data, {})
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path):
     with pytest.raises(Error, match="can be written by other"):
         SharedMachine(str(tmp_path / "open"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(Error, match="cannot be used.*IGNITE_IPU_RUNTIME_DIR"):
+    with pytest.raises(Error, match=r"cannot be used.*IGNITE_IPU_RUNTIME_DIR"):
         SharedMachine(str(tmp_path / "file"))
 
 
