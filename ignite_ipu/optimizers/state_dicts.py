@@ -1,4 +1,4 @@
-"""Whole state dictionaries of optimizers, from torch's form to PopTorch's and back, for files and loops of one's own."""
+"""Whole state dictionaries of optimizers, from torch's form to PopTorch's and back, for files and your own loops."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import sys
 from pathlib import Path
@@ -15,6 +16,25 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
 
+
+class Either:
+    """What is in one package in some releases of Ignite and in another in others."""
+
+    def __init__(self, *paths: str) -> None:
+        self._paths = paths
+
+    def __getattr__(self, name: str) -> Any:
+        for path in self._paths:
+            with contextlib.suppress(ImportError):
+                module = importlib.import_module(path)
+                if hasattr(module, name):
+                    return getattr(module, name)
+                return importlib.import_module(f"{path}.{name}")
+        raise AttributeError(f"{name} is in none of {self._paths} of this release")
+
+
+handlers = Either("ignite.handlers", "ignite.contrib.handlers")
+metrics = Either("ignite.metrics", "ignite.contrib.metrics")
 SAMPLES, FEATURES, CLASSES, BATCH = 48, 4, 3, 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import torch
 from ignite.engine import DeterministicEngine, Engine, EventEnum, Events, State
@@ -279,6 +280,8 @@ def epoch_length(side):
 
 @row("Engine.run(max_iters)")
 def max_iters(side):
+    if "max_iters" not in inspect.signature(Engine.run).parameters:
+        return "not in this release"
     _, _, engine = side.setup()
     seen = losses(engine)
     engine.run(side.loader(), max_iters=9)

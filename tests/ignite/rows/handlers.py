@@ -6,14 +6,13 @@ import copy
 import io
 import re
 
-import ignite.handlers as handlers
 import torch
 from ignite.contrib.engines import common
 from ignite.engine import Events
 from ignite.metrics import Accuracy, Loss, RunningAverage
 from torch import nn
 
-from tests.ignite.side import follow, losses, weights
+from tests.ignite.side import follow, handlers, losses, weights
 from tests.ignite.table import DIFFERS, HOST, row
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ignite.handlers as handlers
 import torch
 from ignite.engine import Events
 from torch.optim import lr_scheduler
 
 from ignite_ipu import LoaderError
-from tests.ignite.side import follow, weights
+from tests.ignite.side import follow, handlers, weights
 from tests.ignite.table import REFUSED, row
 
 
