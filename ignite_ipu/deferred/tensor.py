@@ -200,6 +200,14 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         raise CaptureError(f".{name}() at {shown(current_line())}: the step runs on an IPU. Remove the call.")
     if name in _REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
         raise CaptureError(f"{name}() at {shown(current_line())} cannot be recorded: {_REFUSED[name]}.")
+    if name == "backward":
+        _backward(*args, **kwargs)
+        return None
+    if name in ("grad", "_engine_run_backward"):
+        raise CaptureError(
+            f"torch.autograd.grad at {shown(current_line())} asks for gradients, which exist on the device alone. Use "
+            "backward() and optimizer.step()."
+        )
     if name == "__iter__":
         return iter(_record(torch.Tensor.unbind, (args[0], 0), {}))
     if name == "to":
@@ -208,6 +216,18 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
             return args[0]
         args, kwargs = (args[0], dtype), {}
     return _record(func, args, kwargs)
+
+
+def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+    """Do what `torch.autograd.backward` does: each tensor goes backward."""
+    if grad_tensors is not None:
+        raise CaptureError(
+            "torch.autograd.backward(grad_tensors=...) cannot be honoured: losses are scalars. Leave it out."
+        )
+    for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+        if not isinstance(tensor, DeferredTensor):
+            raise CaptureError("torch.autograd.backward was given a tensor of the captured step and one of the host.")
+        tensor.backward(*args[1:], **kwargs)
 
 
 def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:

@@ -286,3 +286,33 @@ def test_recording_does_not_run_the_model() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert len(calls) == 2  # once to find the shapes, once in the trace
+
+
+def test_autograds_own_functions() -> None:
+    """torch.autograd.backward is backward; gradients themselves cannot be had."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    own = torch.optim.SGD(native.parameters(), lr=0.1)
+    for net, update in ((native, own), (model, optimizer)):
+        torch.autograd.backward([F.cross_entropy(net(X), Y)])
+        update.step()
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+    with pytest.raises((CaptureError, RuntimeError)):
+        torch.autograd.grad(model(X).sum(), model.first.weight)
+
+
+def test_custom_autograd_functions_are_refused() -> None:
+    """Their backward is host code, which a device does not run."""
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * x
+
+        @staticmethod
+        def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0]
+
+    model, _ = prepared()
+    with pytest.raises(CaptureError, match="does not depend on trainable weights"):
+        Square.apply(model(X)).sum().backward()
