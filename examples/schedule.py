@@ -31,9 +31,8 @@ trainer.add_event_handler(
 )
 trainer.run(loader, max_epochs=EPOCHS)
 
-print(
-    f"{trainer.state.iteration} device calls, {trainer.state.weight_updates} weight updates, loss {trainer.state.output:.4f}"
-)
+state = trainer.state
+print(f"{state.iteration} device calls, {state.weight_updates} weight updates, loss {state.output:.4f}")
 print("learning rate every 50 updates:", " ".join(f"{rate:.3f}" for rate in rates))
 assert trainer.state.weight_updates == updates
 assert optimizer.param_groups[0]["lr"] < 1e-3
