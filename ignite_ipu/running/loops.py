@@ -63,15 +63,13 @@ class _Loops:
         self._code = code
         self._journal = journal
         self._settings = settings
-        self._models: List[weakref.ref[CapturedModel]] = []
+        self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
 
     def release(self) -> None:
         """Give models and optimizers back as the ordinary ones they were, with the newest weights."""
-        for reference in self._models:
-            model = reference()
-            if model is not None:
-                model.close()
+        for model in list(self._models):
+            model.close()
         for optimizer, hook in list(self._optimizers.items()):
             hook.remove()
             release_optimizer(optimizer)
@@ -95,6 +93,7 @@ class _Loops:
     def captured_call(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def call(capture: CapturedModel, args: Any, kwargs: Any) -> Any:
+            self._models.add(capture)  # an Accelerator has captured it, if nobody else
             model = capture.session.model
             training = torch.is_grad_enabled() and model.training
             became = "recorded for the device step of backward() and step()" if training else "an inference program"
@@ -154,12 +153,10 @@ class _Loops:
         return backward
 
     def _capture(self, module: nn.Module) -> None:
-        capture = capture_model(module, self._settings)
-        self._models.append(weakref.ref(capture))
+        self._models.add(capture_model(module, self._settings))
 
     def _pending(self) -> Dict[CapturedModel, int]:
-        alive = [reference() for reference in self._models]
-        return {capture: len(capture.pending) for capture in alive if capture is not None}
+        return {capture: len(capture.pending) for capture in list(self._models)}
 
     def _optimizer_of(self, capture: CapturedModel) -> Optional[torch.optim.Optimizer]:
         own = {id(parameter) for parameter in capture.session.model.parameters()}

@@ -17,7 +17,7 @@ from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
 
-__all__ = ["run_script", "uses_poptorch"]
+__all__ = ["imports", "run_script"]
 
 
 def run_script(
@@ -48,14 +48,14 @@ def run_script(
     with _as_program(path, argv):
         if backend.choice() == "native":
             runpy.run_path(path, run_name="__main__")
-        elif uses_poptorch(path):
+        elif imports(path, "poptorch"):
             _run_poptorch(path)
         else:
             _run_substituted(path, replication_factor, [] if substitutions is None else substitutions)
 
 
-def uses_poptorch(path: str) -> bool:
-    """Tell whether a script, or a module beside it that it imports, imports PopTorch."""
+def imports(path: str, package: str) -> bool:
+    """Tell whether a script, or a module beside it that it imports, imports a package."""
     waiting, seen = [os.path.abspath(path)], set()
     folder = os.path.dirname(waiting[0])
     while waiting:
@@ -64,7 +64,7 @@ def uses_poptorch(path: str) -> bool:
             continue
         seen.add(file)
         for name in _imports(file):
-            if name.split(".")[0] == "poptorch":
+            if name.split(".")[0] == package:
                 return True
             base = os.path.join(folder, *name.split("."))
             waiting += [place for place in (f"{base}.py", os.path.join(base, "__init__.py")) if os.path.isfile(place)]
@@ -80,6 +80,7 @@ def _run_poptorch(path: str) -> None:
 
 
 def _run_substituted(path: str, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
+    from ignite_ipu.running.accelerators import substitute_accelerator
     from ignite_ipu.running.cuda import substitute_cuda
     from ignite_ipu.running.devices import substitute_devices
     from ignite_ipu.running.ignite_engines import substitute_ignite
@@ -97,6 +98,8 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
         refuse_unmappable(patches, code, journal)
         substitute_ignite(patches, code, journal, replication_factor)
         substitute_loops(patches, code, journal, replication_factor)
+        if imports(path, "accelerate"):
+            substitute_accelerator(patches, code, journal, replication_factor)
         runpy.run_path(path, run_name="__main__")
     except RunError:
         raise

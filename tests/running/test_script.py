@@ -12,7 +12,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.cli import UserError
 from ignite_ipu.running import RunError, run_script
-from ignite_ipu.running.script import uses_poptorch
+from ignite_ipu.running.script import imports
 
 
 def test_a_script_is_the_main_program_with_its_own_arguments(run):
@@ -116,9 +116,9 @@ def test_poptorch_is_found_in_modules_beside_the_script(tmp_path):
     (tmp_path / "inner.py").write_text("def go():\n    from poptorch import Options\n")
     script = tmp_path / "script.py"
     script.write_text("import inner\n")
-    assert uses_poptorch(str(script))
+    assert imports(str(script), "poptorch")
     (tmp_path / "inner.py").write_text("poptorch = None\n")
-    assert not uses_poptorch(str(script))
+    assert not imports(str(script), "poptorch")
 
 
 def test_a_native_run_substitutes_nothing(run, monkeypatch):
