@@ -65,7 +65,7 @@ def test_too_many_faults_of_one_call_end_the_run_with_everything_saved(tmp_path)
     recovery.attach(trainer)
     with poptorch.inject_faults({call: poptorch.Fault() for call in range(5, 40)}):
         with pytest.raises(
-            RecoveryError, match="failed 2 time.*after iteration 5 .*Go on with: python train.py"
+            RecoveryError, match=r"failed 2 time.*after iteration 5 .*Go on with: python train\.py"
         ) as error:
             trainer.run(LOADER)
     assert isinstance(error.value.__cause__, poptorch.RecoverableError)
