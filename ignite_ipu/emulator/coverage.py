@@ -216,12 +216,12 @@ _ACCEPTED: Dict[str, str] = {
     "poptorch.options._DistributedOptions.ipuof_configs": "no program sets it; fabrics are chosen below PopTorch",
 }
 _REFUSED: Dict[str, str] = {
-    "poptorch.ipuHardwareVersion": "AssertionError: there is no hardware whose version could be told",
     "poptorch.PoplarExecutor.cycleCount": "poptorch.Error, as on the IPU model: only IPUs count cycles",
     "poptorch.MeanReductionStrategy.PostAndLoss": "poptorch.Error at compile, as in PopTorch: its back end lacks it",
 }
 _REMARKS: Dict[str, str] = {
-    "poptorch.ipuHardwareIsAvailable": "Always False, as on a machine without IPUs.",
+    "poptorch.ipuHardwareIsAvailable": "False, unless `IGNITE_IPU_EMULATED_IPUS` describes a machine.",
+    "poptorch.ipuHardwareVersion": "AssertionError, unless `IGNITE_IPU_EMULATED_IPUS` describes a machine.",
     "poptorch.custom_op": "A Python function registered with `register_custom_op` stands in for the C++ operator.",
     "poptorch.load": "Unpickles a model only if this user saved it, or it is trusted: see the notes on saving.",
     "poptorch.importPoptorchMetadataFromFile": "Returns JSON.",
