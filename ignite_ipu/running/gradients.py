@@ -32,6 +32,8 @@ def substitute_gradients(patches: Patches, code: ScriptCode, journal: Journal) -
     patches.set(nn.utils, "clip_grad_norm_", clip)
     patches.set(nn.utils.clip_grad, "clip_grad_norm_", clip)
     patches.set(CapturedModel, "step", gradients.step(CapturedModel.step))
+    patches.set(CapturedModel, "backward", gradients.backward(CapturedModel.backward))
+    patches.set(CapturedModel, "zero_grad", gradients.zero_grad(CapturedModel.zero_grad))
     # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
     torch.overrides.get_default_nowrap_functions()
     patches.set(torch.Tensor, "grad", gradients.attribute(torch.Tensor.grad))
@@ -50,6 +52,8 @@ class _Gradients:
         self._journal = journal
         # Models whose gradients are clipped, and whether they were since the last update.
         self._clipped: weakref.WeakKeyDictionary[CapturedModel, bool] = weakref.WeakKeyDictionary()
+        # Models whose gradients PyTorch would still hold from the last update.
+        self._uncleared: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
 
     def clip(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
@@ -74,11 +78,29 @@ class _Gradients:
                     "gradients were clipped for earlier updates and not for this one, and clipping is compiled in. "
                     "Clip for every update or for none.",
                 )
+            self._check_cleared(capture, "step()")
             original(capture)
+            self._uncleared.add(capture)
             if capture in self._clipped:
                 self._clipped[capture] = False
 
         return step
+
+    def backward(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def backward(capture: CapturedModel, loss: Any) -> None:
+            self._check_cleared(capture, "backward()")
+            original(capture, loss)
+
+        return backward
+
+    def zero_grad(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def zero_grad(capture: CapturedModel) -> None:
+            original(capture)
+            self._uncleared.discard(capture)
+
+        return zero_grad
 
     def attribute(self, original: Any) -> property:
         def read(tensor: Any) -> Any:
@@ -103,6 +125,15 @@ class _Gradients:
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)
+
+    def _check_cleared(self, capture: CapturedModel, what: str) -> None:
+        if capture in self._uncleared:
+            raise self._journal.refuse(
+                self._code.current_line(),
+                what,
+                "the gradients of the last update were not cleared, so PyTorch would use them again, and the device "
+                "has none left. Call optimizer.zero_grad() once for every step().",
+            )
 
     def _compile_in(
         self, models: Any, tensors: List[torch.Tensor], max_norm: float, norm_type: float, line: Any

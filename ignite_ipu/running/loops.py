@@ -16,6 +16,7 @@ import torch.utils.data
 from torch import nn
 
 from ignite_ipu.deferred import CapturedModel, CaptureSettings, DeferredTensor, capture_model, capture_optimizer
+from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.optimizer import release_optimizer
 from ignite_ipu.deferred.step import native, natively
 from ignite_ipu.deferred.structure import put_together, take_apart
@@ -23,6 +24,7 @@ from ignite_ipu.running.gradients import substitute_gradients
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
+from ignite_ipu.session import IPUSession
 
 __all__ = ["substitute_loops"]
 
@@ -64,6 +66,7 @@ class _Loops:
         self._journal = journal
         self._settings = settings
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
+        self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
 
     def release(self) -> None:
@@ -85,7 +88,10 @@ class _Loops:
                     return original(module, *args, **kwargs)
             if next(module.parameters(), None) is None or torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
-            self._capture(module)
+            session = IPUSession.of(module)
+            if session.training is not None:
+                return self._evaluate(session, args, kwargs)
+            self._models.add(capture_model(module, self._settings))
             return module(*args, **kwargs)
 
         return __call__
@@ -152,8 +158,21 @@ class _Loops:
 
         return backward
 
-    def _capture(self, module: nn.Module) -> None:
-        self._models.add(capture_model(module, self._settings))
+    def _evaluate(self, session: IPUSession, args: Any, kwargs: Any) -> Any:
+        """Return what a model computes that a trainer of Ignite's trains."""
+        model, line = session.model, self._code.current_line()
+        if model.training and torch.is_grad_enabled():
+            raise self._journal.refuse(
+                line,
+                f"{type(model).__name__}()",
+                "a trainer trains this model already, and one program trains a model.",
+            )
+        self._journal.note(line, f"{type(model).__name__}()", "an inference program")
+        evaluation = self._evaluations.get(session)
+        if evaluation is None:
+            evaluation = self._evaluations[session] = CapturedEvaluation(session, self._settings)
+        with torch.inference_mode(False), torch.no_grad():
+            return evaluation.run(*_recordable((args, kwargs)))
 
     def _pending(self) -> Dict[CapturedModel, int]:
         return {capture: len(capture.pending) for capture in list(self._models)}

@@ -59,6 +59,14 @@ def test_other_uses_of_gradients_are_refused(run, body, reason):
     assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize("again", ["backward()", "step()"])
+def test_gradients_that_pytorch_would_use_again_are_refused(run, again):
+    """Natively, gradients that nobody cleared are added to, and a second step uses them again."""
+    call = "nn.functional.mse_loss(model(x), y).backward()" if again == "backward()" else "optimizer.step()"
+    with pytest.raises(RunError, match="were not cleared"):
+        run(f"{HEAD}step(lambda: None)\n{call}\n")
+
+
 def test_gradients_may_be_cleared_by_hand(run):
     ran = run(
         HEAD

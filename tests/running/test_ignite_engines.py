@@ -102,6 +102,26 @@ print(abs(evaluator.state.metrics["mse"] - ((x @ weight.T + bias - y) ** 2).mean
     assert ran.output == ["True"]
 
 
+def test_a_model_that_a_trainer_trains_may_be_called(run):
+    ran = run(
+        HEAD
+        + """
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device)
+trainer.run(data)
+model.eval()
+x = data.dataset.tensors[0]
+with torch.no_grad():
+    found = model(x)
+weight, bias = [p.detach().clone() for p in model.parameters()]
+print(torch.allclose(found, x @ weight.T + bias, atol=1e-6))
+"""
+    )
+    assert ran.output == ["True"]
+    assert ran.became("Linear()") == "an inference program"
+    with pytest.raises(RunError, match="a trainer trains this model already"):
+        run(f"{HEAD}\nmake_trainer(model, optimizer, nn.MSELoss(), device)\nmodel(torch.ones(1, 3))")
+
+
 def test_parallel_runs_in_this_process(run):
     ran = run(
         """
