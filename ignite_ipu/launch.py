@@ -127,6 +127,8 @@ def environment(job: Job, launcher: str) -> Dict[str, str]:
     each = job.replicas // job.instances
     # A thread for each core in every process would make them fight; torch's launcher would say so and do the same.
     additions = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    # After a restart, processes that share the launcher's store can find each other's addresses of the time before it.
+    additions["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if each > 1:
         given = json.loads(os.environ.get(_DEFAULT_OPTIONS) or "{}")
         additions[_DEFAULT_OPTIONS] = json.dumps({**given, "replicationFactor": each})

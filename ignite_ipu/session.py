@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
@@ -422,12 +423,21 @@ def _check_on_host(model: nn.Module) -> None:
 
 
 def _follow_loading(model: nn.Module, session: IPUSession) -> None:
-    """Notice `model.load_state_dict`: what it loads is the newest."""
-    reference = weakref.ref(session)
+    model.register_load_state_dict_post_hook(_NotesLoading(session))  # type: ignore[no-untyped-call]
 
-    def loaded(module: nn.Module, incompatible: Any) -> None:
-        current = reference()
-        if current is not None:
-            current.weights.host_changed()
 
-    model.register_load_state_dict_post_hook(loaded)  # type: ignore[no-untyped-call]
+class _NotesLoading:
+    """Notices `model.load_state_dict`: what it loads is the newest."""
+
+    def __init__(self, session: IPUSession) -> None:
+        self._session = weakref.ref(session)
+
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        session = self._session()
+        if session is not None:
+            session.weights.host_changed()
+
+    def __reduce__(self) -> Any:
+        # A pickle or a copy of the model has no session. In its place goes something that does nothing when it is
+        # called so, and that can be loaded where this library is not installed.
+        return functools.partial, (operator.setitem, {})

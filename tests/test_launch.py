@@ -57,7 +57,9 @@ def test_elsewhere_torch_starts_them(script, monkeypatch):
         "--max-restarts=3",
         str(script),
     ]
-    (variable,) = environment(job, "elastic").items()
+    variables = environment(job, "elastic")
+    assert variables.pop("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
+    (variable,) = variables.items()
     assert variable[0] == "POPTORCH_DEFAULT_OPTIONS"
     assert json.loads(variable[1]) == {"deviceIterations": 5, "replicationFactor": 4}
 

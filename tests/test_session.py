@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import subprocess
+import sys
+
 import pytest
 import torch
 from ignite.engine import Events
@@ -240,3 +244,19 @@ def test_a_model_on_another_device_is_refused():
     model = nn.Linear(2, 2, device="meta")
     with pytest.raises(SessionError, match=r"weight is on meta.*leave it on the CPU"):
         create_ipu_evaluator(model)
+
+
+def test_a_whole_model_can_be_pickled_and_copied_while_it_is_trained(tmp_path):
+    """The copy is an ordinary model with the newest weights, and loads where this library is not."""
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    trainer.run(loader())
+    file = tmp_path / "model.pt"
+    torch.save(model, file)
+    program = "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); m.load_state_dict(m.state_dict())"
+    program += "; assert not [name for name in sys.modules if name.startswith('ignite')]"
+    subprocess.run([sys.executable, "-I", "-c", program, str(file)], check=True, timeout=60)
+    duplicate = copy.deepcopy(model)
+    assert_same_weights(duplicate, model)
+    duplicate.load_state_dict(network().state_dict())
+    assert_same_weights(duplicate, network())
