@@ -87,6 +87,7 @@ def test_a_model_that_the_machine_is_too_small_for_never_waits(monkeypatch):
 
 def test_waiting_ends_when_another_thread_gives_the_ipus_back(monkeypatch, caplog):
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
+    caplog.set_level("WARNING", logger="poptorch::python")
     first = inference(replicationFactor=2)
     first(X)
     timer = threading.Timer(0.5, first.detachFromDevice)
