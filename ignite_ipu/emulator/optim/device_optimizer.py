@@ -168,7 +168,8 @@ class DeviceOptimizer:
     def write_state(self, ipu_state: Mapping[str, torch.Tensor], ipu_param: Mapping[str, torch.Tensor]) -> None:
         """Take over a state by name; what is missing in it stays as it is, with a warning.
 
-        Hyper-parameters come from descriptions alone: only the names of `ipu_param` are looked at.
+        Hyper-parameters come from descriptions alone: only the names of `ipu_param` are looked at. None at all means
+        that the state was saved elsewhere, by an optimizer that has none.
 
         Raises:
             Error: A tensor has the wrong number of elements; nothing has been written then.
@@ -192,7 +193,8 @@ class DeviceOptimizer:
                 slot.steps = int(ipu_state[name])
         self._work, self._missing = [], None
         missing = [name for name in (*own, *steps) if name not in ipu_state]
-        missing += [name for name in self._device_values() if name not in ipu_param]
+        if ipu_param:
+            missing += [name for name in self._device_values() if name not in ipu_param]
         if missing:
             logger.warning("The loaded optimizer state lacks %s: the device keeps its own.", ", ".join(missing))
 

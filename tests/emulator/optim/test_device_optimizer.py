@@ -219,6 +219,18 @@ def test_missing_names_are_reported_and_keep_their_values(caplog: pytest.LogCapt
     assert now["Accl1___a"].tolist() == [9.0] * 3
 
 
+def test_a_state_without_hyper_parameters_is_complete(caplog: pytest.LogCaptureFixture) -> None:
+    """Native optimizers have none to save; what is missing of the moments is still reported."""
+    which = device(MAKERS["adam"](params(1)))
+    state, _ = which.read_state()
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        which.write_state(state, {})
+        assert caplog.text == ""
+        del state["Accl2___a"]
+        which.write_state(state, {})
+    assert "lacks Accl2___a: the device keeps its own" in caplog.text
+
+
 def test_a_state_of_another_shape_is_refused_as_a_whole() -> None:
     which = device(MAKERS["adam"](params(1)))
     state, param = which.read_state()
