@@ -13,8 +13,11 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # Arguments that make an example quick; without a row it runs as it is.
 QUICK: Dict[str, List[str]] = {
-    "digits.py": ["--epochs", "2", "--output", "checkpoints", "--curve", "curve.png"],
-    "digits_gpu.py": ["--epochs", "2", "--output", "checkpoints"],
+    "accelerate_digits.py": ["--epochs", "2"],
+    "accelerate_digits_gpu.py": ["--epochs", "2"],
+    "digits.py": ["--epochs", "1", "--output", "checkpoints", "--curve", "curve.png"],
+    "digits_gpu.py": ["--epochs", "1", "--output", "checkpoints"],
+    "mnist_pipeline.py": ["--epochs", "1"],
 }
 
 
