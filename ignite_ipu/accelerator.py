@@ -7,10 +7,9 @@ its optimizer runs that as one device step.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from typing import Any, Iterable, Iterator, List, Optional, Sequence, Union
+from typing import Any, Iterable, List, Optional, Sequence, Union
 
 import torch
 from torch import nn
@@ -27,7 +26,6 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.arguments import UnsupportedArgumentError
-from ignite_ipu.deferred.gradient_watch import GradientWatch
 from ignite_ipu.deferred.gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model import CapturedModel, capture_model, captured, parameter_of
 from ignite_ipu.deferred.optimizer import capture_optimizer, release_optimizer
@@ -47,6 +45,7 @@ _REFUSED = {
     "dynamo_backend": "torch.compile is for other devices; PopTorch compiles the step",
     "dynamo_plugin": "torch.compile is for other devices; PopTorch compiles the step",
 }
+_CLIP_REMEDY = "use accelerator.clip_grad_norm_(model.parameters(), ...), or IPUAccelerator(max_grad_norm=...)"
 _PRECISIONS = (None, "no", "fp16")
 
 
@@ -58,8 +57,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     once, with the newest weights.
 
     Args:
-        *args, **kwargs: As for `accelerate.Accelerator`. `gradient_accumulation_steps` micro-batches are one device
-            call.
+        *args: As for `accelerate.Accelerator`.
+        **kwargs: As for `accelerate.Accelerator`; `gradient_accumulation_steps` micro-batches are one device call.
         options: `poptorch.Options` for training; deviceIterations and gradientAccumulation stay 1.
         replication_factor: Replicas that share the micro-batches of an update; gradient_accumulation_steps is a
             multiple of it. Batches, schedules and gathered values are the same as without replicas.
@@ -116,7 +115,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         Raises:
             SessionError: Another engine trains the model, or some of it is not on the CPU.
         """
-        capture_model(model, self.capture_settings, self._postponed)
+        capture_model(model, self.capture_settings, self._postponed, _CLIP_REMEDY)
         prepared: nn.Module = super().prepare_model(
             model, device_placement=device_placement, evaluation_mode=evaluation_mode
         )
@@ -141,12 +140,6 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         prepared.__class__ = _PreparedOptimizer
         capture_optimizer(prepared.optimizer)
         return prepared
-
-    @contextlib.contextmanager
-    def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Let the updates of `gradient_accumulation_steps` micro-batches be one device call."""
-        with super().accumulate(*models), GradientWatch("use accelerator.clip_grad_norm_"):
-            yield
 
     def _postponed(self) -> Optional[str]:
         if self.sync_gradients:

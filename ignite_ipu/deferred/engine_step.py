@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError
-from ignite_ipu.deferred.gradient_watch import GradientWatch
 from ignite_ipu.deferred.model import CapturedModel, capture_model
 from ignite_ipu.deferred.optimizer import capture_optimizer, captured_by
 from ignite_ipu.deferred.settings import CaptureSettings
@@ -76,7 +75,8 @@ def ipu_step(
                 f"{_name(train_step)} uses no {what} that could be found among its variables, attributes and "
                 f"arguments. Name it: ipu_step({_name(train_step)}, {keyword}=...)."
             )
-    captures = [capture_model(module, settings) for module in models]
+    remedy = "remove the call and use ipu_step(..., max_grad_norm=...)"
+    captures = [capture_model(module, settings, clip_remedy=remedy) for module in models]
     for each in optimizers:
         capture_optimizer(each)
         captured_by(each)
@@ -84,7 +84,7 @@ def ipu_step(
 
 
 class _Step:
-    """The step function; gradients asked for while it runs are refused, since only the device has them."""
+    """The step function, whose results hold plain tensors."""
 
     def __init__(self, train_step: Step, captures: List[CapturedModel]) -> None:
         self._train_step = train_step
@@ -99,8 +99,7 @@ class _Step:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from ignite_ipu.deferred.tensor import DeferredTensor, resolved
 
-        with GradientWatch("remove the call and use ipu_step(..., max_grad_norm=...)"):
-            output = self._train_step(*args, **kwargs)
+        output = self._train_step(*args, **kwargs)
         # What Ignite keeps as state.output is read by handlers at any time.
         if isinstance(output, (DeferredTensor, tuple, list, dict)):
             return resolved(output)

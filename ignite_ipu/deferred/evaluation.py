@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Hashable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -30,11 +30,15 @@ class CapturedEvaluation:
     Args:
         session: The model's session.
         settings: How to compile.
+        before_loading: Called before a program is compiled or loaded.
     """
 
-    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
+    def __init__(
+        self, session: IPUSession, settings: CaptureSettings, before_loading: Callable[[], None] = lambda: None
+    ) -> None:
         self._session = session
         self._settings = settings
+        self._before_loading = before_loading
         self._programs: Dict[Hashable, Program] = {}
         self._by_kind: Dict[Hashable, Program] = {}
         self._row_wise: Dict[int, bool] = {}
@@ -99,6 +103,7 @@ class CapturedEvaluation:
     def _call(self, program: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
         if not program.ready:
+            self._before_loading()
             for other in self._programs.values():
                 if other is not program:
                     # One at a time is on IPUs: a loop evaluates one kind of batch after another.

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from copyreg import __newobj__  # type: ignore[attr-defined]
 from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
 
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.device_gradients import DeviceGradients
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError, Line, current_line, shown
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.gradient_watch import unwatched
 from ignite_ipu.deferred.graph import Input, Operation, Shape, Value
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
@@ -39,6 +38,8 @@ class CapturedModel:
         settings: How steps are compiled.
         postponed: Called when a value is read between backward and `optimizer.step()`: returns why the update cannot
             run yet, None if it can.
+        clip_remedy: What the loop does to clip gradients, for whoever uses `parameter.grad`; when None, `.grad` stays
+            as it is.
 
     Attributes:
         session: The model's session, with the weights and the programs.
@@ -47,12 +48,18 @@ class CapturedModel:
     """
 
     def __init__(
-        self, model: nn.Module, settings: CaptureSettings, postponed: Callable[[], Optional[str]] = lambda: None
+        self,
+        model: nn.Module,
+        settings: CaptureSettings,
+        postponed: Callable[[], Optional[str]] = lambda: None,
+        clip_remedy: Optional[str] = None,
     ) -> None:
         self.session = IPUSession.of(model)
         self.session.refuse_second_trainer()
-        self.training = CapturedTraining(self.session, settings)
-        self.evaluation = CapturedEvaluation(self.session, settings)
+        self._gradients = DeviceGradients(model, clip_remedy)
+        # A compiler that looks at gradients shall find none.
+        self.training = CapturedTraining(self.session, settings, self._gradients.remove)
+        self.evaluation = CapturedEvaluation(self.session, settings, self._gradients.remove)
         self.pending: List[Loss] = []
         self.postponed = postponed
         self._early: Optional[Line] = None
@@ -73,8 +80,11 @@ class CapturedModel:
         """Answer a call of the model."""
         if torch.is_grad_enabled() and self.session.model.training:
             return self._record(args, kwargs)
-        with unwatched():
+        try:
             return self.evaluation.run(args, kwargs)
+        finally:
+            if self.pending:
+                self._gradients.place()
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         from ignite_ipu.deferred.tensor import as_leaf, deferred_results
@@ -118,6 +128,7 @@ class CapturedModel:
                 "where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
+        self._gradients.place()
         self.pending.append(loss)
 
     def step(self) -> None:
@@ -179,6 +190,7 @@ class CapturedModel:
                 "loss.detach() and read it after the update."
             )
         self._run()
+        self._gradients.place()
         self._early = line
 
     def close(self) -> None:
@@ -188,6 +200,7 @@ class CapturedModel:
         for loss in self.pending:
             _give_up(loss, "its model was given back")
         self.pending.clear()
+        self._gradients.remove()
         self.session.close()
         if self.training.optimizer is not None:
             release_optimizer(self.training.optimizer)
@@ -203,8 +216,7 @@ class CapturedModel:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
         self.session.weights.notice_edits()
         try:
-            with unwatched():
-                self.training.run(losses)
+            self.training.run(losses)
         except BaseException as error:
             for loss in losses:
                 _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
@@ -212,9 +224,15 @@ class CapturedModel:
 
 
 def capture_model(
-    model: nn.Module, settings: CaptureSettings, postponed: Callable[[], Optional[str]] = lambda: None
+    model: nn.Module,
+    settings: CaptureSettings,
+    postponed: Callable[[], Optional[str]] = lambda: None,
+    clip_remedy: Optional[str] = None,
 ) -> CapturedModel:
     """Capture a model's calls from now on, and return what does; the same again for a captured model.
+
+    Args:
+        model, settings, postponed, clip_remedy: As for `CapturedModel`.
 
     Raises:
         SessionError: The model is trained by another engine, or some of it is not on the CPU.
@@ -222,7 +240,7 @@ def capture_model(
     existing = captured(model)
     if existing is not None:
         return existing
-    capture = CapturedModel(model, settings, postponed)
+    capture = CapturedModel(model, settings, postponed, clip_remedy)
     model.__dict__[_CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = _capturing_class(own_class)
@@ -349,7 +367,7 @@ def _capturing_class(base: Any) -> Any:
         state = getstate(self) if getstate is not None else self.__dict__
         if isinstance(state, dict):
             state = {key: value for key, value in state.items() if key != _CAPTURE}
-        return __newobj__, (base,), state
+        return object.__new__, (base,), state
 
     members = {
         "__call__": call,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -59,6 +59,7 @@ class CapturedTraining:
     Args:
         session: The model's session.
         settings: How to compile.
+        before_loading: Called before a program is compiled or loaded.
 
     Attributes:
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
@@ -66,13 +67,16 @@ class CapturedTraining:
         compilations: How often a program was compiled.
     """
 
-    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
+    def __init__(
+        self, session: IPUSession, settings: CaptureSettings, before_loading: Callable[[], None] = lambda: None
+    ) -> None:
         self.session = session
         self.settings = settings
         self.max_grad_norm = settings.max_grad_norm
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.compilations = 0
         self._base = settings.base_options()
+        self._before_loading = before_loading
         self._compiled: Optional[_Compiled] = None
         self._step: Optional[CapturedStep] = None
         self._modes: Optional[Tuple[bool, ...]] = None
@@ -165,6 +169,8 @@ class CapturedTraining:
 
     def _call(self, leaves: List[torch.Tensor]) -> Sequence[torch.Tensor]:
         session = self.session
+        if session.training is None or not session.training.ready:
+            self._before_loading()
         session.prepare_call(leaves, leaves[0])
         assert session.training is not None and session.link is not None
         executor: Any = session.training.executor

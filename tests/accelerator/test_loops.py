@@ -238,17 +238,6 @@ def test_clipping_some_parameters_or_by_value_is_refused() -> None:
         accelerator.clip_grad_value_(model.parameters(), 0.5)
 
 
-def test_torchs_own_clipping_is_refused() -> None:
-    """There are no gradients on the host, so it would clip nothing."""
-    accelerator = IPUAccelerator()
-    model, _, train, _, _ = parts(accelerator)
-    x, y = next(iter(train))
-    with accelerator.accumulate(model):
-        accelerator.backward(F.cross_entropy(model(x), y))
-        with pytest.raises(CaptureError, match=r"use accelerator\.clip_grad_norm_"):
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-
 @pytest.mark.parametrize("name", ["deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "dynamo_backend"])
 def test_arguments_for_gpus_are_refused_by_name(name: str) -> None:
     """With the reason."""
