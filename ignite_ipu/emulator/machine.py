@@ -60,6 +60,8 @@ class Machine:
 
     def __init__(self) -> None:
         self._users: Dict[int, Holder] = {}
+        self._leaving: List[Holder] = []
+        self._changed_by: Optional[int] = None
 
     def take(self, groups: Sequence[range], new: Holder) -> Optional[FrozenSet[int]]:
         """Give the first of `groups` whose IPUs are all free to `new`; None when there is no such group."""
@@ -74,9 +76,11 @@ class Machine:
         """Take everything back that `old` has."""
         if old.pid != os.getpid():
             return  # a forked child's copy: the IPUs are its parent's
-        with self._changing() as users:
-            for ipu in [ipu for ipu, user in users.items() if user == old]:
-                del users[ipu]
+        self._leaving.append(old)
+        if self._changed_by == threading.get_ident():
+            return  # the garbage collector calls, in the middle of a change: that one, or the next, takes it along
+        with self._changing():
+            pass
 
     def users(self) -> Dict[int, Holder]:
         """Return the holder of each IPU that is taken."""
@@ -85,11 +89,28 @@ class Machine:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Dict[int, Holder]]:
-        with _LOCK:
+        with _LOCK, self._marked():
             # After a fork the child has a machine of its own, on which nothing is taken yet.
             for ipu in [ipu for ipu, user in self._users.items() if user.pid != os.getpid()]:
                 del self._users[ipu]
+            self._let_go(self._users)
             yield self._users
+            self._let_go(self._users)
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Note which thread makes a change, in which the garbage collector may come in."""
+        self._changed_by = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._changed_by = None
+
+    def _let_go(self, users: Dict[int, Holder]) -> None:
+        while self._leaving:
+            old = self._leaving.pop()
+            for ipu in [ipu for ipu, user in list(users.items()) if user == old]:
+                del users[ipu]
 
 
 class SharedMachine(Machine):
@@ -108,11 +129,13 @@ class SharedMachine(Machine):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Dict[int, Holder]]:
-        with _LOCK, open(self._path, "a+", encoding="utf-8", errors="replace") as file:
+        with _LOCK, self._marked(), open(self._path, "a+", encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # given up when the file is closed, at the latest by the kernel
             file.seek(0)
             users = {ipu: user for ipu, user in self._parse(file.read()).items() if user.alive}
+            self._let_go(users)
             yield users
+            self._let_go(users)
             file.seek(0)
             file.truncate()
             json.dump({str(ipu): list(user) for ipu, user in users.items()}, file)

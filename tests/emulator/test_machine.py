@@ -148,3 +148,15 @@ def test_device_ids_are_those_of_a_pod16():
     assert ids[3] == range(3, 4)
     assert ids[16] == range(0, 2) and ids[23] == range(14, 16)
     assert ids[24] == range(0, 4) and ids[28] == range(0, 8) and ids[30] == range(0, 16)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_release_by_the_garbage_collector_in_the_middle_of_a_change(shared, tmp_path):
+    """It neither waits for the change that it interrupts, nor is it forgotten."""
+    where = SharedMachine(str(tmp_path)) if shared else Machine()
+    first, second = holder("first", 1), holder("second", 2)
+    where.take([range(2)], first)
+    with where._changing():
+        where.release(first)
+    assert where.take([range(2)], second) == {0, 1}
+    assert set(where.users().values()) == {second}
