@@ -424,3 +424,21 @@ def test_loaders_of_poptorch_are_refused() -> None:
     loader = poptorch.DataLoader(poptorch.Options(), TensorDataset(X, Y), batch_size=4)
     with pytest.raises(UnsupportedArgumentError, match=r"Prepare a torch\.utils\.data\.DataLoader"):
         IPUAccelerator().prepare(loader)
+
+
+def test_autocast_and_profile_are_accelerates_own() -> None:
+    """Their contexts surround a loop; what the device computes in is `mixed_precision`'s affair."""
+    accelerator = IPUAccelerator()
+    model, optimizer = accelerator.prepare(*_plain_pair())
+    with accelerator.profile() as profile, accelerator.autocast():
+        loss = nn.functional.mse_loss(model(torch.ones(4, 3)), torch.zeros(4, 2))
+        accelerator.backward(loss)
+        optimizer.step()
+    assert loss.item() > 0
+    assert profile is not None
+
+
+def _plain_pair() -> tuple:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
