@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -32,6 +32,9 @@ _ADVICE = (
 )
 
 
+Shapes = List[Tuple[torch.Size, torch.dtype]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """One call's arguments, bound to forward's parameters.
@@ -40,11 +43,23 @@ class Arguments:
         positional: Values passed by position, those of `*args` included.
         keyword: Values passed by keyword: keyword-only ones and those of `**kwargs`.
         names: What error messages call each positional value.
+        types: Types of values whose parser made something else of them when they were frozen, by name.
     """
 
     positional: Tuple[Any, ...]
     keyword: Dict[str, Any]
     names: Tuple[str, ...]
+    types: Mapping[str, type] = dataclasses.field(default_factory=dict)
+
+    @property
+    def args(self) -> Tuple[Any, ...]:
+        """`positional`, under PopTorch's private name, which frameworks read."""
+        return self.positional
+
+    @property
+    def kwargs(self) -> Dict[str, Any]:
+        """`keyword`, likewise."""
+        return self.keyword
 
     def named(self) -> Iterator[Tuple[str, Any]]:
         """Yield every argument with the name that messages use for it."""
@@ -60,7 +75,10 @@ class Arguments:
     def frozen(self) -> Arguments:
         """Return these arguments with their tensors' shapes and types only, so that no batch is kept alive."""
         positional, keyword = map_tensors((self.positional, self.keyword), _without_values)
-        return Arguments(positional, keyword, self.names)
+        types = {
+            name: type(value) for argument, given in self.named() for name, value in _named_custom(argument, given)
+        }
+        return Arguments(positional, keyword, self.names, {**types, **self.types})
 
     def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
         """Yield the tensors of all arguments, named `x`, `x[0]`, `d[key]` ..., in the same order."""
@@ -78,6 +96,22 @@ class Signature:
         kinds = {parameter.kind for parameter in self._parameters}
         self._takes_any_positional = inspect.Parameter.VAR_POSITIONAL in kinds
         self._takes_any_keyword = inspect.Parameter.VAR_KEYWORD in kinds
+
+    def shapes_of_tensors(self, compiled: Arguments) -> Optional[Shapes]:
+        """Return shape and type of each argument where all are tensors passed by position, the rest left to defaults.
+
+        A call whose arguments are just such tensors needs no `bind` and no `check_call`. None otherwise.
+        """
+        count = 0
+        while count < len(compiled.positional) and type(compiled.positional[count]) is torch.Tensor:
+            count += 1
+        parameters = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
+        rest = list(zip(compiled.positional[count:], parameters[count:]))
+        if compiled.keyword or len(compiled.positional) != len(parameters):
+            return None
+        if any(value is not parameter.default or isinstance(value, torch.Tensor) for value, parameter in rest):
+            return None
+        return [(value.shape, value.dtype) for value in compiled.positional[:count]]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """Bind a call's arguments as Python would, with defaults inserted as if they had been passed.
@@ -120,6 +154,16 @@ class Signature:
         return Arguments(tuple(values), keyword, tuple(names))
 
 
+def fits(shapes: Shapes, args: Sequence[Any]) -> bool:
+    """Tell whether a call's positional arguments are plain tensors of these shapes and types."""
+    if len(args) != len(shapes):
+        return False
+    for value, (shape, dtype) in zip(args, shapes):
+        if type(value) is not torch.Tensor or value.dtype is not dtype or value.shape != shape:
+            return False
+    return True
+
+
 def check_for_compile(arguments: Arguments) -> None:
     """Refuse tensors that cannot be compiled for, and warn of what has only partial support.
 
@@ -130,9 +174,10 @@ def check_for_compile(arguments: Arguments) -> None:
         if isinstance(value, dict):
             logger.warning("Dicts as inputs only have partial support (argument %s); prefer a tuple.", name)
         for tensor_name, tensor in _named_tensors(name, value):
-            if tensor.dtype not in _ACCEPTED:
+            if tensor.dtype not in _ACCEPTED or tensor.layout is not torch.strided:
+                kind = tensor.dtype if tensor.layout is torch.strided else f"{tensor.layout} of {tensor.dtype}"
                 raise backend_error(
-                    f"Unsupported input type {tensor.dtype} for {tensor_name}: the device takes float32, float16, "
+                    f"Unsupported input type {kind} for {tensor_name}: the device takes float32, float16, "
                     "int32, int16, int8, uint8 and bool; int64 and float64 are narrowed. Convert it on the host."
                 )
             if tensor.numel() == 0:
@@ -158,16 +203,16 @@ def check_call(compiled: Arguments, given: Arguments) -> None:
             f"{len(given.positional)}.{_ADVICE}"
         )
     for name, expected, value in zip(compiled.names, compiled.positional, given.positional):
-        _compare(name, expected, value)
+        _compare(name, expected, value, compiled.types)
     _compare_keys("keyword arguments", compiled.keyword, given.keyword)
     for name, expected in compiled.keyword.items():
-        _compare(name, expected, given.keyword[name])
+        _compare(name, expected, given.keyword[name], compiled.types)
 
 
-def _compare(name: str, expected: Any, value: Any) -> None:
+def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) -> None:
     if isinstance(expected, torch.Tensor):
         if type(value) is not type(expected):
-            raise _type_mismatch(name, expected, value)
+            raise _type_mismatch(name, type(expected), value)
         if value.dtype is not expected.dtype:
             raise python_error(
                 f"Data type mismatch for {name}: expected {expected.dtype} but got {value.dtype}.{_ADVICE}"
@@ -177,21 +222,22 @@ def _compare(name: str, expected: Any, value: Any) -> None:
                 f"Shape mismatch for {name}: expected {tuple(expected.shape)} but got {tuple(value.shape)}.{_ADVICE}"
             )
         return
-    if type(value) is not type(expected):
-        raise _type_mismatch(name, expected, value)
+    expected_type: Any = types.get(name, type(expected))
+    if type(value) is not expected_type:
+        raise _type_mismatch(name, expected_type, value)
     parser = find_parser(expected)
     if parser is None and isinstance(expected, dict):
         _compare_keys(name, expected, value)
         for key, item in expected.items():
-            _compare(f"{name}[{key}]", item, value[key])
+            _compare(f"{name}[{key}]", item, value[key], types)
     elif parser is None and isinstance(expected, tuple):
         if len(value) != len(expected):
             raise _length_mismatch(name, expected, value)
         for index, item in enumerate(expected):
-            _compare(f"{name}[{index}]", item, value[index])
+            _compare(f"{name}[{index}]", item, value[index], types)
     elif flatten_tensors(expected):
         # Lists and custom types are compared as the tuple of their tensors.
-        _compare(name, tuple(flatten_tensors(expected)), tuple(flatten_tensors(value)))
+        _compare(name, tuple(flatten_tensors(expected)), tuple(flatten_tensors(value)), {})
     elif value != expected:
         raise python_error(f"Value mismatch for {name}: expected {expected!r} but got {value!r}.{_ADVICE}")
 
@@ -212,9 +258,9 @@ def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, An
         raise python_error(f"Keys mismatch for {name}: {' '.join(parts)}{_ADVICE}")
 
 
-def _type_mismatch(name: str, expected: Any, value: Any) -> Error:
+def _type_mismatch(name: str, expected: type, value: Any) -> Error:
     return python_error(
-        f"Type mismatch for {name}: expected {type(expected).__qualname__} but got {type(value).__qualname__}.{_ADVICE}"
+        f"Type mismatch for {name}: expected {expected.__qualname__} but got {type(value).__qualname__}.{_ADVICE}"
     )
 
 
@@ -238,6 +284,17 @@ def _take(parameter: inspect.Parameter, left: Dict[str, Any]) -> Any:
     if parameter.default is inspect.Parameter.empty:
         raise python_error(f"Mandatory parameter {parameter.name} missing.")
     return parameter.default
+
+
+def _named_custom(name: str, value: Any) -> Iterator[Tuple[str, Any]]:
+    if find_parser(value) is not None:
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named_custom(f"{name}[{key}]", item)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _named_custom(f"{name}[{index}]", item)
 
 
 def _named_tensors(name: str, value: Any) -> Iterator[Tuple[str, torch.Tensor]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ignite_ipu.emulator.custom_types import map_tensors
+from ignite_ipu.emulator.logs import logger
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.capture import Capture
@@ -37,6 +38,7 @@ _FP32 = (
 _PROMOTE = "addcdiv addcmul atan2 bilinear cat cross dot equal index_put stack tensordot"
 _CASTABLE = (torch.float16, torch.float32)
 _MARKS = itertools.count()
+_WARNED: Set[str] = set()
 
 
 class Policy:
@@ -59,6 +61,8 @@ class Policy:
         promote: Optional[Iterable[Operation]] = None,
         demote: Optional[Iterable[Operation]] = None,
     ) -> None:
+        if any(each is not None for each in (fp16, fp32, promote, demote)):
+            warn_of_age("poptorch.autocasting.Policy")
         defaults: Dict[str, Tuple[Operation, ...]] = {
             "fp16": (*_CONVOLUTIONS.split(), *_PRODUCTS.split(), *_CONVOLUTION_MODULES),
             "fp32": tuple(_FP32.split()),
@@ -105,6 +109,17 @@ class Policy:
         return f"Policy({', '.join(lists)})"
 
 
+def warn_of_age(name: str) -> None:
+    """Say, once a process, that PopTorch 3.3 has no autocasting."""
+    if name not in _WARNED:
+        _WARNED.add(name)
+        logger.warning(
+            "%s is no part of PopTorch 3.3, where using it is an AttributeError; the emulator has it for programs "
+            "written for PopTorch 3.0 and before.",
+            name,
+        )
+
+
 class autocast(contextlib.ContextDecorator):
     """Switch automatic casts on or off for a `with` block or, as a decorator, for a function's body.
 
@@ -115,6 +130,7 @@ class autocast(contextlib.ContextDecorator):
     """
 
     def __init__(self, enabled: bool = True) -> None:
+        warn_of_age("poptorch.autocast")
         self._enabled = _checked(enabled)
 
     def __enter__(self) -> autocast:
@@ -203,6 +219,7 @@ class Autocast:
 
 def _module_autocast(self: nn.Module, enabled: bool = True) -> None:
     """Switch automatic casts on or off for this module and every module in it."""
+    warn_of_age("Module.autocast")
     setting = (_checked(enabled), next(_MARKS))
     for module in self.modules():
         module.__dict__[_FLAG] = setting

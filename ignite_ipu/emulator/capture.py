@@ -16,20 +16,23 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator import losses, operators, shapes
+from ignite_ipu.emulator import inference_mode, losses, operators, shapes
 from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.call_names import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.custom_functions import forward_only
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.hidden_writes import hidden_writes
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu
+from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu, range_noticed
 from ignite_ipu.emulator.nested import holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
 from ignite_ipu.emulator.refusals import refuse
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor, needs_value
+from ignite_ipu.emulator.turn import Turn
 
 _ACTIVE = threading.local()
+# A trace replaces attributes of PyTorch for the whole process: threads trace one after the other.
+_TURN = Turn()
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 
@@ -165,12 +168,16 @@ class Capture(TorchFunctionMode):
         """Record the calls made in the `with` block; gradients are recorded too when `training`."""
         if active() is not None:
             raise backend_error("A model is already being traced in this thread: forward may not call a wrapped model.")
+        with _TURN.taken():
+            yield from self._trace(training)
+
+    def _trace(self, training: bool) -> Iterator[None]:
         self._grad_mode = self._initial_grad_mode = training
         _ACTIVE.capture = self
         validate = torch.distributions.Distribution._validate_args
         try:
             torch.distributions.Distribution._validate_args = False  # it would ask for values
-            with torch.set_grad_enabled(training), forward_only(), self:
+            with torch.set_grad_enabled(training), forward_only(), range_noticed(), self:
                 yield
             self._follow_grad_mode(training)
         finally:
@@ -294,7 +301,9 @@ class Capture(TorchFunctionMode):
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
         """Run the `with` block as ordinary PyTorch, unseen by the trace."""
-        with torch._C.DisableTorchFunction():
+        # A forward may enter inference mode itself.
+        mode = inference_mode.left() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+        with torch._C.DisableTorchFunction(), mode:
             yield
 
     def is_written(self, node: fx.Node) -> bool:
@@ -341,6 +350,7 @@ class Capture(TorchFunctionMode):
             if known is not None:
                 # An in-place operator returned its argument: from here on the node is that tensor's value.
                 known.node = node
+                _describe(node, result)
                 return known
             return self._traced(result, node)
         if isinstance(result, (list, tuple)) and holds_tensors(result):
@@ -348,7 +358,7 @@ class Capture(TorchFunctionMode):
             for index, item in enumerate(result):
                 if holds_tensors(item):
                     child = self.graph.create_node("call_function", _getitem, (node, index), {})
-                    child.meta.update(node.meta, after=[], writes=set())
+                    child.meta.update(node.meta, after=[], writes=set(), part=True)
                     items.append(self._wrap(item, child))
                 else:
                     items.append(item)
@@ -356,9 +366,10 @@ class Capture(TorchFunctionMode):
         return result
 
     def _traced(self, meta: torch.Tensor, node: fx.Node) -> IpuTensor:
+        if meta.numel() == 0:
+            raise backend_error(f"Zero-sized tensors are unsupported: {node.name} has shape {tuple(meta.shape)}.")
         traced = IpuTensor(meta, node, self)
-        node.meta["shape"], node.meta["dtype"] = tuple(meta.shape), meta.dtype
-        node.meta["memory"] = _storage(meta)
+        _describe(node, meta)
         self._by_meta[id(meta)] = traced
         self._kept.append(meta)
         return traced
@@ -434,6 +445,11 @@ class Capture(TorchFunctionMode):
 
 def _getitem(values: Any, index: int) -> Any:
     return values[index]
+
+
+def _describe(node: fx.Node, meta: torch.Tensor) -> None:
+    node.meta["shape"], node.meta["dtype"] = tuple(meta.shape), meta.dtype
+    node.meta["memory"] = _storage(meta)
 
 
 def _storage(meta: torch.Tensor) -> int:

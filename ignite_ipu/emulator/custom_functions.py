@@ -10,9 +10,17 @@ import torch
 
 @contextlib.contextmanager
 def forward_only() -> Iterator[None]:
-    """Make `Function.apply` run nothing but the forward in the `with` block."""
+    """Make `Function.apply` run nothing but the forward in the `with` block, in the thread that traces."""
+    from ignite_ipu.emulator import capture
+
     original = torch.autograd.Function.__dict__["apply"]
-    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
+
+    def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if capture.active() is None:
+            return original.__get__(None, cls)(*args, **kwargs)
+        return _apply(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(called)  # type: ignore[assignment]
     try:
         yield
     finally:

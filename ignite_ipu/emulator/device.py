@@ -75,6 +75,14 @@ class Meter:
     def __init__(self) -> None:
         self.own = Counters()
 
+    def add_call(self, micro_batches: int, updates: int) -> None:
+        """Count one device call."""
+        with _COUNTING:
+            for counters in (self.own, _TOTAL):
+                counters.device_calls += 1
+                counters.micro_batches += micro_batches
+                counters.optimizer_updates += updates
+
     def add(self, **events: int) -> None:
         """Add to the counters named."""
         with _COUNTING:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 
 import torch
 
-from ignite_ipu.emulator.batching import Batching
+from ignite_ipu.emulator.batching import Batching, narrowed
 from ignite_ipu.emulator.graph import Graph
 from ignite_ipu.emulator.random_stream import RandomStream
 from ignite_ipu.emulator.replica_groups import ReplicaGroups
@@ -26,6 +26,9 @@ class Executable:
         buffers: Host values of the graph's buffers, by name.
         replica_groups: The weights that differ between groups of replicas: their values have one slice a group.
         random: The device's random stream.
+
+    Attributes:
+        arguments: For each replica, what the graph takes after a micro-batch of the inputs.
     """
 
     def __init__(
@@ -54,21 +57,28 @@ class Executable:
             }
             for replica in range(replicas)
         ]
-        self._arguments = [self._arguments_of(replica) for replica in range(replicas)]
+        self.arguments = [self._arguments_of(replica) for replica in range(replicas)]
         self._written = [[own[name] for name in graph.written_buffers] for own in self.buffers]
         self._state_returned: Optional[Tuple[bool, ...]] = None
+        self._is_one_pass = batching.micro_batches == 1 and not (graph.written_inputs or graph.written_buffers)
         self._slots = [batching.slot_of(replica) for replica in range(replicas)]
 
     def infer(self, inputs: Tensors) -> List[torch.Tensor]:
         """Run one call's micro-batches forward and return what the graph returns, stacked as the output mode says."""
+        run, arguments = self.graph.run, self.arguments
+        if self.random.used is False and self._is_one_pass:
+            with torch.no_grad():
+                return [narrowed(result.clone()) for result in run(*inputs, *arguments[0])]
         with torch.no_grad(), self.random.drawn():
-            outputs = self._loop(inputs, lambda results, replica: None, lambda iteration: None)
-        return outputs
+            return self._loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda iteration: None)
 
     def train(self, inputs: Tensors, step: TrainingStep) -> List[torch.Tensor]:
         """Run one call: for each device iteration, all its micro-batches and then one update."""
+        if self.random.used is False:
+            with torch.enable_grad():
+                return self._loop(inputs, step.run, step.update)
         with torch.enable_grad(), self.random.drawn():
-            return self._loop(inputs, step.backward, step.update)
+            return self._loop(inputs, step.run, step.update)
 
     def leaves(self, name: str) -> List[torch.Tensor]:
         """Return the tensors that autograd knows a weight by: one, or one for each group of replicas."""
@@ -101,10 +111,10 @@ class Executable:
     def _loop(
         self,
         inputs: Tensors,
-        backward: Callable[[Tuple[torch.Tensor, ...], int], None],
+        run: Callable[[Tensors, int], Tuple[torch.Tensor, ...]],
         update: Callable[[int], None],
     ) -> List[torch.Tensor]:
-        batching, run, written_inputs = self.batching, self.graph.run, self.graph.written_inputs
+        batching, written_inputs = self.batching, self.graph.written_inputs
         micro_batches = batching.cut(inputs)
         steps = range(batching.gradient_accumulation)
         kept: List[List[Tuple[torch.Tensor, ...]]] = []
@@ -119,9 +129,7 @@ class Executable:
                         batch = tuple(
                             value.clone() if place in written_inputs else value for place, value in enumerate(batch)
                         )
-                    results = run(*batch, *self._arguments[replica])
-                    backward(results, replica)
-                    collected.append(self._kept(results))
+                    collected.append(self._kept(run(batch, replica)))
                     for buffer in self._written[replica]:
                         if buffer.requires_grad:
                             buffer.detach_()

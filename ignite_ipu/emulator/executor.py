@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
+import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import faults, latency
-from ignite_ipu.emulator.arguments import Arguments, check_call, check_for_compile
+from ignite_ipu.emulator import faults, inference_mode, latency
+from ignite_ipu.emulator.arguments import Arguments, Shapes, check_call, check_for_compile, fits
 from ignite_ipu.emulator.callable_model import signature_of, traced_module
 from ignite_ipu.emulator.compile_turn import compile_turn
 from ignite_ipu.emulator.device import Meter
@@ -50,7 +52,9 @@ class PoplarExecutor:
         self._signature = signature_of(model)
         self._model = traced_module(model)
         self._meter = Meter()
+        self._is_offline = self._options.connection_type == ConnectionType.Never
         self._program: Optional[Program] = None
+        self._plain: Optional[Shapes] = None
         self._dirty = False
         self._host_version = 0
         self._seen_version: Optional[int] = 0
@@ -98,6 +102,16 @@ class PoplarExecutor:
         """The executor's own frozen copy of the options, with the output mode resolved."""
         return self._options
 
+    # Private in PopTorch, and asked by Lightning and Optimum: is there a compiled program, and for which arguments?
+
+    @property
+    def _executable(self) -> Optional[Program]:
+        return self._program
+
+    @property
+    def _executable_inputs(self) -> Optional[Arguments]:
+        return None if self._program is None else self._program.arguments
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load a state into the user's model, then upload it when attached; return what torch's method returns."""
         result = self._user_model.load_state_dict(state_dict, strict=strict)
@@ -107,6 +121,7 @@ class PoplarExecutor:
 
     # -- weights --------------------------------------------------------------------------------------------------
 
+    @inference_mode.unaffected
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Download the weights when the device's are newer than the host's, and tell whether that happened."""
         if not self._dirty:
@@ -114,6 +129,7 @@ class PoplarExecutor:
         self.copyWeightsToHost()
         return True
 
+    @inference_mode.unaffected
     def copyWeightsToHost(self) -> None:
         """Download parameters and buffers into the host's tensors.
 
@@ -121,11 +137,14 @@ class PoplarExecutor:
             Error: The model is not compiled.
         """
         program = self._compiled("copyWeightsToHost")
+        if program.attached:
+            self._fail_on_demand("copy")
         self._dirty = False
         with self._observation.call("copyWeightsToHost"):
             program.download()
         self._host_version += 1
 
+    @inference_mode.unaffected
     def copyWeightsToDevice(self) -> None:
         """Upload the host's parameters and buffers; what the device has learned since the last download is lost.
 
@@ -135,11 +154,14 @@ class PoplarExecutor:
         program = self._compiled("copyWeightsToDevice")
         self._dirty = False
         if program.attached:
+            self._fail_on_demand("copy")
             with self._observation.call("copyWeightsToDevice"):
                 if self._optimizer is not None:
                     self._optimizer.before_weight_upload()
+                self._fetch_weights()
                 program.upload()
 
+    @inference_mode.unaffected
     def copyNamedBuffersToDevice(self) -> None:
         """Upload the buffers that `Options.updatableNamedBuffers` lists.
 
@@ -154,6 +176,7 @@ class PoplarExecutor:
                 "No named buffers marked as updatable: list them with Options.updatableNamedBuffers before compiling."
             )
         self._dirty = False
+        self._fetch_weights()
         own = dict(self._model.named_buffers())
         program.upload_buffers({name: own[name] for name in names})
 
@@ -174,6 +197,9 @@ class PoplarExecutor:
                     "executor has no optimizer to set."
                 )
             self._optimizer = OptimizerTracker(optimizer, self._options, self._meter)
+            # Weak, since whoever keeps the optimizer would otherwise keep the IPUs.
+            fail = weakref.WeakMethod(self._fail_on_demand)
+            self._optimizer.before_download = functools.partial(_call_if_alive, fail, "copy")
         else:
             self._optimizer.set(optimizer)
 
@@ -183,6 +209,7 @@ class PoplarExecutor:
         """Tell whether there is a compiled program."""
         return self._program is not None
 
+    @inference_mode.unaffected
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running; on a compiled model only a warning is logged."""
         if self._program is not None:
@@ -227,6 +254,7 @@ class PoplarExecutor:
 
     # -- running --------------------------------------------------------------------------------------------------
 
+    @inference_mode.unaffected
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on one batch and return what forward returned, stacked as the output mode says.
 
@@ -234,14 +262,24 @@ class PoplarExecutor:
             AssertionError: The device is offline, the arguments do not fit forward, or the batch cannot be cut.
             Error: The graph cannot be compiled, or the arguments are not like the compiled ones.
         """
-        if self._options.connection_type == ConnectionType.Never:
-            raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
-        arguments = self._signature.bind(args, kwargs)
-        program = self._program
-        if program is None:
-            program = self._compile(arguments)
-        with self._observation.call("modelExecution"):
-            return self._run(program, arguments)
+        program, plain = self._program, self._plain
+        if program is not None and plain is not None and not kwargs and fits(plain, args):
+            arguments = None
+        else:
+            if self._is_offline:
+                raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
+            arguments = self._signature.bind(args, kwargs)
+            if program is None:
+                program = self._compile(arguments)
+        observation = self._observation
+        if observation.is_off:
+            try:
+                return self._run(program, arguments, args)
+            except Error as error:
+                observation.cut(error)
+                raise
+        with observation.call("modelExecution"):
+            return self._run(program, arguments, args)
 
     # -- devices --------------------------------------------------------------------------------------------------
 
@@ -249,6 +287,7 @@ class PoplarExecutor:
         """Tell whether the executor holds its IPUs."""
         return self._program is not None and self._program.attached
 
+    @inference_mode.unaffected
     def attachToDevice(self) -> None:
         """Take the IPUs and upload weights, optimizer and random state.
 
@@ -263,6 +302,7 @@ class PoplarExecutor:
             raise python_error("Device is already attached.")
         self._attach()
 
+    @inference_mode.unaffected
     def detachFromDevice(self) -> None:
         """Download what the device alone knows and give the IPUs back.
 
@@ -275,6 +315,7 @@ class PoplarExecutor:
         self._save_device_state()
         self._leave_device(program)
 
+    @inference_mode.unaffected
     def destroy(self) -> None:
         """Download what the device alone knows, free everything and unwrap the model; nothing when not compiled.
 
@@ -301,6 +342,8 @@ class PoplarExecutor:
             Error: The model is not compiled.
         """
         program = self._compiled("rng_state")
+        if program.attached:
+            self._fail_on_demand("copy")
         if program.attached or self._rng_state is None:
             self._rng_state = program.random.read()
         return list(self._rng_state)
@@ -368,17 +411,20 @@ class PoplarExecutor:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _run(self, program: Program, arguments: Arguments) -> Any:
+    def _run(self, program: Program, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
+        """Run on `arguments`, or on `given` alone where these are tensors known to fit."""
         if not program.attached:
             self._attach()
         if not self._training:
             self._refresh_inference_weights()
-        check_call(program.arguments, arguments)
+        if arguments is not None:
+            check_call(program.arguments, arguments)
         if self._optimizer is not None and self._optimizer.has_pending_state:
             self._load_optimizer_state(program)
-        self._fail_on_demand()
+        self._fail_on_demand("call")
         graph = program.graph
-        given = arguments.tensors_like(program.arguments)
+        if arguments is not None:
+            given = arguments.tensors_like(program.arguments)
         inputs = self._transfer.to_device(graph.inputs, given)
         started = time.perf_counter()
         outputs = program.run(inputs)
@@ -399,8 +445,7 @@ class PoplarExecutor:
         """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
         check_for_compile(arguments)
         self._options._check_at_compile(self._training)
-        for tensor in (*self._model.parameters(), *self._model.buffers()):
-            fetch(tensor)
+        self._fetch_weights()
         with self._observation.compilation() as progress:
             with compile_turn(self._options, self._model):
                 program = Program(
@@ -417,6 +462,7 @@ class PoplarExecutor:
             self._observation.report = program.report
         progress(1, 2)
         self._program = program
+        self._plain = None if self._is_offline else self._signature.shapes_of_tensors(program.arguments)
         self._meter.add(compiles=1)
         if self._wrapping is not None and not is_wrapped(self._user_model):
             self._wrapping.wrap_tensors(self._user_model)
@@ -431,10 +477,17 @@ class PoplarExecutor:
 
     def _attach(self) -> None:
         program = self._compiled("attachToDevice")
+        self._fail_on_demand("copy")
         with self._observation.call("attachToDevice"):
+            self._fetch_weights()
             program.attach(self)
         if self._rng_state is not None:
             program.random.write(self._rng_state)
+
+    def _fetch_weights(self) -> None:
+        """Have the host's weights be the newest: whoever reads a wrapped parameter makes its trainer download."""
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            fetch(tensor)
 
     def _refresh_inference_weights(self) -> None:
         """Take over weights that the training executor of the same model has changed."""
@@ -448,8 +501,8 @@ class PoplarExecutor:
             self.copyWeightsToDevice()
             self._seen_version = version
 
-    def _fail_on_demand(self) -> None:
-        fault = faults.next_fault()
+    def _fail_on_demand(self, kind: str) -> None:
+        fault = faults.next_fault(kind)
         if fault is None:
             return
         # The device's memory is lost: the host's weights are all there is.
@@ -485,14 +538,21 @@ class PoplarExecutor:
         inputs = len(program.graph.inputs)
         self._latency.set(inputs, arithmetic.micro_batches, len(outputs), arithmetic.returned, seconds)
         updates = arithmetic.device_iterations if self._training else 0
-        self._meter.add(device_calls=1, micro_batches=arithmetic.micro_batches, optimizer_updates=updates)
+        self._meter.add_call(arithmetic.micro_batches, updates)
         if program.report is not None and program.report.is_due:
             self._write_report(program)
 
     def _save_device_state(self) -> None:
         program = self._compiled("detachFromDevice")
+        self._fail_on_demand("copy")
         self._rng_state = program.random.read()
         if self._training:
             self.copyWeightsToHostIfNeeded()
         if self._optimizer is not None:
             self._optimizer.keep_state()
+
+
+def _call_if_alive(method: Callable[[], Optional[Callable[[str], None]]], argument: str) -> None:
+    found = method()
+    if found is not None:
+        found(argument)

@@ -1,11 +1,11 @@
-"""Faults on demand: a device call that fails the way hardware fails, for tests of what should happen then."""
+"""Faults on demand: a device call or a copy that fails the way hardware fails, for tests of what should happen then."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import threading
-from typing import Dict, Iterator, List, Optional
+from typing import Iterator, List, Mapping, Optional
 
 from ignite_ipu.emulator.errors import RECOVERY_ACTIONS, Error, RecoverableError, UnrecoverableError
 
@@ -30,7 +30,7 @@ class Fault:
             )
 
     def error(self) -> Error:
-        """Return the exception that the device call raises."""
+        """Return the exception that the device call or the copy raises."""
         error: Error
         if self.recovery_action is None:
             error = UnrecoverableError(f"'poplar_unrecoverable_runtime_error': {self.message}")
@@ -47,9 +47,16 @@ class Fault:
 
 
 class _Plan:
-    def __init__(self, faults: Dict[int, Fault]) -> None:
-        self.faults = faults
-        self.calls = 0
+    """Faults by number, and how many of each kind of event there have been."""
+
+    def __init__(self, calls: Mapping[int, Fault], copies: Mapping[int, Fault]) -> None:
+        self.faults = {"call": dict(calls), "copy": dict(copies)}
+        self.counts = {"call": 0, "copy": 0}
+
+    def count(self, kind: str) -> Optional[Fault]:
+        number = self.counts[kind]
+        self.counts[kind] += 1
+        return self.faults[kind].get(number)
 
 
 _PLANS: List[_Plan] = []
@@ -57,17 +64,19 @@ _LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
-def inject_faults(faults: Dict[int, Fault]) -> Iterator[None]:
-    """Make device calls fail in the `with` block.
+def inject_faults(faults: Mapping[int, Fault], copies: Optional[Mapping[int, Fault]] = None) -> Iterator[None]:
+    """Make device calls, and copies between device and host, fail in the `with` block.
 
     Args:
         faults: Fault by the number of the device call it hits; the first call in the block is number 0, and calls
             of all executors count, failed ones too.
+        copies: The same for copies: of the weights to the host or the device, of the optimizer's state to the host, of
+            the random state to the host; and for attaching, which loads the program with all of these.
 
-    The call fails before it computes anything. What the device held is lost: the executor is left detached, and its
+    The call or copy fails before it does anything. What the device held is lost: the executor is left detached, and its
     next call uploads the host's weights again.
     """
-    plan = _Plan(dict(faults))
+    plan = _Plan(faults, copies or {})
     with _LOCK:
         _PLANS.append(plan)
     try:
@@ -77,13 +86,12 @@ def inject_faults(faults: Dict[int, Fault]) -> Iterator[None]:
             _PLANS.remove(plan)
 
 
-def next_fault() -> Optional[Fault]:
-    """Count one device call, and return the fault that hits it."""
+def next_fault(kind: str) -> Optional[Fault]:
+    """Count one event, a "call" or a "copy", and return the fault that hits it."""
     if not _PLANS:
         return None
     hit: Optional[Fault] = None
     with _LOCK:
         for plan in _PLANS:
-            hit = plan.faults.get(plan.calls, hit)
-            plan.calls += 1
+            hit = plan.count(kind) or hit
     return hit

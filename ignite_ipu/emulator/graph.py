@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import fx
 
-from ignite_ipu.emulator import precision
+from ignite_ipu.emulator import precision, stochastic_rounding
+from ignite_ipu.emulator.batching import narrowed
 from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.custom_types import flatten_tensors
 from ignite_ipu.emulator.losses import ancestors
@@ -94,20 +96,23 @@ def build(
         else:
             assert value is not None
             positions.append(None)
-            frozen[index] = value
+            # What was computed while compiling was on the device all the same; a host tensor never was.
+            frozen[index] = narrowed(value) if isinstance(leaf, IpuTensor) else value
     loss_place = None if loss is None else place(loss)
     extra_places = {node.name: place(node) for node in extras}
 
     taken = [
         traced.origin for traced in (*capture.inputs.values(), *capture.weights.values(), *capture.buffers.values())
     ]
-    needed = _needed(capture.graph, returned, stop=folded, memory={node.meta["memory"] for node in taken})
+    # What is returned has the value of the end, whoever wrote to it after it was made, and through which view.
+    memory = {node.meta["memory"] for node in (*taken, *returned)}
+    needed = _needed(capture.graph, returned, stop=folded, memory=memory)
     constants = {node: value for node, value in folded.items() if node in needed}
     used.update((node.name, value) for node, value in constants.items())
     copied = {node: value for node, value in _values(capture).items() if node in needed and node not in folded}
-    watch = precision.watched if capture.precision.floating_point_exceptions else None
     arguments = [*taken, *constants, *copied]
-    source, names = _generate(capture.graph, arguments, returned, needed, stop=folded, copied=copied, watch=watch)
+    kernel_of = functools.partial(_kernel_of, capture)
+    source, names = _generate(capture.graph, arguments, returned, needed, folded, copied, kernel_of)
     code = compile(source, "<captured graph>", "exec")
     exec(code, names)  # the text is ours, made from the recorded nodes
     return Graph(
@@ -159,7 +164,7 @@ def fold_constants(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
 
 
 def _needed(graph: fx.Graph, returned: Sequence[fx.Node], stop: Iterable[fx.Node], memory: Set[int]) -> Set[fx.Node]:
-    """Return the nodes that the results need, or that write to inputs, weights and buffers."""
+    """Return the nodes that the results need, or that write to `memory`."""
     stop = set(stop)
     roots = [*returned, *(node for node in graph.nodes if node.meta.get("writes", set()) & memory)]
     needed = set(roots)
@@ -169,6 +174,18 @@ def _needed(graph: fx.Graph, returned: Sequence[fx.Node], stop: Iterable[fx.Node
     return needed | {node for node in graph.nodes if node.op == "call_function" and "operator" not in node.meta}
 
 
+def _kernel_of(capture: Capture, node: fx.Node) -> Any:
+    """Return what computes a node's value: the recorded kernel, with what the options ask for around it."""
+    kernel: Any = node.target
+    if "operator" not in node.meta or node.meta.get("part"):
+        return kernel
+    if capture.precision.stochastic_rounding:
+        kernel = stochastic_rounding.rounded(node, capture.is_written)
+    if capture.precision.floating_point_exceptions:
+        kernel = precision.watched(node.meta["operator"], kernel)
+    return kernel
+
+
 def _generate(
     graph: fx.Graph,
     arguments: Sequence[fx.Node],
@@ -176,7 +193,7 @@ def _generate(
     needed: Set[fx.Node],
     stop: Iterable[fx.Node],
     copied: Iterable[fx.Node],
-    watch: Optional[Callable[[str, Callable[..., Any]], Callable[..., Any]]],
+    kernel_of: Callable[[fx.Node], Any],
 ) -> Tuple[str, Dict[str, Any]]:
     """Write the Python function that calls each needed node in turn, and collect the objects that it names."""
     names: Dict[str, Any] = {}
@@ -211,10 +228,7 @@ def _generate(
     for node in body:
         positional = [text(argument) for argument in node.args]
         keywords = [f"{key}={text(argument)}" for key, argument in node.kwargs.items()]
-        kernel = (
-            node.target if watch is None or "operator" not in node.meta else watch(node.meta["operator"], node.target)
-        )
-        call = f"{bound(kernel)}({', '.join([*positional, *keywords])})"
+        call = f"{bound(kernel_of(node))}({', '.join([*positional, *keywords])})"
         dead = [used.name for used in node.all_input_nodes if last_use[used] is node and used not in returned]
         release = "".join(f"; {name} = None" for name in dead)
         lines.append(f"    {node.name} = {call}{release}")

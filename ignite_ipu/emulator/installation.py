@@ -54,6 +54,9 @@ class Installation:
 def install(import_effects: bool = False) -> Installation:
     """Make `import poptorch` and its sub-modules give the emulator.
 
+    `import popart` gives PopART's enumerations of session options, which PopTorch programs pass to
+    `Options._Popart.set`, unless there is a PopART. It gives nothing else of PopART.
+
     Args:
         import_effects: Do to the process what importing PopTorch does, as far as it has a meaning here: set
             RDMAV_FORK_SAFE=1 unless it is set, enable `faulthandler`, and log uncaught exceptions at critical level.
@@ -124,17 +127,26 @@ def _refuse_to_shadow() -> None:
         spec = importlib.util.find_spec(_NAME)
         # A directory without __init__.py that happens to have the name is no package, and is not in the way.
         place = "" if spec is None or spec.origin is None else spec.origin
-    if place and not os.path.abspath(place).startswith(STAND_IN + os.sep):
+    if place and not _lies_in_the_stand_in(place):
         raise RuntimeError(
             f"There is a module {_NAME} already ({place}), and the emulator does not take its place. Use "
             "`import ignite_ipu.emulator as poptorch`, or an environment without Graphcore's PopTorch."
         )
 
 
+def _lies_in_the_stand_in(file: str) -> bool:
+    return os.path.abspath(file).startswith(STAND_IN + os.sep)
+
+
+def _is_of_the_stand_in(module: object) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and _lies_in_the_stand_in(file)
+
+
 def _forget() -> None:
     with contextlib.suppress(ValueError):
         sys.path.remove(STAND_IN)
-    for name in [name for name in sys.modules if name == _NAME or name.startswith(_NAME + ".")]:
+    for name in [name for name, module in sys.modules.copy().items() if _is_of_the_stand_in(module)]:
         del sys.modules[name]
     importlib.invalidate_caches()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 Events = List[List[float]]
 Latency = Tuple[float, float, float]
@@ -12,9 +12,7 @@ class Record:
     """The time stamps of an executor's last call, in seconds since it began."""
 
     def __init__(self) -> None:
-        self._events: Dict[str, Events] = {
-            name: [[]] for name in ("input", "input_complete", "output", "output_complete")
-        }
+        self._last: Optional[Tuple[int, int, int, int, float]] = None
 
     def set(self, inputs: int, steps: int, outputs: int, returned: int, seconds: float) -> None:
         """Keep one call's times.
@@ -24,16 +22,19 @@ class Record:
             steps, returned: How many micro-batches each of them holds.
             seconds: How long the call took. Host and device share their memory here, so that crossing takes no time.
         """
-        self._events = {
+        self._last = (inputs, steps, outputs, returned, seconds)
+
+    def counters(self) -> Dict[str, Events]:
+        """Return the time stamps by event, then tensor, then step."""
+        if self._last is None:
+            return {name: [[]] for name in ("input", "input_complete", "output", "output_complete")}
+        inputs, steps, outputs, returned, seconds = self._last
+        return {
             "input": _events(inputs, steps, 0.0),
             "input_complete": _events(inputs, steps, 0.0),
             "output": _events(outputs, returned, seconds),
             "output_complete": _events(outputs, returned, seconds),
         }
-
-    def counters(self) -> Dict[str, Events]:
-        """Return the time stamps by event, then tensor, then step."""
-        return {name: [list(steps) for steps in events] for name, events in self._events.items()}
 
     def between(self, start: str, start_last: bool, end: str, end_last: bool) -> Latency:
         """Return minimum, maximum and mean of `end - start` over the steps, (0., 0., 0.) without data.
@@ -41,8 +42,8 @@ class Record:
         The event of a step is the first or last one of its tensors. Where there are k starts for each end, the
         earliest of each k counts.
         """
-        starts = _over_tensors(self._events[start], start_last)
-        ends = _over_tensors(self._events[end], end_last)
+        events = self.counters()
+        starts, ends = _over_tensors(events[start], start_last), _over_tensors(events[end], end_last)
         if not starts or not ends:
             return (0.0, 0.0, 0.0)
         group = max(len(starts) // len(ends), 1)

@@ -7,6 +7,9 @@ doubled; `updatePeriod` (1) says after how many updates that is looked at. An up
 reaches the weights, as on the device. The factor stays between 2^-24 and 2^15, float16's smallest value and its
 largest power of two. PopART can also track other gradients than those of weights; here they are not looked at.
 
+The factor is kept with a PopTorch optimizer's state, so that it survives detaching and checkpoints; with a plain torch
+optimizer, whose state is lost, it starts anew.
+
 Source: PopART's session options, `automaticLossScalingSettings`.
 """
 

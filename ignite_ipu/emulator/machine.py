@@ -15,6 +15,7 @@ import platform
 import stat
 import tempfile
 import threading
+import time
 from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence
 
 from ignite_ipu.emulator.errors import backend_error
@@ -130,7 +131,7 @@ class SharedMachine(Machine):
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Dict[int, Holder]]:
         with _LOCK, self._marked(), open(self._path, "a+", encoding="utf-8", errors="replace") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # given up when the file is closed, at the latest by the kernel
+            self._lock(file)  # given up when the file is closed, at the latest by the kernel
             file.seek(0)
             users = {ipu: user for ipu, user in self._parse(file.read()).items() if user.alive}
             self._let_go(users)
@@ -139,6 +140,26 @@ class SharedMachine(Machine):
             file.seek(0)
             file.truncate()
             json.dump({str(ipu): list(user) for ipu, user in users.items()}, file)
+
+    def _lock(self, file: Any) -> None:
+        """Wait for the table.
+
+        Raises:
+            Error: Another process has kept it for longer than any change takes: it was stopped in the middle of one.
+        """
+        started = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() - started > _LOCK_SECONDS:
+                    raise backend_error(
+                        f"The table of emulated IPUs in use, {self._path}, has been kept for {_LOCK_SECONDS:g} s by "
+                        f"{_lock_holder(os.fstat(file.fileno()).st_ino)}, which has probably been stopped. Let it go "
+                        f"on, end it, or set {RUNTIME_VARIABLE} to another directory."
+                    ) from None
+            time.sleep(0.001)
 
     def _parse(self, text: str) -> Dict[int, Holder]:
         if not text:
@@ -233,6 +254,18 @@ def _started(pid: int) -> str:
     return "unknown"  # a system without /proc: only that it runs
 
 
+def _lock_holder(inode: int) -> str:
+    """Name the process that has locked a file, as far as the kernel tells."""
+    with contextlib.suppress(OSError):
+        with open("/proc/locks", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF"; those who wait have an arrow.
+                fields = line.split()
+                if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+                    return f"process {fields[4]}"
+    return "another process"
+
+
 def _read_holder(fields: Any) -> Holder:
     pid, started, description, token = fields
     return Holder(int(pid), str(started), str(description), int(token))
@@ -243,6 +276,7 @@ def _renew_lock() -> None:
     _LOCK = threading.Lock()
 
 
+_LOCK_SECONDS = 60.0
 _LOCK = threading.Lock()
 os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
 _OWN = Machine()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+import contextlib
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 Args = Tuple[Any, ...]
 Kwargs = Dict[str, Any]
 
-# Placed on the IPU when called without a device (the list is PopTorch's; `normal` only without tensor arguments).
+# Placed on the IPU when called without a device (the list is PopTorch's; `normal` only without tensor arguments, which
+# is left to PyTorch otherwise).
 _FACTORIES = frozenset(
     (
         "arange",
@@ -42,6 +44,24 @@ _FROM_DATA = frozenset(("tensor", "as_tensor", "from_numpy"))
 _CPU = torch.device("cpu")
 
 
+@contextlib.contextmanager
+def range_noticed() -> Iterator[None]:
+    """Let `torch.range` tell the running trace that it is called; it is the one factory that does not."""
+    from ignite_ipu.emulator import capture
+
+    original = torch.range
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        trace = capture.active()
+        return original(*args, **kwargs) if trace is None else trace.call(original, args, kwargs)
+
+    torch.range = called
+    try:
+        yield
+    finally:
+        torch.range = original
+
+
 def names_ipu(value: Any) -> bool:
     """Tell whether `value` is the IPU as a device."""
     if isinstance(value, torch.device):
@@ -53,7 +73,8 @@ def put_on_ipu(
     capture: Capture, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
 ) -> Optional[IpuTensor]:
     """Answer a call without traced tensors whose result belongs on the IPU; None for one whose does not."""
-    if name in _FACTORIES and kwargs.get("device") is None:
+    drawn_around_tensors = name == "normal" and holds_tensors((args, kwargs))
+    if name in _FACTORIES and kwargs.get("device") is None and not drawn_around_tensors:
         logger.warning("%s was called without a device: forcing to IPU.", name)
         return _made(capture, func, name, args, kwargs)
     if names_ipu(kwargs.get("device")) or (name == "to" and any(names_ipu(arg) for arg in args[1:])):
@@ -90,7 +111,7 @@ def moved(capture: Capture, tensor: Any, args: Args, kwargs: Kwargs) -> Optional
 
 def _made(capture: Capture, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> IpuTensor:
     kwargs = {**kwargs, "device": _CPU}
-    if name in _FROM_DATA or "generator" in kwargs:
+    if name in _FROM_DATA or "generator" in kwargs or holds_tensors((args, kwargs)):
         with capture.outside():
             return capture.add_constant(func(*args, **kwargs))
     made: IpuTensor = capture.record(func, *args, **kwargs)

@@ -35,6 +35,15 @@ class Observation:
         self.compilation_seconds = 0.0
         self.report: Optional[Report] = None
 
+    @property
+    def is_off(self) -> bool:
+        """Whether no timeline is wanted, so that errors are all there is to observe."""
+        return self.report is None and not self._channel.is_recorded
+
+    def cut(self, error: Error) -> None:
+        """Put the text of a very long error into a file."""
+        cut_long_message(error, self._options.log_dir)
+
     @contextlib.contextmanager
     def call(self, what: str) -> Iterator[None]:
         """Put the `with` block on the timelines that are wanted, and the text of a very long error into a file."""
@@ -43,19 +52,24 @@ class Observation:
             try:
                 yield
             except Error as error:
-                cut_long_message(error, self._options.log_dir)
+                self.cut(error)
                 raise
 
     @contextlib.contextmanager
     def compilation(self) -> Iterator[Advance]:
         """Show the progress of the compilation in the `with` block; yields what is told (steps done, of so many)."""
-        shown = self._options._show_compilation_progress_bar
-        progress: Advance = CompilationProgressBar(_QUIET_SECONDS) if shown else lambda done, total: None
+        bar = CompilationProgressBar(_QUIET_SECONDS) if self._options._show_compilation_progress_bar else None
+        progress: Advance = bar if bar is not None else lambda done, total: None
         progress(0, 2)
         limit_repeats(self._options.max_repeat_logs)
         started = time.perf_counter()
-        with self.call("modelCompilation"):
-            yield progress
+        try:
+            with self.call("modelCompilation"):
+                yield progress
+        except BaseException:
+            if bar is not None:
+                bar.close()
+            raise
         ended = time.perf_counter()
         self.compilation_seconds = ended - started
         if self.report is not None:

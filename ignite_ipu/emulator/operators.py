@@ -272,10 +272,14 @@ def _name_of(operator: Any) -> str:
 
 def _is_composite(plain: str) -> bool:
     packet = getattr(torch.ops.aten, plain, None)
-    if packet is None:
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
-    schema = getattr(packet, packet.overloads()[0])._schema
+    (first, *_) = packet.overloads()  # type: ignore[no-untyped-call]
+    schema = getattr(packet, first)._schema
     full = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    # Some operators are TorchScript's alone, such as aten::cuda, and unknown to the dispatcher.
+    if not torch._C._dispatch_has_kernel(full):
+        return False
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"))
 
 

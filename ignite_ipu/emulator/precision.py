@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ class Precision:
     Attributes:
         policy: What autocasting casts where a model switches it on; None forbids autocasting.
         floating_point_exceptions: Whether an invalid operation, a division by zero or an overflow stops the run.
-        stochastic_rounding: Whether half weights and optimizer state are rounded at random when they are updated.
+        stochastic_rounding: Whether float16 values are rounded at random where they are computed.
     """
 
     policy: Optional[Policy] = dataclasses.field(default_factory=Policy)
@@ -129,33 +129,6 @@ def check_finite(what: str, tensors: Iterable[Optional[torch.Tensor]]) -> None:
     for tensor in tensors:
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
             raise _exception(f"{what} holds an infinity or NaN")
-
-
-def round_stochastically(values: torch.Tensor, generator: Optional[torch.Generator] = None) -> torch.Tensor:
-    """Return float16 values, each one of the two neighbours of a float32 value, the nearer one more often.
-
-    The chance of a neighbour is linear in the distance to the other, so that the expected result is the value itself.
-    Values beyond float16's range become infinite.
-    """
-    nearest = values.to(torch.float16)
-    rounded = nearest.to(torch.float32)
-    # The neighbour on the other side of the value; stepping the bit pattern by one steps to the next half.
-    away = torch.where(values > rounded, 1, -1) * torch.where(rounded < 0, -1, 1)
-    bits = nearest.view(torch.int16).to(torch.int32)
-    zero = rounded == 0
-    stepped = torch.where(zero, torch.where(values > 0, 1, 1 - 2**15), bits + away).to(torch.int16)
-    other = stepped.view(torch.float16)
-    gap = (other.to(torch.float32) - rounded).abs()
-    chance = torch.where(gap > 0, (values - rounded).abs() / gap, torch.zeros_like(gap))
-    draw = torch.rand(values.shape, generator=generator)
-    exact = (rounded == values) | ~torch.isfinite(rounded)
-    return torch.where(exact | (draw >= chance), nearest, other)
-
-
-def store_stochastically(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Round float32 values at random into float16 tensors, drawing from the stream that is current: the device's."""
-    for half, value in zip(to, values):
-        half.copy_(round_stochastically(value))
 
 
 def _widened(value: Any) -> Any:

@@ -102,6 +102,11 @@ class Channel:
                 setattr(obj, method, self._traced(getattr(obj, method), method))
         return obj
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether trace points go anywhere."""
+        return _RECORDER is not None
+
     def tracepoint(self, name: str) -> ContextManager[None]:
         """Return a context that is one trace point labelled `name`."""
         return contextlib.nullcontext() if _RECORDER is None else self._span(_RECORDER, name)

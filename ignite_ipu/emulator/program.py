@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional, Protocol, Sequence
 
@@ -14,6 +14,7 @@ from ignite_ipu.emulator import batching, collectives, loss_scaling, naming, pre
 from ignite_ipu.emulator.arguments import Arguments
 from ignite_ipu.emulator.compiled import compiled as torch_compiled
 from ignite_ipu.emulator.compiled import wanted as torch_compile_wanted
+from ignite_ipu.emulator.compiled_step import CompiledStep, Functions
 from ignite_ipu.emulator.custom_types import replace_tensors
 from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
@@ -29,6 +30,7 @@ from ignite_ipu.emulator.placement import Placement
 from ignite_ipu.emulator.random_stream import RandomStream
 from ignite_ipu.emulator.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.report import report_for
+from ignite_ipu.emulator.stochastic_rounding import store_stochastically
 from ignite_ipu.emulator.tracing import tensor_names, trace
 from ignite_ipu.emulator.training_step import Optimizer, TrainingStep
 from ignite_ipu.emulator.wrapping import plain, storage, version
@@ -136,20 +138,25 @@ class Program:
         self.random = RandomStream(int(seed))
         self._synthetic = bool(options._Popart._value("syntheticDataMode", 0))
         self.report = report_for(options, options_name(options, training))
-        self._compiles_with_torch = torch_compile_wanted()
+        # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.
+        each_result = self.precision.floating_point_exceptions or self.precision.stochastic_rounding
+        self._compiles_with_torch = torch_compile_wanted() and not each_result
         self._compiled: Optional[Graph] = None
+        self._functions = Functions(options_name(options, training))
         self._executable: Optional[Executable] = None
         self._step: Optional[TrainingStep] = None
         self._device: Optional[Device] = None
         self._host_versions: Dict[str, int] = {}
         self._edits_reported = False
         graph = self.graph
-        self.needs_ipu = training or bool(
-            [place for place in graph.positions if place is not None]
-            or graph.extras
-            or graph.written_inputs
-            or graph.written_buffers
-        )
+        places = [place for place in graph.positions if place is not None]
+        # Each is an output of its own: what the caller writes into one must not show in another.
+        self._returned_again = [
+            index
+            for index, place in enumerate(graph.positions)
+            if place is not None and place in graph.positions[:index]
+        ]
+        self.needs_ipu = training or bool(places or graph.extras or graph.written_inputs or graph.written_buffers)
 
     # -- device ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +179,7 @@ class Program:
         weights = {name: plain(self._parameters[name]) for name in self.graph.weights}
         buffers = {name: plain(self._buffers[name]) for name in self.graph.buffers}
         trainable = [name for name in self.graph.weights if self._training and self._parameters_requires_grad(name)]
-        if self._compiles_with_torch and self._compiled is None:
+        if self._compiles_with_torch and self._compiled is None and not self._training:
             self._compiled = torch_compiled(self.graph, options_name(options, self._training))
         graph = self.graph if self._compiled is None else self._compiled
         executable = Executable(graph, self.batching, weights, trainable, buffers, self._groups, self.random)
@@ -215,8 +222,11 @@ class Program:
         if self._synthetic:
             with self.random.drawn():
                 inputs = [_synthetic(value) for value in inputs]
-        with contextlib.nullcontext() if self.report is None else self.report.profiled(self, executable, self._step):
-            return executable.infer(inputs) if self._step is None else executable.train(inputs, self._step)
+        step = self._step
+        if self.report is None:
+            return executable.infer(inputs) if step is None else executable.train(inputs, step)
+        with self.report.profiled(self, executable, step):
+            return executable.infer(inputs) if step is None else executable.train(inputs, step)
 
     def upload(self) -> None:
         """Copy parameters and buffers from the host to the device."""
@@ -287,8 +297,12 @@ class Program:
             graph.frozen[index].clone() if place is None else outputs[place]
             for index, place in enumerate(graph.positions)
         ]
+        for index in self._returned_again:
+            results[index] = results[index].clone()
         for result in results:
             result.backward = _refuse_backward  # type: ignore[method-assign]
+        if isinstance(graph.structure, torch.Tensor):
+            return results[0]
         return replace_tensors(graph.structure, iter(results))
 
     def anchored(self, outputs: List[torch.Tensor]) -> Dict[str, torch.Tensor]:
@@ -296,7 +310,7 @@ class Program:
         found: Dict[str, torch.Tensor] = {}
         for short, name in self._anchors.items():
             if not name.startswith(_GRADIENT):
-                found[short] = outputs[self.graph.extras[name]]
+                found[short] = outputs[self.graph.extras[name]].clone()
             elif self._step is not None and name[len(_GRADIENT) :] in self._step.gradients:
                 found[short] = self._step.gradients[name[len(_GRADIENT) :]].clone()
         return found
@@ -310,13 +324,15 @@ class Program:
 
     def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
         options = self._options
-        step = TrainingStep(
+        store = store_stochastically if self.precision.stochastic_rounding else foreach.store_nearest
+        kind = functools.partial(CompiledStep, self._functions) if self._compiles_with_torch else TrainingStep
+        step = kind(
             executable,
             source.on_device(
                 {name: executable.weights[name] for name in executable.trainable},
                 {name: self._parameters[name] for name in executable.trainable},
                 per_replica=executable.grouped,
-                store=precision.store_stochastically if self.precision.stochastic_rounding else foreach.store_nearest,
+                store=store,
             ),
             ReductionType(options.Training.accumulation_and_replication_reduction_type),
             source.reduction_strategy(),
@@ -325,6 +341,7 @@ class Program:
             self._reduce,
             loss_scaling.from_options(options),
             check=precision.check_finite if self.precision.floating_point_exceptions else None,
+            store=store,
         )
         step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
         return step

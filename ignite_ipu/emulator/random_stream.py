@@ -7,6 +7,11 @@ from typing import Iterator, List, Optional, Sequence
 
 import torch
 
+from ignite_ipu.emulator.turn import Turn
+
+# PyTorch has one generator for the process: programs that draw from it run one after the other.
+_TURN = Turn()
+
 
 class RandomStream:
     """Random numbers of one program: the host's stream is as it was after every call."""
@@ -22,13 +27,14 @@ class RandomStream:
         if self.used is False:
             yield
             return
-        host = torch.random.get_rng_state()
-        torch.random.set_rng_state(self._state)
-        try:
-            yield
-        finally:
-            state = torch.random.get_rng_state()
-            torch.random.set_rng_state(host)
+        with _TURN.taken():
+            host = torch.random.get_rng_state()
+            torch.random.set_rng_state(self._state)
+            try:
+                yield
+            finally:
+                state = torch.random.get_rng_state()
+                torch.random.set_rng_state(host)
         if self.used is None:
             self.used = not torch.equal(state, self._state)
         self._state = state

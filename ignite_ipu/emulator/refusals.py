@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Tuple
 
 import torch
+from torch import nn
 
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.traced_tensor import IpuTensor, needs_value
@@ -52,6 +53,24 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
             f"dynamic output shape is not supported: the shape of {name}'s result depends on the data. "
             "Use a fixed-size formulation, for example torch.where or multiplication by a mask."
         )
+
+
+def refuse_compiled_modules(model: nn.Module) -> None:
+    """Refuse modules that `torch.compile` or `torch.jit` has taken over: their Python cannot be traced.
+
+    Raises:
+        Error: There is one.
+    """
+    for name, module in model.named_modules():
+        compiled = (
+            type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        )
+        if compiled or isinstance(module, torch.jit.ScriptModule):
+            raise backend_error(
+                f"{'torch.compile' if compiled else 'torch.jit'} is not supported in a model for the IPU, and "
+                f"{repr(name) if name else 'the model itself'} is compiled by it: PopTorch compiles the model. Wrap "
+                "the module that it was made from."
+            )
 
 
 def illegal_move(what: str) -> Error:

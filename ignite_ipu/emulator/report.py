@@ -13,12 +13,14 @@ import json
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set
 
+import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.nested import leaves
 from ignite_ipu.emulator.version import __version__
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ ENGINE_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PROFILE, TIMELINE = "profile.json", "timeline.json"
 _MOST_HOST_CALLS = 10_000
 _HOST = 0
+_BACKWARD = "backward"
 _CALL = re.compile(r"^    (\w+) = (_\d+)\(", re.M)
 
 
@@ -128,7 +131,7 @@ class Report:
         executable.graph = dataclasses.replace(graph, run=timed.run)
         if step is not None:
             # Instance attributes hide the methods until they are deleted again.
-            step.backward = timed.around("backward", step.backward)  # type: ignore[method-assign]
+            step.backward = timed.around(_BACKWARD, step.backward)  # type: ignore[method-assign]
             step.update = timed.around("update", step.update)  # type: ignore[method-assign]
         try:
             yield
@@ -157,8 +160,13 @@ class Report:
 
     def _profile(self, program: Program, counters: Counters, seconds: float) -> Dict[str, Any]:
         spent: Dict[str, List[float]] = {}
+        backward: Dict[str, float] = {}
         for span in self._device:
-            spent.setdefault(str(span.about.get("node", span.name)), []).append(span.end - span.start)
+            name = str(span.about.get("node", span.name))
+            if span.about.get("pass") == _BACKWARD:
+                backward[name] = backward.get(name, 0.0) + span.end - span.start
+            else:
+                spent.setdefault(name, []).append(span.end - span.start)
         operators = [
             {
                 "node": node.name,
@@ -173,6 +181,7 @@ class Report:
                 "dtype": node.meta.get("dtype"),
                 "runs": len(spent.get(node.name, [])),
                 "seconds": sum(spent.get(node.name, [])),
+                "backward_seconds": backward.get(node.name, 0.0),
             }
             for node in program.graph.nodes.nodes
             if node.name in spent
@@ -187,7 +196,7 @@ class Report:
             "memory_bytes": program.memory(),
             "counters": dataclasses.asdict(counters),
             "operators": operators,
-            "backward_seconds": sum(spent.get("backward", [])),
+            "backward_seconds": sum(spent.get(_BACKWARD, [])),
             "update_seconds": sum(spent.get("update", [])),
             "host_calls": [{"name": span.name, "seconds": span.end - span.start} for span in self._host],
         }
@@ -220,12 +229,13 @@ class Report:
 
 
 class _TimedGraph:
-    """A program's graph with a clock around each operator."""
+    """A program's graph with a clock around each operator, and around each step of its way back."""
 
     def __init__(self, program: Program, spans: List[Span]) -> None:
         self._spans = spans
         self._program = program
         self._micro_batch = -1
+        self._seen: Set[Any] = set()
         graph = program.graph
         names = dict(getattr(graph.run, "__globals__", {}))
         nodes = {node.name: node for node in graph.nodes.nodes}
@@ -238,6 +248,7 @@ class _TimedGraph:
     def run(self, *arguments: Any) -> Any:
         """Run one micro-batch; the replicas take turns."""
         self._micro_batch += 1
+        self._seen.clear()
         return self._run(*arguments)
 
     def around(self, name: str, function: Callable[..., None]) -> Callable[..., None]:
@@ -264,10 +275,46 @@ class _TimedGraph:
             end = time.perf_counter()
             process = self._process(max(site.ipu, 0))
             facts = {**about, "micro_batch": self._micro_batch}
-            self._spans.append(Span(node.meta["operator"], start, end, process, row, facts))
+            name = node.meta["operator"]
+            self._spans.append(Span(name, start, end, process, row, facts))
+            backward = functools.partial(
+                Span,
+                f"{name} {_BACKWARD}",
+                process=process,
+                row=f"{row} {_BACKWARD}",
+                about={**facts, "pass": _BACKWARD},
+            )
+            for step in self._new_steps((args, result)):
+                self._time_backward(step, backward)
             return result
 
         return timed
+
+    def _new_steps(self, values: Any) -> List[Any]:
+        """Return what autograd has recorded since the last operator of this micro-batch: its way back."""
+        found: List[Any] = []
+        pending = [value.grad_fn for value in leaves(values) if isinstance(value, torch.Tensor)]
+        while pending:
+            step = pending.pop()
+            # Gradients that have reached their weights are added up by the training step.
+            if step is None or step in self._seen or step.name().endswith("AccumulateGrad"):
+                continue
+            self._seen.add(step)
+            found.append(step)
+            pending += [earlier for earlier, _ in step.next_functions]
+        return found
+
+    def _time_backward(self, step: Any, span: Callable[..., Span]) -> None:
+        started: List[float] = []
+
+        def before(gradients: Any) -> None:
+            started.append(time.perf_counter())
+
+        def after(gradients: Any, incoming: Any) -> None:
+            self._spans.append(span(start=started.pop(), end=time.perf_counter()))
+
+        step.register_prehook(before)
+        step.register_hook(after)
 
     def _process(self, ipu: int) -> int:
         replicas = self._program.batching.replication_factor

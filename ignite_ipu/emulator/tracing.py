@@ -21,6 +21,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.naming import DEFAULT as DEFAULT_NAMING
 from ignite_ipu.emulator.naming import Naming, module_scopes
 from ignite_ipu.emulator.precision import Precision
+from ignite_ipu.emulator.refusals import refuse_compiled_modules
 from ignite_ipu.emulator.traced_tensor import IpuTensor
 from ignite_ipu.emulator.wrapping import plain
 
@@ -94,6 +95,7 @@ def trace(
     Raises:
         Error: What forward does cannot be compiled, or it replaced a parameter or buffer.
     """
+    refuse_compiled_modules(model)
     capture = Capture(placement, precision)
     capture.location_excludes = naming.excludes
     with _compile_hooks():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Mapping, Optional
+from typing import Callable, Collection, Dict, Mapping, Optional
 
 import torch
 from torch import nn
@@ -28,11 +28,15 @@ class OptimizerTracker:
         optimizer: The optimizer that the model was wrapped with.
         options: The executor's own options.
         meter: Counts what is sent.
+
+    Attributes:
+        before_download: Called before the state is read from the device; an exception that it raises is the caller's.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, options: Options, meter: Meter) -> None:
         self._options = options
         self._meter = meter
+        self.before_download: Callable[[], None] = lambda: None
         self._attributes = AttributeTracker(options)
         self._optimizer = optimizer
         self._compiled: Optional[OptimizerDescription] = None
@@ -117,6 +121,7 @@ class OptimizerTracker:
             groups,
             per_replica=[name for name in weights if name in per_replica],
             store=store,
+            adapts_loss_scaling=loss_scaling.enabled(self._options),
         )
         self._meter.add(optimizer_uploads=1)
         self.send_pending_state()
@@ -172,6 +177,7 @@ class OptimizerTracker:
     def _read_optimizer_state(self) -> Optional[IpuState]:
         if self._device is None:
             return None
+        self.before_download()
         self._meter.add(optimizer_state_downloads=1)
         return self._device.read_state()
 

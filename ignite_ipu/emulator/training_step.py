@@ -10,6 +10,7 @@ import torch
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.loss_scaling import AutomaticLossScaling
+from ignite_ipu.emulator.optim import foreach
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.executable import Executable
@@ -50,6 +51,7 @@ class TrainingStep:
         reduce: Adds up gradients over the other processes in place; None when this is the only one.
         scaling: Adapts the loss scaling; None leaves it to the user.
         check: Looks for values that no exception-free arithmetic makes; called with a description and tensors.
+        store: How gradients become float16 where they accumulate in it.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class TrainingStep:
         reduce: Optional[Reduce],
         scaling: Optional[AutomaticLossScaling] = None,
         check: Optional[Callable[[str, Sequence[torch.Tensor]], None]] = None,
+        store: foreach.Store = foreach.store_nearest,
     ) -> None:
         self._executable = executable
         self.optimizer = optimizer
         self._reduce = reduce
         self._scaling = scaling
         self._check = check
+        self._store = store
         batching, graph = executable.batching, executable.graph
         assert graph.loss is not None
         self._loss = graph.loss
@@ -95,6 +99,13 @@ class TrainingStep:
         self.gradients: Dict[str, torch.Tensor] = {}
         self.keep_gradients = False
 
+    def run(self, batch: Sequence[torch.Tensor], replica: int) -> Tuple[torch.Tensor, ...]:
+        """Run one micro-batch forward and backward, and return what the graph returns."""
+        executable = self._executable
+        results = executable.graph.run(*batch, *executable.arguments[replica])
+        self.backward(results, replica)
+        return results
+
     def backward(self, results: Tuple[torch.Tensor, ...], replica: int) -> None:
         """Add one micro-batch's gradients to the accumulated ones."""
         loss = results[self._loss]
@@ -109,7 +120,7 @@ class TrainingStep:
         if self._scaling is not None:
             self._scaling.look(gradients)
         if not self._foldable:
-            gradients = tuple(gradient.to(self._accum_type) for gradient in gradients)
+            gradients = tuple(self._to_accumulate(gradient) for gradient in gradients)
         self._accumulate(gradients)
 
     def update(self, iteration: int) -> None:
@@ -161,11 +172,19 @@ class TrainingStep:
         self._added += 1
         if not self._sums:
             self._sums = self._separate(gradients)
-        elif self._running:
-            torch._foreach_mul_(self._sums, (self._added - 1) / self._added)
-            torch._foreach_add_(self._sums, gradients, alpha=1 / self._added)
+        elif gradients and self._accum_type is torch.float16:
+            mean = self._running
+            keep, gain = ((self._added - 1) / self._added, 1 / self._added) if mean else (1.0, 1.0)
+            foreach.decay(self._sums, keep, foreach.widened(gradients), gain, self._store)
         elif gradients:
             torch._foreach_add_(self._sums, gradients)
+
+    def _to_accumulate(self, gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.dtype is self._accum_type or self._accum_type is not torch.float16:
+            return gradient.to(self._accum_type)
+        half = torch.empty_like(gradient, dtype=torch.float16)
+        self._store([half], [gradient])
+        return half
 
     def _separate(self, gradients: Tuple[torch.Tensor, ...]) -> List[torch.Tensor]:
         """Return the gradients in memory that may be written to: autograd gives `a` and `b` of `a + b` the same."""

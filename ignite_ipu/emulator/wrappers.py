@@ -32,8 +32,8 @@ def trainingModel(
         RuntimeError: The model is already wrapped for training.
         TypeError: The model is neither a module nor callable.
     """
-    user_model = _user_model(model)
     options = _frozen(options)
+    user_model = _user_model(model)
     if is_wrapped(user_model):
         raise RuntimeError(
             "Model has already been wrapped in 'poptorch.trainingModel'. Use that executor, or call its destroy() "
@@ -55,8 +55,8 @@ def inferenceModel(model: Union[nn.Module, PoplarExecutor], options: Optional[Op
         Error: `options` is no `Options`, or asks for gradient accumulation.
         TypeError: The model is neither a module nor callable.
     """
-    user_model = _user_model(model)
     options = _frozen(options)
+    user_model = _user_model(model)
     accumulation = 1 if options is None else options.Training.gradient_accumulation
     if accumulation != 1:
         raise python_error(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from copyreg import _reconstructor  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Tuple, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple, Type
 
 import torch
 
@@ -40,7 +40,7 @@ class Wrapping:
         self._holder = weakref.ref(holder)
         self._tensor_classes: Dict[type, type] = {}
         for name, buffer in model.named_buffers():
-            if _original(buffer) is not torch.Tensor:
+            if original_class(type(buffer)) is not torch.Tensor:
                 raise python_error(
                     f"All buffers must be an instance of torch.Tensor; {name} is a {type(buffer).__qualname__}. "
                     "Register parameters with register_parameter."
@@ -56,7 +56,7 @@ class Wrapping:
         """Change the class of every parameter and buffer of `model`, also where it is that of an earlier executor."""
         for tensor in (*model.parameters(), *model.buffers()):
             fetch(tensor)
-            original = _original(tensor)
+            original = original_class(type(tensor))
             wrapped = self._tensor_class(original)
             if type(tensor) is not wrapped:
                 self._tensors.append((tensor, original))
@@ -72,11 +72,13 @@ class Wrapping:
         if model is None:
             return
         self.undo_tensors()
+        if _TAKEN_OFF.pop(model, None) is not None:
+            return
         if not is_wrapped(model):
             raise python_error(
                 f"Cannot unwrap {type(model).__qualname__}: model was never wrapped, or was unwrapped before."
             )
-        model.__class__ = getattr(type(model), _ORIGINAL)
+        model.__class__ = original_class(type(model))
 
     def undo_tensors(self) -> None:
         """Give the tensors their own classes back, unless another executor has taken them over."""
@@ -90,6 +92,50 @@ class Wrapping:
         if original not in self._tensor_classes:
             self._tensor_classes[original] = _tensor_class(original, self._holder)
         return self._tensor_classes[original]
+
+
+class _TakenOff(NamedTuple):
+    model_class: type
+    tensors: List[Tuple[weakref.ref[torch.Tensor], type]]
+
+
+_TAKEN_OFF: weakref.WeakKeyDictionary[nn.Module, _TakenOff] = weakref.WeakKeyDictionary()
+
+
+def unwrapModelIfNecessary(model: nn.Module) -> None:
+    """Give a model that is wrapped for training, and its tensors, their own classes back until it is rewrapped.
+
+    A model that is not wrapped is left as it is. The host's weights are made the newest first, since nothing fetches
+    them afterwards. Private in PopTorch (`poptorch._impl`), and used by frameworks that compile other models of the
+    same parts.
+    """
+    if not is_wrapped(model):
+        return
+    tensors = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        fetch(tensor)
+        tensors.append((weakref.ref(tensor), type(tensor)))
+        object.__setattr__(tensor, "__class__", original_class(type(tensor)))
+    _TAKEN_OFF[model] = _TakenOff(type(model), tensors)
+    model.__class__ = original_class(type(model))
+
+
+def rewrapModelIfNecessary(model: nn.Module) -> None:
+    """Put back what `unwrapModelIfNecessary` took off; any other model is left as it is."""
+    taken_off = _TAKEN_OFF.pop(model, None)
+    if taken_off is None or is_wrapped(model):
+        return
+    for reference, wrapped in taken_off.tensors:
+        tensor = reference()
+        if tensor is not None:
+            tensor.__class__ = wrapped
+    model.__class__ = taken_off.model_class
+
+
+def original_class(wrapped: type) -> type:
+    """Return the class that a model, parameter or buffer had before it was wrapped: `wrapped` itself if it was not."""
+    original: type = getattr(wrapped, _ORIGINAL, wrapped)
+    return original
 
 
 def is_wrapped(model: Any) -> bool:
@@ -111,8 +157,13 @@ def fetch(tensor: torch.Tensor) -> None:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """Return PyTorch's count of the changes made to a tensor, without asking the device for newer values."""
+    """Return PyTorch's count of the changes made to a tensor, without asking the device for newer values.
+
+    Tensors that were made in inference mode are not counted: theirs is always 0.
+    """
     with torch._C.DisableTorchFunctionSubclass():
+        if torch.Tensor.is_inference(tensor):
+            return 0
         return int(torch.Tensor._version.__get__(tensor))  # type: ignore[attr-defined]
 
 
@@ -126,11 +177,6 @@ def storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as a tensor through which writing does not count as an edit of the original."""
     with torch._C.DisableTorchFunctionSubclass():
         return torch.Tensor.data.__get__(tensor).as_subclass(torch.Tensor)  # type: ignore[attr-defined, no-any-return]
-
-
-def _original(tensor: torch.Tensor) -> type:
-    original: type = getattr(type(tensor), _ORIGINAL, type(tensor))
-    return original
 
 
 def _fetch(holder: Callable[[], Optional[Holder]]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
+from ignite_ipu.emulator.arguments import Signature, fits
 
 
 class Fn(nn.Module):
@@ -154,6 +155,19 @@ def test_custom_types(holder):
         model(Holder(X[:1], "first"))
 
 
+def test_a_subclass_of_a_custom_type_is_its_parsers_too(holder):
+    """What the parser makes of it for the trace is not what later calls are compared with."""
+
+    class Narrower(Holder):
+        pass
+
+    model = model_of(lambda self, x: x.tensor * 2)
+    assert torch.equal(model(Narrower(X, "first")), 2 * X)
+    assert torch.equal(model(Narrower(3 * X, "second")), 6 * X)
+    with pytest.raises(poptorch.Error, match=r"Type mismatch for x: expected .*Narrower but got Holder"):
+        model(Holder(X, "third"))
+
+
 def test_dicts_work_in_any_order_and_are_warned_of_once_each(caplog):
     model = model_of(lambda self, d, e: d["a"] - d["b"] + e["c"])
     expected = X * 2
@@ -201,6 +215,11 @@ def test_float64_is_float32_on_the_device():
 def test_types_that_the_device_has_not(dtype):
     with pytest.raises(poptorch.Error, match="Unsupported input type"):
         model_of(lambda self, x: x)(X.to(dtype))
+
+
+def test_sparse_tensors_are_refused():
+    with pytest.raises(poptorch.Error, match=r"Unsupported input type torch.sparse_coo of torch.float32 for x"):
+        model_of(lambda self, x: x)(torch.eye(2).to_sparse())
 
 
 def test_integers_beyond_32_bits_are_refused_on_every_call():
@@ -281,3 +300,20 @@ def test_frozen_objects_are_compared_by_value():
     model(X, numpy.float32(1.5))
     with pytest.raises(poptorch.Error, match="Value mismatch for kind"):
         model(X, numpy.float32(2.5))
+
+
+def test_calls_with_plain_tensors_alone_are_told_by_their_shapes():
+    """What fits needs no binding; everything else is left to it, and to its errors."""
+
+    def forward(x, y, scale=None):
+        raise NotImplementedError
+
+    signature = Signature(forward)
+    x, y = torch.ones(2, 3), torch.ones(2, dtype=torch.int64)
+    shapes = signature.shapes_of_tensors(signature.bind((x, y), {}).frozen())
+    assert shapes == [((2, 3), torch.float32), ((2,), torch.int64)]
+    assert fits(shapes, (x + 1, y))
+    for args in ((x,), (x, y, None), (x, y.int()), (x[:1], y), (nn.Parameter(x), y), (x, [y])):
+        assert not fits(shapes, args)
+    assert signature.shapes_of_tensors(signature.bind((x, y), {"scale": 2.0}).frozen()) is None
+    assert signature.shapes_of_tensors(signature.bind((x, [y]), {}).frozen()) is None

@@ -9,19 +9,11 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import autocast
+from ignite_ipu.emulator import autocast, autocasting
 from ignite_ipu.emulator.autocasting import Policy
+from tests.emulator.calls import Calls
 
 X = torch.randn(2, 3, 8)
-
-
-class Calls(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs)
 
 
 class Net(nn.Module):
@@ -239,3 +231,21 @@ def _hooks_are_removed() -> Iterator[None]:
     yield
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("poptorch.autocast", lambda: autocast()),
+        ("poptorch.autocasting.Policy", lambda: Policy(fp16=[torch.bmm])),
+        ("Module.autocast", lambda: nn.Linear(1, 1).autocast()),
+        ("Options.Precision.autocastEnabled", lambda: poptorch.Options().Precision.autocastEnabled(True)),
+        ("Options.Precision.autocastPolicy", lambda: poptorch.Options().Precision.autocastPolicy(Policy())),
+    ],
+)
+def test_a_name_that_the_present_generation_lacks_is_warned_of_once(name, use, monkeypatch, caplog):
+    """The same program would not run with PopTorch 3.3."""
+    monkeypatch.setattr(autocasting, "_WARNED", set())
+    use()
+    use()
+    assert caplog.text.count(f"{name} is no part of PopTorch 3.3, where using it is an AttributeError") == 1

@@ -187,3 +187,36 @@ def test_groups_of_replicas_read_by_their_rule(kind, case, b):
     rows, _ = run(options, x)
     slots = [replica // g if kind is CommGroupType.Consecutive else replica % (r // g) for replica in range(r)]
     assert torch.equal(rows, torch.cat([x[slot * b : slot * b + b] for slot in slots]))
+
+
+@given(
+    kind=st.sampled_from([CommGroupType.Consecutive, CommGroupType.Orthogonal]),
+    case=st.sampled_from([(4, 2), (8, 2), (8, 4), (2, 2)]),
+    steps=st.sampled_from([(2, 1), (1, 3), (2, 2)]),
+    b=st.sampled_from([1, 2]),
+)
+def test_groups_step_through_the_batch_in_the_order_of_ungrouped_replicas(kind, case, steps, b):
+    """The emulator's choice where PopTorch's is unspecified: [D][A][slot][B] in, [D][A][R][B] out."""
+    (r, g), (d, a) = case, steps
+    slots = r // g
+    x = torch.arange(float(d * a * slots * b)).reshape(d, a, slots, b, 1)
+    options = poptorch.Options().deviceIterations(d).replicationFactor(r).inputReplicaGrouping(g, kind)
+    options.outputMode(OutputMode.All).Training.gradientAccumulation(a)
+    model = poptorch.trainingModel(TagWhileTraining(), options)
+    rows, sums, _ = model(x.flatten(0, 3))
+    model.destroy()
+    slot_of = [replica // g if kind is CommGroupType.Consecutive else replica % slots for replica in range(r)]
+    assert torch.equal(rows, x[:, :, slot_of].flatten(0, 3))
+    assert torch.equal(sums, x[:, :, slot_of].sum(dim=(3, 4)).flatten())
+
+
+def test_groups_that_step_are_warned_of(caplog):
+    """A program that relies on them would not run alike on an IPU."""
+    options = (
+        poptorch.Options().deviceIterations(2).replicationFactor(2).inputReplicaGrouping(2, CommGroupType.Consecutive)
+    )
+    run(options, torch.zeros(2, 1))
+    assert "results on an IPU are unspecified" in caplog.text
+    caplog.clear()
+    run(poptorch.Options().replicationFactor(2).inputReplicaGrouping(2, CommGroupType.Consecutive), torch.zeros(1, 1))
+    assert "unspecified" not in caplog.text

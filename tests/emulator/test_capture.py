@@ -143,6 +143,9 @@ FACTORIES = {
     "ones": lambda: torch.ones(2),
     "tensor": lambda: torch.tensor([1.0, 2.0]),
     "zeros": lambda: torch.zeros(2),
+    "logspace": lambda: torch.logspace(0, 1, 2),
+    "zeros_like": lambda: torch.zeros_like(torch.ones(2, device="cpu")),
+    "full_like": lambda: torch.full_like(torch.ones(2, device="cpu"), 3.0),
 }
 
 
@@ -151,6 +154,25 @@ def test_factories_make_tensors_on_the_ipu(name, wrap, caplog):
     """With a warning for each."""
     assert torch.equal(wrap(lambda x: x + FACTORIES[name]())(X), X + FACTORIES[name]())
     assert f"{name} was called without a device: forcing to IPU" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:torch.range is deprecated")
+def test_the_range_that_pytorch_deprecates_is_a_factory_too(wrap, caplog):
+    assert torch.equal(wrap(lambda x: x + torch.range(0, 1))(X), X + torch.tensor([0.0, 1.0]))
+    assert "range was called without a device: forcing to IPU" in caplog.text
+    assert torch.range.__module__ is None or "ignite_ipu" not in torch.range.__module__
+
+
+def test_normal_numbers_around_a_host_tensor_stay_on_the_host(wrap):
+    with pytest.raises(poptorch.Error, match="Expected an IPU tensor but got tensor"):
+        wrap(lambda x: x + torch.normal(torch.zeros(2, device="cpu"), 1.0))(X)
+
+
+@pytest.mark.filterwarnings("ignore:Output expected to be on the IPU")
+def test_constants_of_the_device_are_returned_in_its_types(wrap):
+    """There is no int64 on it; a tensor that stayed on the host comes back as it is."""
+    on_device, on_host = wrap(lambda x: (torch.arange(2), torch.arange(2, device="cpu")))(X)
+    assert (on_device.dtype, on_host.dtype) == (torch.int32, torch.int64)
 
 
 def test_a_factory_with_the_cpu_as_device_makes_a_host_tensor(wrap):
@@ -194,6 +216,20 @@ def test_int64_and_float64_are_narrowed(wrap):
     assert inside == [torch.float32]
 
 
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x[:0],
+        lambda x: torch.cat([x, torch.zeros(0, 3)]),
+        lambda x: (x, torch.empty(0, 3, device="cpu").to("ipu")),
+    ],
+    ids=["result", "factory", "constant"],
+)
+def test_tensors_without_elements_do_not_exist_on_the_device(forward):
+    with pytest.raises(poptorch.Error, match="Zero-sized tensors are unsupported"):
+        poptorch.inferenceModel(Calls(forward))(torch.zeros(2, 3))
+
+
 # -- in place -----------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +257,7 @@ def test_buffers_keep_what_forward_writes(wrap):
 
 @given(st.lists(st.sampled_from(["add", "view", "column", "rebind", "fill", "swap"]), max_size=6))
 def test_in_place_work_equals_eager(steps):
-    """Writes through views, into inputs and into results, in any order."""
+    """Writes through views, into inputs and into results, in any order; results have the values of the end."""
 
     def forward(x: torch.Tensor) -> Any:
         y = x * 2
@@ -238,7 +274,9 @@ def test_in_place_work_equals_eager(steps):
                 x[0, 0] = index
             else:
                 y, x = x, y
-        return y.clone(), x + 0
+        tail = y[1:]
+        y[1:].mul_(3)
+        return y.clone(), x + 0, y, tail, x
 
     given_input, expected_input = X.clone(), X.clone()
     expected = forward(expected_input)

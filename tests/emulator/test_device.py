@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -87,15 +87,31 @@ def test_a_model_that_the_machine_is_too_small_for_never_waits(monkeypatch):
 
 def test_waiting_ends_when_another_thread_gives_the_ipus_back(monkeypatch, caplog):
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-    caplog.set_level("WARNING", logger="poptorch::python")
+    logger = logging.getLogger("poptorch::python")
+    caplog.set_level("WARNING", logger=logger.name)
     first = inference(replicationFactor=2)
     first(X)
-    timer = threading.Timer(0.5, first.detachFromDevice)
-    timer.start()
-    started = time.monotonic()
-    assert inference()(X).shape == (2, 2)
-    assert time.monotonic() - started > 0.4
-    timer.join()
+    waiting = threading.Event()
+
+    class WhenWaiting(logging.Handler):
+        def emit(self, record):
+            if "Waiting" in record.getMessage():
+                waiting.set()
+
+    def give_back():
+        waiting.wait(60)
+        first.detachFromDevice()
+
+    waits = WhenWaiting()
+    logger.addHandler(waits)
+    giving_back = threading.Thread(target=give_back)
+    giving_back.start()
+    try:
+        assert inference()(X).shape == (2, 2)
+    finally:
+        logger.removeHandler(waits)
+        giving_back.join()
+    assert not first.isAttachedToDevice()
     assert "Failed to acquire" in caplog.text and "Waiting" in caplog.text
 
 

@@ -540,3 +540,29 @@ def test_an_executor_cannot_be_deep_copied_into_a_second_one():
     model = training()
     with pytest.raises(RecursionError, match="cannot be deep-copied"):
         copy.deepcopy(model)
+
+
+def test_a_tensor_that_is_returned_twice_is_two_outputs():
+    """Writing into one leaves the other alone, and an anchor of it."""
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            return y, {"again": y}
+
+    options = poptorch.Options()
+    options.anchorTensor("sum", "add")
+    model = poptorch.inferenceModel(Twice(), options)
+    one, other = model(X)
+    one.zero_()
+    assert torch.equal(other["again"], X + 1) and torch.equal(model.getAnchoredTensor("sum"), X + 1)
+
+
+def test_a_call_that_fails_freezes_the_options_all_the_same():
+    """Even where the model is none."""
+    for wrap, model in ((poptorch.inferenceModel, 3), (poptorch.trainingModel, lambda x: x)):
+        options = poptorch.Options()
+        with pytest.raises((TypeError, AttributeError)):
+            wrap(model, options)
+        with pytest.raises(AttributeError, match="frozen"):
+            options.deviceIterations(2)

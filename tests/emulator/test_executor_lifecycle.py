@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 
 import pytest
@@ -120,6 +121,17 @@ def test_a_terminal_is_shown_the_progress_of_a_compilation(monkeypatch, capsys):
     assert "2/2" in capsys.readouterr().err
     poptorch.inferenceModel(Model(), poptorch.Options().showCompilationProgressBar(False))(X)
     assert "compilation" not in capsys.readouterr().err
+
+
+def test_the_bar_of_a_failed_compilation_ends_its_line(monkeypatch, capsys):
+    """The error's text starts on a new one, and no thread stays behind."""
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True, raising=False)
+    threads = threading.active_count()
+    with pytest.raises(AssertionError, match="Invalid batch dimension"):
+        poptorch.inferenceModel(Model(), poptorch.Options().deviceIterations(3))(X)
+    shown = capsys.readouterr().err
+    assert "0/2 [" in shown and "2/2" not in shown and shown.endswith("\n")
+    assert threading.active_count() == threads
 
 
 def test_a_quick_compilation_is_not_worth_a_line_in_a_file(capsys):
@@ -241,49 +253,6 @@ def test_executors_put_their_calls_on_a_profiling_channel(tmp_path):
     text = file.read_text()
     for name in ("modelCompilation", "modelExecution", "copyWeightsToDevice", "poptorch.inferenceModel"):
         assert f'"{name}"' in text
-
-
-# -- torch.compile -----------------------------------------------------------------------------------------------------
-
-
-def test_torch_compile_needs_a_known_value_and_a_compiler(monkeypatch):
-    monkeypatch.setenv("IGNITE_IPU_EMULATOR_COMPILE", "fast")
-    with pytest.raises(Error, match="IGNITE_IPU_EMULATOR_COMPILE must be"):
-        poptorch.inferenceModel(Model())(X)
-    monkeypatch.setenv("IGNITE_IPU_EMULATOR_COMPILE", "inductor")
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(Error, match=r"needs a C\+\+ compiler"):
-        poptorch.inferenceModel(Model())(X)
-
-
-def test_a_graph_compiled_by_torch_is_called_in_its_place(monkeypatch, caplog):
-    """Inductor takes half a minute here; its eager stand-in shows that graph, gradients and state go through it."""
-    used = []
-    real = torch.compile
-
-    def eager(function, dynamic, options):
-        used.append(options)
-        return real(function, backend="eager", dynamic=dynamic)
-
-    def losses():
-        torch.manual_seed(0)
-        model = Model()
-        executor = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1))
-        found = [executor(X, Y)[1] for _ in range(3)]
-        executor.detachFromDevice()
-        return [*found, executor(X, Y)[1]]
-
-    expected = losses()
-    monkeypatch.setattr(torch, "compile", eager)
-    monkeypatch.setenv("IGNITE_IPU_EMULATOR_COMPILE", "inductor")
-    monkeypatch.setenv("CXX", "c++")
-    with caplog.at_level("INFO", logger="poptorch::python"):
-        found = losses()
-    torch._dynamo.reset()
-    assert all(torch.allclose(one, two) for one, two in zip(expected, found))
-    assert used == [{"fallback_random": True}]
-    assert "torch.compile compiled training in" in caplog.text
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

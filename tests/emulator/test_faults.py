@@ -98,3 +98,67 @@ def test_blocks_nest_each_with_a_count_of_its_own():
                 executor(X, Y)
         with pytest.raises(poptorch.Error, match="outer"):
             executor(X, Y)
+
+
+def copies_of(work) -> int:
+    """How many copies a piece of work makes: the first number that no fault hits any more."""
+    for number in range(20):
+        with inject_faults({}, copies={number: Fault()}):
+            try:
+                work()
+            except poptorch.RecoverableError:
+                continue
+            return number
+    raise AssertionError("there is no end of copies")
+
+
+def test_copies_fail_by_their_own_numbers():
+    """Attaching; weights, optimizer state and random state to the host; weights to the device; not the calls."""
+
+    def all_of_them():
+        executor = training()
+        executor(X, Y)  # attaches
+        executor.copyWeightsToHost()
+        executor.copyWeightsToDevice()  # reads the optimizer's state first
+        executor(X, Y)
+        executor.rng_state  # noqa: B018
+        executor.detachFromDevice()  # random state, weights, optimizer state
+        executor.destroy()
+
+    assert copies_of(all_of_them) == 8
+
+
+def test_a_failed_copy_loses_what_the_device_had():
+    """The executor is detached; its next call starts from the host's weights."""
+    executor = training()
+    before = executor.model.linear.weight.detach().clone()
+    executor(X, Y)
+    with inject_faults({}, copies={0: Fault()}), pytest.raises(poptorch.RecoverableError):
+        executor.copyWeightsToHost()
+    assert not executor.isAttachedToDevice()
+    assert torch.equal(executor.model.linear.weight, before)
+    executor(X, Y)
+    assert not torch.equal(executor.model.linear.weight, before)
+
+
+def test_a_failed_attach_takes_no_ipus():
+    executor = training()
+    with inject_faults({}, copies={0: Fault()}), pytest.raises(poptorch.RecoverableError):
+        executor.compile(X, Y)
+    assert not executor.isCompiled()
+    executor(X, Y)
+
+
+def test_the_fault_hook_keeps_no_executor_alive():
+    """Whoever keeps the optimizer does not keep the IPUs."""
+    import gc
+    import weakref
+
+    executor = training()
+    optimizer = executor._optimizer
+    executor(X, Y)
+    gone = weakref.ref(executor)
+    del executor
+    gc.collect()
+    assert gone() is None
+    optimizer.before_download()

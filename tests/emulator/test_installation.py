@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
+import multiprocessing
 import os
+import pkgutil
+import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -31,7 +37,7 @@ def state_of_the_process():
     return (
         list(sys.path),
         list(sys.meta_path),
-        sorted(name for name in sys.modules if name.split(".")[0] == "poptorch"),
+        sorted(name for name in sys.modules if name.split(".")[0] in ("poptorch", "popart")),
         {name: os.environ.get(name) for name in ("PYTHONPATH", "RDMAV_FORK_SAFE")},
         sys.excepthook,
         sys.argv,
@@ -51,15 +57,68 @@ def test_the_package_gives_the_emulators_objects(poptorch):
 
 
 @pytest.mark.parametrize(
-    "name", ["enums", "ops", "options", "optim", "profiling", "testing", "autocasting", "poptorch_core"]
+    "name",
+    [
+        "enums",
+        "ops",
+        "options",
+        "optim",
+        "profiling",
+        "testing",
+        "autocasting",
+        "poptorch_core",
+        "_impl",
+        "_poplar_executor",
+    ],
 )
 def test_every_sub_module_imports(poptorch, name):
     module = importlib.import_module(f"poptorch.{name}")
     assert module.__spec__.name == f"poptorch.{name}" and getattr(poptorch, name) is module
 
 
+def test_the_package_has_its_sub_modules_when_it_is_imported(poptorch):
+    """Under PopTorch's names, as whoever looks them up among the loaded modules expects, and after a reload too."""
+    for _ in range(2):
+        for name in ("enums", "ops", "options", "optim", "profiling", "poptorch_core"):
+            assert getattr(poptorch, name) is sys.modules[f"poptorch.{name}"]
+        assert importlib.reload(poptorch) is poptorch
+    found = {module.name for module in pkgutil.walk_packages(poptorch.__path__, "poptorch.")}
+    assert {"poptorch.enums", "poptorch.ops", "poptorch.options", "poptorch.optim", "poptorch.testing"} <= found
+
+
 def test_testing_must_be_imported_by_itself(poptorch):
     assert not hasattr(poptorch, "testing")
+
+
+def test_private_modules_hold_what_frameworks_take_from_them(poptorch):
+    """Without an import of their own, as on a machine with the SDK."""
+    assert isinstance(poptorch.inferenceModel(torch.nn.Identity()), poptorch._poplar_executor.PoplarExecutor)
+    from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
+
+    assert callable(rewrapModelIfNecessary) and callable(unwrapModelIfNecessary)
+    with pytest.raises(ModuleNotFoundError, match=r"poptorch\._args_parser"):
+        importlib.import_module("poptorch._args_parser")
+
+
+def test_popart_has_the_values_of_session_options_and_nothing_else(poptorch):
+    """Programs import PopART for them alone; one that wants more is told where it is."""
+    popart = importlib.import_module("popart")
+    options = poptorch.Options()
+    options._Popart.set("subgraphCopyingStrategy", int(popart.SubgraphCopyingStrategy.JustInTime))
+    schedule = popart.AccumulateOuterFragmentSchedule.OverlapMemoryOptimized
+    options._Popart.set("accumulateOuterFragmentSettings.schedule", int(schedule))
+    assert poptorch.inferenceModel(torch.nn.Identity(), options)(torch.ones(2)).tolist() == [1, 1]
+    with pytest.raises(AttributeError, match=r"module 'popart' has no attribute 'Builder'.*the PopTorch emulator's"):
+        popart.Builder()
+
+
+def test_a_popart_of_the_machine_stays_the_one(poptorch, tmp_path, monkeypatch):
+    (tmp_path / "popart.py").write_text("own = True")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert importlib.import_module("popart").own
+    finally:
+        sys.modules.pop("popart", None)
 
 
 def test_the_emulators_own_names_stay_with_it(poptorch):
@@ -85,7 +144,66 @@ def test_it_looks_like_a_package_to_those_who_ask(poptorch):
     assert version == poptorch.__version__ == emulator.__version__
     assert Version(version).release == (3, 3, 0) and Requirement("poptorch>=3.3").specifier.contains(version)
     assert importlib.metadata.metadata("poptorch")["Name"] == "poptorch"
-    assert "poptorch" in importlib.metadata.packages_distributions()
+    assert importlib.metadata.packages_distributions()["poptorch"] == ["poptorch"]
+    recorded = {str(file) for file in importlib.metadata.files("poptorch")}
+    present = {str(path.relative_to(STAND_IN)) for path in Path(STAND_IN).rglob("*") if path.is_file()}
+    assert recorded == {name for name in present if not name.endswith(".pyc")}
+
+
+@pytest.mark.parametrize("probe", ["transformers.utils.import_utils", "accelerate.utils.imports"])
+def test_libraries_that_look_for_optional_packages_find_it(poptorch, probe):
+    available = pytest.importorskip(probe)._is_package_available
+    found = available("poptorch")
+    assert found is True or found[0] is True
+    versions = pytest.importorskip("transformers.utils.versions")
+    versions.require_version("poptorch>=3.3")
+    with pytest.raises(ImportError, match=re.escape("poptorch>=4")):
+        versions.require_version("poptorch>=4")
+
+
+def test_its_classes_can_be_inspected_and_their_objects_pickled(poptorch):
+    """By name: in another process, whether or not the emulator is installed there."""
+    assert "class Options" in inspect.getsource(poptorch.Options)
+    assert "def trainingModel" in inspect.getsource(poptorch.trainingModel)
+    assert issubclass(poptorch.optim.AdamW, poptorch.optim.Optimizer)
+    objects = (
+        poptorch.Options,
+        poptorch.OutputMode.All,
+        poptorch.optim.SGD,
+        poptorch.PipelinedExecution("a"),
+        poptorch.Options().deviceIterations(3),
+        poptorch.optim.Adam([torch.nn.Parameter(torch.ones(1))], lr=0.5),
+    )
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (returned,) = pool.map(copy.copy, [objects])
+    assert returned[:3] == objects[:3] and returned[3].stage("a").blocks == ("a",)
+    assert returned[4].device_iterations == 3 and returned[5].param_groups[0]["lr"] == 0.5
+    assert [type(each) for each in returned] == [type(each) for each in objects]
+
+
+def test_workers_of_a_loader_have_poptorch_too(poptorch):
+    """Also those that start afresh, with what the parent sends them."""
+    loader = poptorch.DataLoader(
+        poptorch.Options().deviceIterations(2),
+        Versions(),
+        batch_size=2,
+        num_workers=1,
+        multiprocessing_context="spawn",
+        persistent_workers=False,
+    )
+    assert [batch.tolist() for batch in loader] == [[3.0] * 4, [3.0] * 4]
+
+
+class Versions(torch.utils.data.Dataset):
+    """Eight times the major version of PopTorch."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        import poptorch
+
+        return float(poptorch.__version__.split(".")[0])
 
 
 @pytest.mark.parametrize("import_effects", [False, True])
@@ -93,6 +211,7 @@ def test_undoing_leaves_nothing_behind(import_effects):
     before = state_of_the_process()
     with install(import_effects=import_effects):
         importlib.import_module("poptorch.testing")
+        importlib.import_module("popart")
         assert is_installed()
     assert state_of_the_process() == before
     assert importlib.util.find_spec("poptorch") is None

@@ -160,3 +160,24 @@ def test_a_release_by_the_garbage_collector_in_the_middle_of_a_change(shared, tm
         where.release(first)
     assert where.take([range(2)], second) == {0, 1}
     assert set(where.users().values()) == {second}
+
+
+def test_a_process_that_is_stopped_in_the_middle_of_a_change_is_named(tmp_path, monkeypatch):
+    """Nobody waits for it without end; when it is killed, the table is free."""
+    shared = SharedMachine(str(tmp_path / "runtime"))
+    assert shared.take([range(1)], holder("first", 1)) is not None
+    program = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print('locked', flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, shared._path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "locked\n"
+        monkeypatch.setattr("ignite_ipu.emulator.machine._LOCK_SECONDS", 0.2)
+        with pytest.raises(Error, match=rf"kept for 0\.2 s by process {child.pid}"):
+            shared.users()
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    assert [user.description for user in shared.users().values()] == ["first"]

@@ -13,17 +13,9 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator import operators
 from ignite_ipu.emulator.operator_table import DECOMPOSED
 from ignite_ipu.emulator.operators import Status, support
+from tests.emulator.calls import Calls
 
 X = torch.rand(2, 4, 8) + 0.5
-
-
-class Calls(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def run(model: Any, *inputs: torch.Tensor) -> Any:
@@ -371,6 +363,7 @@ def test_an_embeddings_padding_row_trains(caplog):
         (F.multi_head_attention_forward, Status.COMPOSITE),
         ("torch.erf", Status.UNSUPPORTED),
         ("nonsense", Status.UNSUPPORTED),
+        ("Tensor.cuda", Status.UNSUPPORTED),  # TorchScript's, unknown to PyTorch's dispatcher
     ],
 )
 def test_the_table_answers(operator, status):

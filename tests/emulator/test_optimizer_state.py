@@ -338,6 +338,19 @@ def test_gradients_that_share_memory_are_counted_once(accumulation, loss_scaling
     assert model.isCompiled()
 
 
+def test_velocities_keep_their_meaning_when_the_loss_scaling_changes_during_an_absence():
+    """They are saved multiplied by the loss scaling of then."""
+    net = Scaled()
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5, loss_scaling=4.0)
+    model = wrap(net, optimizer)
+    model(torch.ones(1, 1, dtype=torch.float16))
+    model.detachFromDevice()
+    optimizer.loss_scaling = 64.0
+    model.setOptimizer(optimizer)
+    model(torch.ones(1, 1, dtype=torch.float16))
+    assert net.weight.item() == -1 - 1.5
+
+
 class TestAutomaticLossScaling:
     @pytest.mark.parametrize(
         ("large", "expected"), [(0, 256.0), (1, 64.0), (10, 64.0)], ids=["none", "one in ten", "all"]
@@ -402,6 +415,23 @@ class TestAutomaticLossScaling:
         model(torch.full((1, 1), 100.0, dtype=torch.float16))
         assert scaling_of(model) == 512.0
         assert math.isinf(net.weight.item())
+
+    @pytest.mark.parametrize("combined", [False, True])
+    def test_it_goes_on_where_it_was_after_an_absence(self, combined):
+        """Velocities are kept multiplied by the scaling, so both must come back; a torch optimizer starts anew."""
+
+        def train(away):
+            net = Scaled()
+            momentum = {"momentum": 0.5, "use_combined_accum": combined}
+            model = half_model(net, automatic=True, loss_scaling=4.0, **momentum)
+            for call in range(6):
+                model(torch.ones(1, 1, dtype=torch.float16))
+                if away and call == 3:
+                    model.detachFromDevice()
+                    model.attachToDevice()
+            return net.weight.item(), scaling_of(model)
+
+        assert train(away=True) == train(away=False) == (pytest.approx(-10.03125), 256.0)
 
     def test_the_users_settings_are_read_and_checked(self):
         net = Scaled()

@@ -1,29 +1,18 @@
-"""Number formats: how half and float mix, stochastic rounding, floating-point exceptions."""
+"""Number formats: how half and float mix, floating-point exceptions."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.precision import round_stochastically
+from tests.emulator.calls import Calls
 
 HALF, FLOAT = torch.float16, torch.float32
-
-
-class Calls(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def run(model: Any, *inputs: torch.Tensor, options: Optional[poptorch.Options] = None) -> Any:
@@ -122,73 +111,6 @@ def test_other_norms_take_mixtures_too(norm):
     for module, activation in ((norm.half(), FLOAT), (norm.float(), HALF)):
         found = run(module, x.to(activation))
         assert found.dtype is activation and torch.allclose(found.float(), expected, atol=1e-2)
-
-
-# -- stochastic rounding ------------------------------------------------------------------------------------------
-
-
-@given(st.floats(-70000, 70000, width=32))
-def test_a_value_becomes_one_of_its_two_neighbours(value):
-    """A value that float16 holds becomes itself."""
-    found = round_stochastically(torch.full((20,), value)).float().numpy()
-    with np.errstate(over="ignore"):
-        nearest = np.float16(value)
-    if np.isinf(nearest) or nearest == np.float32(value):
-        assert (found == nearest).all()
-        return
-    other = np.nextafter(nearest, np.float16(np.inf if float(nearest) < value else -np.inf))
-    assert set(found.tolist()) <= {float(nearest), float(other)}
-
-
-@pytest.mark.parametrize("value", [1 / 3, -2.00037, 1e-7, -3e-8, 1023.9, 6e4 + 3])
-def test_the_expected_result_is_the_value(value):
-    """The mean of many roundings lies within five standard errors; rounding to nearest would miss it."""
-    count = 20_000
-    found = round_stochastically(torch.full((count,), value)).double()
-    error = found.std().item() / count**0.5
-    assert error > 0
-    assert abs(found.mean().item() - float(np.float32(value))) < 5 * error
-
-
-def test_special_values_pass():
-    values = torch.tensor([float("inf"), float("-inf"), 0.0, -0.0, 65504.0, 1e6])
-    assert torch.equal(round_stochastically(values), values.half())
-    assert round_stochastically(torch.tensor([float("nan")])).isnan().all()
-
-
-class Drifts(nn.Module):
-    """Half weights at 1 with a gradient of 1: each update is far smaller than their spacing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2000).half())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return poptorch.identity_loss((self.weight * x).sum(), "sum")
-
-
-def drift(stochastic: bool, seed: int = 0) -> torch.Tensor:
-    net = Drifts()
-    options = poptorch.Options().randomSeed(seed)
-    options.Precision.enableStochasticRounding(stochastic)
-    executor = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=1e-5))
-    for _ in range(50):
-        executor(torch.ones(1).half())
-    executor.destroy()
-    return net.weight.detach().float()
-
-
-def test_small_updates_survive_on_average():
-    """Fifty updates of 1e-5 move weights by 5e-4 on average, none without stochastic rounding."""
-    assert drift(stochastic=False).eq(1).all()
-    weights = drift(stochastic=True)
-    error = weights.std().item() / len(weights) ** 0.5
-    assert abs(weights.mean().item() - (1 - 50e-5)) < 5 * error < 50e-5
-
-
-def test_rounding_is_seeded():
-    assert torch.equal(drift(True, seed=1), drift(True, seed=1))
-    assert not torch.equal(drift(True, seed=1), drift(True, seed=2))
 
 
 # -- floating-point exceptions ------------------------------------------------------------------------------------

@@ -92,6 +92,19 @@ def test_hooks_are_callable():
             register("hook")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [torch.compile, torch.jit.script])
+@pytest.mark.parametrize("whole", [True, False])
+def test_modules_that_pytorch_compiled_are_refused(compiled, whole):
+    """PopTorch compiles the model itself."""
+    module = compiled(nn.Linear(2, 2))
+    executor = poptorch.inferenceModel(module if whole else nn.Sequential(module, nn.ReLU()))
+    with pytest.raises(
+        poptorch.Error, match=f"torch.{'jit' if compiled is torch.jit.script else 'compile'} is not supported"
+    ):
+        executor(X)
+
+
 def test_forward_runs_once_per_compile(wrap):
     """Whatever the number of calls, micro-batches and replicas."""
     runs: List[None] = []

@@ -130,6 +130,21 @@ def test_an_inference_wrapper_made_first_picks_weights_up_when_it_compiles_and_n
     torch.testing.assert_close(infer(X)[0], reference(2)(X)[0].detach())
 
 
+@pytest.mark.parametrize("upload", ["copyWeightsToDevice", "attachToDevice"])
+def test_an_upload_reads_the_parameters_and_so_makes_the_trainer_download(upload):
+    """Of an inference wrapper that was made first, too."""
+    net = Net()
+    infer = poptorch.inferenceModel(net)
+    train = training(net)
+    infer.compile(X)
+    train(X)
+    if upload == "attachToDevice":
+        infer.detachFromDevice()
+    getattr(infer, upload)()
+    assert moved(train) == (1, 1)
+    torch.testing.assert_close(infer(X)[0], reference(1)(X)[0].detach())
+
+
 def test_a_wrapper_around_the_inner_model_picks_weights_up_when_it_compiles():
     class Loss(nn.Module):
         def __init__(self, model):

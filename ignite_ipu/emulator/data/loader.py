@@ -162,9 +162,13 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
         if self._share_sampler is not None:
             self._share_sampler.begin_epoch()
         batches: Iterator[Any] = super().__iter__()
-        if self._groups_batches and self._join > 1 and not self._rebatches:
+        if self._joins_batches:
             return join_groups(batches, self._join, self.batch_sampler_drop_last)
         return batches
+
+    @property
+    def _joins_batches(self) -> bool:
+        return self._groups_batches and self._join > 1 and not self._rebatches
 
     def terminate(self) -> None:
         """End the worker of an asynchronous mode; iterating afterwards is an error. `Sync` has nothing to end."""

@@ -22,6 +22,7 @@ import torch
 
 from ignite_ipu.emulator.custom_types import registerCustomArgParser
 from ignite_ipu.emulator.data.channel import Channel, Kind, Message, anonymous_file
+from ignite_ipu.emulator.data.collation import collate_straight
 from ignite_ipu.emulator.data.item import Structure
 from ignite_ipu.emulator.data.ring import Ring, TensorSpec
 from ignite_ipu.emulator.data.seeding import RandomState, adopt_state
@@ -156,6 +157,8 @@ class _Worker:
         self._freed = 0
         # Rows already in the slot being filled, when rebatching.
         self._filled = 0
+        self._epoch = 0
+        self._takes_whole_items = False
         self._tail_skeleton = b""
         self._structure: Optional[Structure] = None
         self._specs: List[TensorSpec] = []
@@ -172,6 +175,10 @@ class _Worker:
         self.doing = "unpickling the data set"
         dataset = self._dataset = source.load()
         _forget_iterator(dataset)
+        collate_straight(dataset, self._slot_to_fill)
+        self._takes_whole_items = self._settings.rebatched_size is None and not getattr(
+            dataset, "_joins_batches", False
+        )
         if self._settings.random_state is not None:
             self._settings.random_state.restore()
         number = 0
@@ -200,6 +207,7 @@ class _Worker:
 
     def _load_epoch(self, number: int, dataset: Iterable[Any]) -> None:
         self.doing = f"starting epoch {number}"
+        self._epoch = number
         self._filled = 0
         short_item = None
         for index, item in enumerate(self._items(number, dataset)):
@@ -240,7 +248,8 @@ class _Worker:
         slot = self._free_slot(number, ring)
         with torch.no_grad():
             for target, tensor in zip(slot, tensors):
-                (target if rows < 0 else target[:rows]).copy_(tensor)
+                if tensor is not target:  # stacked there
+                    (target if rows < 0 else target[:rows]).copy_(tensor)
         self._publish(number, rows, structure.skeleton(item))
         return rows >= 0
 
@@ -316,6 +325,12 @@ class _Worker:
                     self._channel.wait()
             self._handle_messages(number)
         return ring.slot(self._published % len(ring))
+
+    def _slot_to_fill(self) -> Optional[List[torch.Tensor]]:
+        """Return the slot of the next item once it is free; None before the first item, and where items are cut."""
+        if self._ring is None or not self._takes_whole_items:
+            return None
+        return self._free_slot(self._epoch, self._ring)
 
     def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
         self._send(Message(Kind.ITEM, number, rows, skeleton))

@@ -15,7 +15,17 @@ _StandIn = TypeVar("_StandIn", bound=StandIn)
 
 attributes_lists: List[Dict[str, AttributeValue]] = []
 
-_STAND_INS: Dict[Tuple[str, str, int], StandIn] = {}
+
+def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, axis: int) -> torch.Tensor:
+    if axis not in (-1, data.dim() - 1):
+        raise backend_error(f"FastGatherLastDim gathers along the last dimension of {tuple(data.shape)}, not {axis}.")
+    return torch.gather(data, -1, index.long())
+
+
+# PopTorch's own are there from the start.
+_STAND_INS: Dict[Tuple[str, str, int], StandIn] = {
+    ("FastGatherLastDim", "poptorch.custom_ops", 1): _fast_gather_last_dim
+}
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _LARGEST_INT = 2**63 - 1
 
@@ -137,7 +147,7 @@ def _check_sequence(key: str, values: Sequence[Any]) -> None:
             raise ValueError(f"Attribute values must be floats, ints or strings; the list {key} holds {value!r}.")
         _check_ascii(value)
     if len({type(value) for value in values}) > 1:
-        raise ValueError(f"The elements of an attribute's list must be all the same type; {key} is {list(values)!r}.")
+        raise ValueError(f"The elements of an attribute's list must all be the same type; {key} is {list(values)!r}.")
 
 
 def _check_ascii(value: Any) -> None:

@@ -153,8 +153,8 @@ def describe(optimizer: torch.optim.Optimizer, automatic_loss_scaling: bool = Fa
         ValueError: An Adam has `amsgrad` or decoupled weight decay, or an accumulation type is neither float16 nor
             float32.
     """
-    _check_features(optimizer)
     kind = _kind(optimizer)
+    _check_features(optimizer)
     constancy = _Constancy(optimizer)
     combined = kind is Kind.SGD1
     types = (torch.float32, torch.float32, torch.float32) if combined else _types(optimizer)

@@ -20,6 +20,7 @@ from ignite_ipu.emulator.optim.optimizer import IpuState
 from ignite_ipu.emulator.optim.updates import ACCL1, Bucket, CombinedSgd, Sgd, SgdRule, rule_for
 
 STEP = "Step"
+_LOSS_SCALING = "lossScaling_FLOAT"
 _COUNTED = (Kind.ADAM, Kind.ADAMW, Kind.ADAMW_NO_BIAS, Kind.LAMB, Kind.LAMB_NO_BIAS)
 Grads = Sequence[Optional[torch.Tensor]]
 
@@ -47,6 +48,37 @@ class _Work:
     pick: Callable[[Any], List[torch.Tensor]]
 
 
+Counts = List[Tuple[int, Optional[HyperParameters]]]
+
+
+class Layout:
+    """Which weights are updated together, with their state; a new one is made when that changes.
+
+    Attributes:
+        key: Equal for layouts of the same weights in the same places.
+        tensors: Everything that an update writes to.
+    """
+
+    def __init__(self, work: List[_Work]) -> None:
+        self._work = work
+        self.key = tuple(tuple(slot.name for slot in each.slots) for each in work)
+        self.tensors = [
+            tensor
+            for each in work
+            for tensors in (each.bucket.weights, *each.bucket.states.values())
+            for tensor in tensors
+        ]
+
+    def counts(self) -> Counts:
+        """Return what an update changes besides the tensors."""
+        return [(each.bucket.steps, each.bucket.in_force) for each in self._work]
+
+    def restore(self, counts: Counts) -> None:
+        """Set what `counts` returned."""
+        for each, (steps, in_force) in zip(self._work, counts):
+            each.bucket.steps, each.bucket.in_force = steps, in_force
+
+
 class DeviceOptimizer:
     """Updates weights in place as the compiled program would; its state starts afresh.
 
@@ -57,6 +89,7 @@ class DeviceOptimizer:
         per_replica: Names of weights whose dimension 0 counts groups of replicas with values of their own. LAMB's norms
             are then taken for each of these; everything else works element by element.
         store: How float32 results become float16 weights and state, for instance with stochastic rounding.
+        adapts_loss_scaling: Whether the device adapts the loss scaling, which is state of its own then.
 
     Raises:
         Error: Gradients are to be clipped while weights differ between replicas: each replica would clip the weights
@@ -70,6 +103,7 @@ class DeviceOptimizer:
         group_of: Mapping[str, Optional[int]],
         per_replica: Collection[str] = (),
         store: foreach.Store = foreach.store_nearest,
+        adapts_loss_scaling: bool = False,
     ) -> None:
         if per_replica and description.max_grad_norm != math.inf:
             raise backend_error(
@@ -78,6 +112,7 @@ class DeviceOptimizer:
             )
         self._description = description
         self._loss_scaling = description.loss_scaling.value
+        self._adapts_loss_scaling = adapts_loss_scaling
         self._rule = rule_for(description, store)
         self._slots = [
             _Slot(name, weight, group_of[name], name in per_replica, self._fresh_states(weight, group_of[name]))
@@ -85,6 +120,7 @@ class DeviceOptimizer:
         ]
         self._work: List[_Work] = []
         self._missing: Optional[Tuple[bool, ...]] = None
+        self._layout: Optional[Layout] = None
         # Combined SGD folds the first weight decay in when the program starts, from the values it was compiled with.
         self._first_values = {slot.group: description.values(slot.group) for slot in self._slots}
 
@@ -117,9 +153,7 @@ class DeviceOptimizer:
             grads: One for each weight, in the order of `named_weights`; a weight without one is left alone. They keep
                 their values.
         """
-        missing = tuple(map(operator.is_, grads, itertools.repeat(None)))
-        if missing != self._missing:
-            self._regroup(missing)
+        self.layout(grads)
         if not self._work:
             return
         picked = [work.pick(grads) for work in self._work]
@@ -133,10 +167,17 @@ class DeviceOptimizer:
         else:
             factor = _clip_factor(foreach.global_norm([(each, 1.0) for each in lists]), bound)
             for work, each in zip(self._work, lists):
-                clipped = torch._foreach_mul(each, factor) if factor != 1.0 else each
-                self._rule.update(work.bucket, clipped, self._values(work))
+                self._rule.update(work.bucket, foreach.times(each, factor), self._values(work))
         for work in self._work:
             work.bucket.steps += 1
+
+    def layout(self, grads: Sequence[object]) -> Layout:
+        """Return what an update by these gradients, of which only the missing ones matter here, works on."""
+        missing = tuple(map(operator.is_, grads, itertools.repeat(None)))
+        if missing != self._missing or self._layout is None:
+            self._regroup(missing)
+            self._layout = Layout(self._work)
+        return self._layout
 
     def set_description(self, new: OptimizerDescription) -> None:
         """Go on with the values of `new`, a valid replacement of the description compiled for."""
@@ -168,8 +209,9 @@ class DeviceOptimizer:
     def write_state(self, ipu_state: Mapping[str, torch.Tensor], ipu_param: Mapping[str, torch.Tensor]) -> None:
         """Take over a state by name; what is missing in it stays as it is, with a warning.
 
-        Hyper-parameters come from descriptions alone: only the names of `ipu_param` are looked at. None at all means
-        that the state was saved elsewhere, by an optimizer that has none.
+        Hyper-parameters come from descriptions: only the names of `ipu_param` are looked at. None at all means that
+        the state was saved elsewhere, by an optimizer that has none. The loss scaling is an exception: velocities are
+        saved multiplied by it, and where the device adapts it, it goes on from there.
 
         Raises:
             Error: A tensor has the wrong number of elements; nothing has been written then.
@@ -185,9 +227,14 @@ class DeviceOptimizer:
                     f"The optimizer state {name} to load has shape {tuple(loaded.shape)}, the device's {tuple(shape)}: "
                     "it was saved from another model."
                 )
+        present = self._loss_scaling
+        if _LOSS_SCALING in ipu_param:
+            self.loss_scaling = float(ipu_param[_LOSS_SCALING])
         for name, tensor in own.items():
             if name in ipu_state:
                 tensor.copy_(ipu_state[name].reshape(tensor.shape))
+        if not self._adapts_loss_scaling:
+            self.loss_scaling = present
         for name, slot in steps.items():
             if name in ipu_state:
                 slot.steps = int(ipu_state[name])
@@ -265,10 +312,10 @@ class DeviceOptimizer:
                 slot.in_force = values
 
 
-def _clip_factor(norm: float, bound: float) -> float:
-    largest = max(norm, bound)
+def _clip_factor(norm: torch.Tensor, bound: float) -> torch.Tensor:
     # No epsilon: a bound of zero on a zero gradient is the device's 0 / 0.
-    return bound / largest if largest != 0 else math.nan
+    # Divided, not multiplied by a reciprocal: below the bound the factor is 1 exactly.
+    return torch.zeros_like(norm).add(float(bound)).div(norm.clamp(min=float(bound)))
 
 
 def _picker(indices: List[int]) -> Callable[[Any], List[torch.Tensor]]:

@@ -105,10 +105,16 @@ def norms(tensors: Tensors, grouped: bool) -> List[torch.Tensor]:
     ]
 
 
-def global_norm(lists: Sequence[Tuple[Tensors, float]]) -> float:
-    """Return the 2-norm over all tensors of all lists, each list divided by its number."""
-    each = [torch.stack(norms(tensors, grouped=False)) / divisor for tensors, divisor in lists]
-    return float(torch.linalg.vector_norm(torch.cat(each)))
+def global_norm(lists: Sequence[Tuple[Tensors, float]]) -> torch.Tensor:
+    """Return the 2-norm, a scalar, over all tensors of all lists, each list divided by its number."""
+    each = [torch.stack(norms(tensors, grouped=False)) / float(divisor) for tensors, divisor in lists]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(each))
+    return norm
+
+
+def times(tensors: Tensors, factor: torch.Tensor) -> Tensors:
+    """Return every tensor multiplied by one scalar on the device, whose value the host need not know."""
+    return torch._foreach_mul(tensors, [factor] * len(tensors))
 
 
 def _stored(state: Tensors, result: Tuple[torch.Tensor, ...], store: Store) -> Tensors:

@@ -17,6 +17,8 @@ from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.optim.foreach import Tensors
 from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, Kind
 
+Factor = Optional[torch.Tensor]
+
 ACCL1, ACCL2, ACCL3 = "Accl1", "Accl2", "Accl3"
 
 
@@ -66,7 +68,7 @@ class SgdRule(Rule):
         return {} if values.absent("momentum") else {ACCL1: (0, 0.0)}
 
     def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
-        self.apply(bucket, self.direction(bucket, grads, values), values, 1.0)
+        self.apply(bucket, self.direction(bucket, grads, values), values, None)
 
     def direction(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
         """Advance the state by one gradient and return what the weight update consumes."""
@@ -79,15 +81,15 @@ class SgdRule(Rule):
         plain = values.absent("momentum") or self._in_force(bucket, values)["nesterov"]
         return 1.0 if plain else self.velocity_scaling(bucket)
 
-    def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: float) -> None:
-        """Move the weights along `factor` times the direction."""
+    def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: Factor) -> None:
+        """Move the weights along `factor` times the direction; None stands for 1."""
+        if factor is not None:
+            direction = foreach.times(direction, factor)
         if values.absent("momentum"):
-            if factor != 1.0:
-                direction = torch._foreach_mul(direction, factor)
             direction = _decayed(direction, bucket.weights, values["weight_decay"])
             amount = values["lr"] * (1 - values["dampening"])
         else:
-            amount = values["lr"] * factor / self.scaling(bucket, values)
+            amount = values["lr"] / self.scaling(bucket, values)
         foreach.move(bucket.weights, direction, -amount, 1.0, self.store)
 
     @abc.abstractmethod
@@ -138,7 +140,7 @@ class CombinedSgd(SgdRule):
     def velocity_scaling(self, bucket: Bucket) -> float:
         return _folded(bucket)["velocity_scaling"]
 
-    def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: float) -> None:
+    def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: Factor) -> None:
         super().apply(bucket, direction, values, factor)
         if not values.absent("momentum"):
             rescaling = values["velocity_scaling"] / self.velocity_scaling(bucket)
@@ -212,13 +214,12 @@ class Lamb(Adam):
         if values["weight_decay"] != 0:
             torch._foreach_add_(step, bucket.weights, alpha=values["weight_decay"])
         weight_norms, step_norms = (foreach.norms(tensors, bucket.grouped) for tensors in (bucket.weights, step))
-        limit = values["max_weight_norm"]
+        limit = float(values["max_weight_norm"])
         if bucket.grouped:
             ratios = [_trust(weight, own, limit) for weight, own in zip(weight_norms, step_norms)]
-            torch._foreach_mul_(step, ratios)
         else:
-            ratio = _trust(torch.stack(weight_norms), torch.stack(step_norms), limit)
-            torch._foreach_mul_(step, ratio.tolist())
+            ratios = list(_trust(torch.stack(weight_norms), torch.stack(step_norms), limit).unbind())
+        torch._foreach_mul_(step, ratios)
         foreach.move(bucket.weights, step, -values["lr"], 1.0, self.store)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy, OutputMode
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import ipu_model
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def check_at_compile(options: Options, training: bool) -> None:
         Error: There is such an option.
     """
     _check_counts(options)
+    _check_grouping(options)
     _check_output_mode(options)
     if training:
         _check_reduction(options)
@@ -45,6 +47,18 @@ def _check_counts(options: Options) -> None:
         raise backend_error(
             f"The group size of inputReplicaGrouping ({options.input_group_size}) must be a factor of "
             f"replicationFactor ({options.replication_factor}), which was changed after it."
+        )
+
+
+def _check_grouping(options: Options) -> None:
+    steps = options.device_iterations * options.Training.gradient_accumulation
+    if options.input_group_size > 1 and steps > 1:
+        logger.warning(
+            "inputReplicaGrouping of %d replicas with %d micro-batches a replica: PopTorch 3.3 does not step groups "
+            "through the batch correctly, and results on an IPU are unspecified. The emulator reads the batch in the "
+            "documented order [deviceIterations][gradientAccumulation][group][row].",
+            options.input_group_size,
+            steps,
         )
 
 

@@ -1,14 +1,16 @@
 """Option files: one option call per line, read and checked, never executed.
 
-PopTorch hands the text of such a file to `exec`. Here every line is parsed; what is not the call of one option with
-literals, PopTorch's enum members, or PopTorch's stages, strategies and locations made of these, is refused before any
-option changes.
+PopTorch hands the text of such a file to `exec`. Here every line is parsed; what is not a call of options, or the
+assignment of one, with literals, arithmetic on numbers, PopTorch's enum members, or PopTorch's stages, strategies and
+locations made of these, is refused before any option changes.
 """
 
 from __future__ import annotations
 
 import ast
 import enum
+import functools
+import operator
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
@@ -46,6 +48,16 @@ _CONSTRUCTORS: Dict[str, Tuple[Callable[..., Any], Tuple[str, ...]]] = {
     ),
 }
 
+_PARTS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
+_ARITHMETIC: Dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
 _Value = Callable[[], Any]
 
 
@@ -57,6 +69,13 @@ class UnknownOptionError(ConfigFileError, AttributeError):
     """A line of an option file calls an option that does not exist.
 
     PopTorch raises `AttributeError` for it, after applying the lines above.
+    """
+
+
+class UnknownNameError(ConfigFileError, NameError):
+    """A line of an option file uses a name that means nothing there.
+
+    PopTorch raises `NameError` for it, after applying the lines above.
     """
 
 
@@ -90,19 +109,48 @@ class _Line:
         self._text = text
 
     def call(self, options: Options) -> _Value:
-        """Return the call this line makes, not made yet."""
-        call = self._parsed()
-        path = _dotted(call.func)
-        if path is None or path[0] != "options":
-            self._refuse("it calls more than one option, or something that is no option")
-        positional, named = self._arguments(call)
-        try:
-            setter = find_setter(options, path[1:])
-        except AttributeError as error:
-            raise UnknownOptionError(self._described(str(error))) from None
-        return lambda: setter(*(each() for each in positional), **{name: each() for name, each in named.items()})
+        """Return a function that does what this line says; nothing is done yet."""
+        statement = self._parsed()
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            return self._assignment(options, statement.targets[0], self._value(statement.value))
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            return self._calls(options, statement.value)
+        self._refuse("it is neither a call nor an assignment")
 
-    def _parsed(self) -> ast.Call:
+    def _calls(self, options: Options, call: ast.Call) -> _Value:
+        """Read `options.a(...).b(...)`: every setter returns the options that it belongs to, for the next one."""
+        chain = [call]
+        path = _path_to_call(chain[0])
+        while path is None or path[0] != "options":
+            inner = _inner_call(chain[0])
+            if inner is None:
+                self._refuse("it calls something that is no option")
+            chain.insert(0, inner)
+            path = _path_to_call(inner)
+        owner: Any = options
+        steps: List[_Value] = []
+        for each in chain:
+            names = (_path_to_call(each) or [])[1:]
+            if not names or owner is None:
+                self._refuse("it calls what an option returned")
+            try:
+                setter = find_setter(owner, names)
+            except AttributeError as error:
+                raise UnknownOptionError(self._described(str(error))) from None
+            owner = None if names == ["anchorTensor"] else getattr(setter, "__self__", None)  # that one returns nothing
+            steps.append(functools.partial(_call, setter, *self._arguments(each)))
+        return lambda: [step() for step in steps]
+
+    def _assignment(self, options: Options, target: ast.expr, value: _Value) -> _Value:
+        *path, name = _dotted(target) or [""]
+        owners: Dict[Tuple[str, ...], Any] = {("options",): options}
+        owners.update({("options", each): getattr(options, each) for each in _PARTS})
+        owner = owners.get(tuple(path))
+        if owner is None or not isinstance(target, ast.Attribute) or name.startswith("_"):
+            self._refuse("it assigns to something that is no option")
+        return lambda: setattr(owner, name, value())
+
+    def _parsed(self) -> ast.stmt:
         try:
             module = ast.parse(f"options.{self._text}", filename=self._file)
         except SyntaxError as error:
@@ -113,11 +161,8 @@ class _Line:
             # A null byte, or nesting deeper than Python's own parser goes.
             self._refuse(f"Python cannot read it ({error})")
         if len(module.body) != 1:
-            self._refuse("it holds more than one statement")
-        statement = module.body[0]
-        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
-            self._refuse("it is no call")
-        return statement.value
+            raise UnknownNameError(self._described("it holds more than one statement, and only the first is an option"))
+        return module.body[0]
 
     def _arguments(self, call: ast.Call) -> Tuple[List[_Value], Dict[str, _Value]]:
         positional = [self._value(each) for each in call.args]
@@ -144,11 +189,28 @@ class _Line:
                 self._refuse("`**` is no literal")
             pairs = [(self._value(key), self._value(value)) for key, value in zip(node.keys, node.values) if key]
             return lambda: {key(): value() for key, value in pairs}
+        if isinstance(node, ast.Name):
+            raise UnknownNameError(self._described(f"`{node.id}` means nothing here"))
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            number = self._calculated(node)
+            return lambda: number
         try:
             literal = ast.literal_eval(node)
         except (ValueError, TypeError, RecursionError):
             self._refuse(f"`{self._source(node)}` is neither a literal nor a poptorch enum member")
         return lambda: literal
+
+    def _calculated(self, node: ast.expr) -> Any:
+        """Return the value of a number, or of arithmetic on numbers."""
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            return _ARITHMETIC[type(node.op)](self._calculated(node.left), self._calculated(node.right))
+        try:
+            number = ast.literal_eval(node)
+        except (ValueError, TypeError, RecursionError):
+            number = None
+        if not isinstance(number, (int, float)):
+            self._refuse(f"`{self._source(node)}` is no number to calculate with")
+        return number
 
     def _member(self, node: ast.Attribute) -> enum.Enum:
         path = _dotted(node) or []
@@ -193,8 +255,9 @@ class _Line:
 
     def _described(self, why: str) -> str:
         return (
-            f"Error at line {self._number} of {self._file}: {why}. A line is one option call with literals or poptorch "
-            f"enum members, such as Training.gradientAccumulation(4); nothing was applied.\n> options.{self._text}"
+            f"Error at line {self._number} of {self._file}: {why.rstrip('.')}. A line is one option call with literals "
+            "or poptorch enum members, such as Training.gradientAccumulation(4); nothing was applied."
+            f"\n> options.{self._text}"
         )
 
 
@@ -205,3 +268,28 @@ def _dotted(node: ast.expr) -> Optional[List[str]]:
         names.append(node.attr)
         node = node.value
     return [*names, node.id][::-1] if isinstance(node, ast.Name) else None
+
+
+def _path_to_call(call: ast.Call) -> Optional[List[str]]:
+    """Return the names from `options`, or from the call before it, to what `call` calls; None for other expressions."""
+    inner = _inner_call(call)
+    if inner is None:
+        return _dotted(call.func)
+    names: List[str] = []
+    node = call.func
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ["", *reversed(names)]
+
+
+def _inner_call(call: ast.Call) -> Optional[ast.Call]:
+    """Return the call that `call` is chained to, None for the first of a chain."""
+    node = call.func
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node if isinstance(node, ast.Call) else None
+
+
+def _call(setter: Callable[..., Any], positional: List[_Value], named: Dict[str, _Value]) -> Any:
+    return setter(*(each() for each in positional), **{name: each() for name, each in named.items()})

@@ -91,6 +91,9 @@ class _PrecisionOptions(OptionsDict):
         Raises:
             ValueError: `autocast_enabled` is no bool.
         """
+        from ignite_ipu.emulator.autocasting import warn_of_age
+
+        warn_of_age("Options.Precision.autocastEnabled")
         if not isinstance(autocast_enabled, bool):
             raise ValueError(f"autocastEnabled needs to be set to a bool, got {autocast_enabled!r}.")
         self.set(autocast_enabled=autocast_enabled)
@@ -102,8 +105,9 @@ class _PrecisionOptions(OptionsDict):
         Raises:
             ValueError: `autocast_policy` is no `poptorch.autocasting.Policy`.
         """
-        from ignite_ipu.emulator.autocasting import Policy
+        from ignite_ipu.emulator.autocasting import Policy, warn_of_age
 
+        warn_of_age("Options.Precision.autocastPolicy")
         if not isinstance(autocast_policy, Policy):
             raise ValueError(
                 f"autocastPolicy needs to be set to a poptorch.autocasting.Policy, got {autocast_policy!r}."

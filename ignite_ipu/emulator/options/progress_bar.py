@@ -1,39 +1,52 @@
-"""The bar that shows how far a compilation has come."""
+"""The bar that shows how far a compilation has come: tqdm's, as in PopTorch."""
 
 from __future__ import annotations
 
 import sys
-import time
-from typing import Optional
+import threading
+from typing import Any, Optional
 
-WIDTH = 40
+from tqdm import tqdm
+
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
+
+
+class _Bar(tqdm):  # type: ignore[misc, unused-ignore]
+    # Neither a thread that keeps the process waiting for IPUs, nor a lock shared with processes that are yet to come.
+    monitor_interval = 0
+    _lock = threading.RLock()
 
 
 class CompilationProgressBar:
-    """Draws progress on stderr, on one line of a terminal, or as two lines in a file.
+    """Draws progress on stderr.
 
     PopTorch's back end calls it with the steps done and their number; the last call ends the line.
 
     Args:
-        quiet_seconds: In a file, do not mention compilations that take less than this.
+        quiet_seconds: Where stderr is no terminal, do not mention compilations that take less than this.
     """
 
     def __init__(self, quiet_seconds: float = 0.0) -> None:
         self._quiet_seconds = quiet_seconds
-        self._started: Optional[float] = None
+        self._bar: Optional[Any] = None
 
     def __call__(self, progress: int, total: int) -> None:
-        if self._started is None:
-            self._started = time.monotonic()
-        done = progress >= total
-        first = progress == 0
-        terminal = sys.stderr.isatty()
-        slow = time.monotonic() - self._started >= self._quiet_seconds
-        if terminal or (slow and (first or done)):
-            filled = WIDTH * progress // max(total, 1)
-            seconds = time.monotonic() - self._started
-            bar = f"Graph compilation: |{'#' * filled}{'.' * (WIDTH - filled)}| {progress}/{total} [{seconds:.1f}s]"
-            sys.stderr.write(f"\r{bar}" + ("\n" if done else "") if terminal else f"{bar}\n")
-            sys.stderr.flush()
-        if done:
-            self._started = None
+        if self._bar is None:
+            self._bar = _Bar(
+                total=total,
+                desc="Graph compilation",
+                file=sys.stderr,
+                bar_format=_FORMAT,
+                mininterval=0,
+                delay=0.0 if sys.stderr.isatty() else self._quiet_seconds,
+            )
+        if progress != self._bar.n:
+            self._bar.update(progress - self._bar.n)
+        if progress >= total:
+            self.close()
+
+    def close(self) -> None:
+        """End the line; a compilation that failed is shown as far as it came."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -14,8 +14,9 @@ _NAMES: Dict[str, str] = {
         compileEngine constantWeights createImplicitPipeliningFwdOnlyProgram decomposeGradSum delayVarUpdates
         disableGradAccumulationTensorStreams disableOptimizerStateTensorStreams dotOpNames
         enableConstantFoldingOfMultipleConsumers enableDistributedReplicatedGraphs enableEngineCaching
-        enableExplicitMainLoops enableFloatingPointExceptions enableFullyConnectedPass enableGradientAccumulation
-        enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState enableMergeExchange enableNonStableSoftmax
+        enableExplicitIR enableExplicitMainLoops enableFloatingPointExceptions enableFullyConnectedPass
+        enableGradientAccumulation enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState enableMergeExchange
+        enableNonStableSoftmax
         enableOutlining enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
         enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
         enableSupportedDataTypeCasting enableVariablesCaching ensureFp32LossScaleTensor explicitRecomputation
@@ -47,7 +48,7 @@ _NAMES: Dict[str, str] = {
         outlineSequenceBreakCost outlineThreshold timeLimitScheduler
         """,
     "str": """
-        cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls
+        cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls saveInitializersToFile
         serializedPoprithmsAnnealGraphsDir serializedPoprithmsShiftGraphsDir
         """,
     "list": """

@@ -9,19 +9,9 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
+from tests.emulator.calls import Calls
 
 Infer = Callable[..., Any]
-
-
-class Calls(nn.Module):
-    """A model that is nothing but a function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.function(*tensors)
 
 
 @pytest.fixture

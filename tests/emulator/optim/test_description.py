@@ -172,7 +172,7 @@ class Rogue(torch.optim.Optimizer):
 
 
 def test_other_types_are_refused() -> None:
-    for optimizer in (torch.optim.Adadelta(parameters()), Rogue()):
+    for optimizer in (torch.optim.Adadelta(parameters()), Rogue(), torch.optim.SGD, 3):
         with pytest.raises(AssertionError, match="Unsupported optimizer type"):
             describe(optimizer)
 

@@ -60,6 +60,30 @@ def test_each_line_is_one_call_without_its_prefix(load: Load) -> None:
     assert options.connection_type == 1
 
 
+def test_options_may_be_chained_assigned_and_calculated(load: Load) -> None:
+    """As in a program: a setter returns what it belongs to."""
+    options = load(
+        """
+        replicationFactor(2).deviceIterations(2 * (3 + 1) - 16 // 4).Training.gradientAccumulation(5)
+        Training.gradientAccumulation(3).setAutomaticLossScaling(True)
+        log_dir = "a"
+        """
+    )
+    assert (options.replication_factor, options.device_iterations, options.log_dir) == (2, 4, "a")
+    assert options.Training.gradient_accumulation == 3
+    with pytest.raises(AssertionError, match="Unexpected type"):
+        load("device_iterations = 2.0")
+    with pytest.raises(AssertionError, match="Invalid option"):
+        load("deviceIterations = 2")
+
+
+@pytest.mark.parametrize("line", ["deviceIterations(four)", "deviceIterations(4); deviceIterations(8)"])
+def test_a_name_that_means_nothing_is_a_name_error_too(line: str, load: Load) -> None:
+    with pytest.raises(NameError) as caught:
+        load(line)
+    assert isinstance(caught.value, ConfigFileError)
+
+
 def test_strategies_and_locations_are_made_of_literals(load: Load) -> None:
     options = load(
         "setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage('a', 'b').ipu(1), ['c'], \"d\"))\n"
@@ -108,10 +132,19 @@ HOSTILE = [
     "deviceIterations(poptorch.optim.Stage('a'))",
     "deviceIterations(1); __import__('os')",
     "deviceIterations(1); deviceIterations(2)",
-    "deviceIterations(1).replicationFactor(2)",
+    "deviceIterations(1)(2)",
+    "clone().deviceIterations(2)",
+    "anchorTensor('a', 'b').deviceIterations(2)",
+    "deviceIterations(2).Training.clone()",
+    "deviceIterations('a' * 10)",
+    "deviceIterations(2 * [3])",
     "deviceIterations(1) and replicationFactor(2)",
     "deviceIterations(1), replicationFactor(2)",
-    "deviceIterations = 4",
+    "_Popart.options = 4",
+    "Training._values = 4",
+    "__class__ = 4",
+    "device_iterations = x",
+    "device_iterations = log_dir = 'a'",
     "device_iterations",
     "device_iterations += 1",
     "Training",

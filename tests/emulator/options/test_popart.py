@@ -25,6 +25,8 @@ def test_it_starts_with_two_settings() -> None:
         ("autoRecomputation", 3),
         ("outlineThreshold", 10.0),
         ("cachePath", "here"),
+        ("saveInitializersToFile", "weights.bin"),
+        ("enableExplicitIR", True),
         ("accumulateOuterFragmentSettings.excludedVirtualGraphs", ["0"]),
         ("dotChecks", {"Fwd0"}),
     ],

@@ -1,0 +1,7 @@
+"""What published programs use of PopTorch's private module of that name."""
+
+from __future__ import annotations
+
+from ignite_ipu.emulator.executor import PoplarExecutor
+
+__all__ = ["PoplarExecutor"]
