@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 from torch import nn
@@ -21,16 +21,19 @@ class LayerOutputs:
 
     Attributes:
         outputs: Copies of the outputs by name, as they were before anybody changed them in place.
+        names: What every output is called that was seen, to the name under which `outputs` has it: for a container that
+            was left out that of its last layer.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: List[Any] = []
         self._calls: Dict[str, int] = {}
-        self._seen: Set[int] = set()
+        self._seen: Dict[int, str] = {}
         # The tensors seen stay alive, so that no later one gets their identity.
         self._kept: List[torch.Tensor] = []
         self.outputs: Dict[str, torch.Tensor] = {}
+        self.names: Dict[str, str] = {}
 
     def __enter__(self) -> LayerOutputs:
         for name, module in self._model.named_modules():
@@ -49,8 +52,9 @@ class LayerOutputs:
             own = {id(child) for child in module.children()}
             for place, tensor in _tensors(output):
                 if own and id(tensor) in self._seen:
+                    self.names[label + place] = self._seen[id(tensor)]
                     continue
-                self._seen.add(id(tensor))
+                self._seen[id(tensor)] = self.names[label + place] = label + place
                 self._kept.append(tensor)
                 self.outputs[label + place] = tensor.detach().clone()
 

@@ -64,7 +64,7 @@ class TrainingStep(BatchStep):
             OutputError: The predictions cannot come back from the device.
         """
         x, y = self.batch(leaves)
-        with guarded() as traced:
+        with guarded(self.model) as traced:
             y_pred = self.call_model(x)
             if self.predictions:
                 check_output(y_pred)

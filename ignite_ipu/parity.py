@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from ignite.engine import Events
@@ -33,6 +33,10 @@ TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
     torch.float16: (1e-2, 1e-4),
     torch.bfloat16: (5e-2, 1e-3),
 }
+
+
+# What the device makes of a type; other types stay what they are.
+_KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float64, torch.float32)}
 
 
 class ParityError(ValueError):
@@ -91,6 +95,7 @@ class Difference:
         largest: Largest absolute difference.
         allowed: What it may be.
         scale: Largest absolute value natively.
+        remark: What is different about it other than values: its shape, its type, values that are not finite.
     """
 
     step: int
@@ -100,6 +105,7 @@ class Difference:
     largest: float
     allowed: float
     scale: float
+    remark: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -107,9 +113,12 @@ class Difference:
         return self.largest <= self.allowed
 
     def __str__(self) -> str:
+        place = f"{self.kind} of {self.name} in update {self.step} ({self.dtype})"
+        if self.remark:
+            return f"{place}: {self.remark}"
         return (
-            f"{self.kind} of {self.name} in update {self.step} ({self.dtype}): largest difference {self.largest:.3g} "
-            f"where values reach {self.scale:.3g}; {self.allowed:.3g} is allowed"
+            f"{place}: largest difference {self.largest:.3g} where values reach {self.scale:.3g}; "
+            f"{self.allowed:.3g} is allowed"
         )
 
 
@@ -148,10 +157,23 @@ class ParityReport:
         ]
         if self.first is None:
             closest = max(self.differences, key=lambda d: d.largest / d.allowed if d.allowed else 0.0)
-            lines.append(f"They agree. Nearest to its tolerance: {closest}.")
+            nearest = f"They agree. Nearest to its tolerance: {closest}." if closest.largest else "They agree exactly."
+            lines.append(nearest)
         else:
-            lines.append(f"They diverge. First: {self.first}.")
+            lines += [f"They diverge. First: {self.first}.", *self._explanation(self.first)]
         return "\n".join(lines)
+
+    def _explanation(self, first: Difference) -> Iterator[str]:
+        before = self.differences[: self.differences.index(first)]
+        agreed = [d.name for d in before if (d.kind, d.step) == ("gradient", first.step)]
+        if first.kind == "gradient":
+            after = f"that of {agreed[-1]} agrees" if agreed else "it is the first of the backward pass"
+            yield f"All outputs agree, and {after}: the backward pass differs between there and {first.name}."
+        elif first.kind == "weight" and first.name in agreed:
+            yield (
+                "Its gradient agrees. An optimizer that divides by the gradient's size, as Adam does, makes whole "
+                "updates of rounding where gradients are next to nothing; SGD does not."
+            )
 
 
 _KINDS = ("output", "loss", "gradient", "weight")
@@ -199,7 +221,7 @@ def compare_training(
     count = gradient_accumulation_steps * replication_factor
     endless = itertools.cycle(batches)
     updates = [[next(endless) for _ in range(count)] for _ in range(steps)]
-    expected = _run_natively(native, updates, replication_factor == 1)
+    expected = _run_natively(native, updates, replication_factor)
     found = _run_on_device(device, updates, gradient_accumulation_steps, replication_factor, half)
     differences: List[Difference] = []
     for step, (mine, theirs) in enumerate(zip(expected, found), start=1):
@@ -207,38 +229,47 @@ def compare_training(
     return ParityReport(tuple(differences), steps, count, tuple(remarks))
 
 
-def _run_natively(setup: Setup, updates: Sequence[Sequence[Any]], with_statistics: bool) -> Iterator[Results]:
+def _run_natively(setup: Setup, updates: Sequence[Sequence[Any]], replicas: int) -> Iterator[Results]:
+    buffers = dict(setup.model.named_buffers())
+    # Every replica has buffers of its own, as on the device.
+    own = [{name: buffer.clone() for name, buffer in buffers.items()} for _ in range(replicas)]
     for update in updates:
         setup.optimizer.zero_grad()
         outputs: Dict[str, List[torch.Tensor]] = {}
         losses = []
-        for batch in update:
+        for position, batch in enumerate(update):
             x, y = _split_batch(batch)
+            for name, buffer in buffers.items():
+                # Consecutive micro-batches go to one replica after the other.
+                buffer.data.copy_(own[position % replicas][name])
             with LayerOutputs(setup.model) as layers:
                 prediction = setup.model(x)
             loss = find_loss(prediction) if setup.loss_fn is None else setup.loss_fn(prediction, y)
             (loss / len(update)).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach().reshape(()))
+            own[position % replicas] = {name: buffer.detach().clone() for name, buffer in buffers.items()}
             for name, tensor in layers.outputs.items():
                 outputs.setdefault(name, []).append(tensor)
         setup.optimizer.step()
         yield {
-            "output": {name: _joined(tensors) for name, tensors in outputs.items()},
+            "output": _under_all_names({name: _joined(tensors) for name, tensors in outputs.items()}, layers.names),
             "loss": {"the batch": torch.stack(losses).mean()},
-            **_trained(setup.model, with_statistics),
+            **_trained(setup.model, replicas == 1),
         }
 
 
 def _run_on_device(
     setup: Setup, updates: Sequence[Sequence[Any]], accumulation: int, replicas: int, half: bool
 ) -> List[Results]:
-    names: List[str] = []
+    returned: List[str] = []
+    names: Dict[str, str] = {}
     results: List[Results] = []
 
     def observed(model: nn.Module, x: Any) -> Any:
         with LayerOutputs(model) as layers:
             prediction = model(x)
-        names[:] = layers.outputs
+        returned[:] = layers.outputs
+        names.update(layers.names)
         return (prediction, *layers.outputs.values())
 
     options = backend.poptorch().Options()
@@ -255,12 +286,16 @@ def _run_on_device(
         amp_mode="amp" if half else None,
         options=options,
     )
-    Gradients().attach(trainer)
+    _GradientsThereAre().attach(trainer)
 
     def keep(engine: Any) -> None:
         outputs, loss = engine.state.output
         results.append(
-            {"output": dict(zip(names, outputs)), "loss": {"the batch": loss}, **_trained(setup.model, replicas == 1)},
+            {
+                "output": _under_all_names(dict(zip(returned, outputs)), names),
+                "loss": {"the batch": loss},
+                **_trained(setup.model, replicas == 1),
+            }
         )
 
     trainer.add_event_handler(Events.ITERATION_COMPLETED, keep)
@@ -269,6 +304,13 @@ def _run_on_device(
     finally:
         trainer.ipu.close()
     return results
+
+
+class _GradientsThereAre(Gradients):
+    """Leaves gradients that the device's program does not compute at None."""
+
+    def _missing(self, name: str, error: Exception) -> None:
+        return None
 
 
 class _OnPrediction(nn.Module):
@@ -297,14 +339,20 @@ def _differences(
     step: int, native: Results, device: Results, half: bool, tolerance: Optional[float]
 ) -> Iterator[Difference]:
     for kind in _KINDS:
-        # Gradients flow backwards: the first that diverges is the last layer's.
         names = list(native[kind])
-        for name in reversed(names) if kind == "gradient" else names:
+        if kind == "gradient":
+            names = _backwards(names, list(native["output"]))
+        seen: Set[Tuple[int, int]] = set()
+        for name in names:
             found = device[kind].get(name)
             if found is None:
-                yield Difference(step, kind, name, "missing on the device", math.inf, 0.0, 0.0)
+                yield Difference(step, kind, name, "none", math.inf, 0.0, 0.0, "missing on the device")
                 continue
-            yield _difference(step, kind, name, native[kind][name], found, half, tolerance)
+            # A container that returns its last layer's output, on both sides, is that layer.
+            pair = id(native[kind][name]), id(found)
+            if pair not in seen:
+                seen.add(pair)
+                yield _difference(step, kind, name, native[kind][name], found, half, tolerance)
 
 
 def _difference(
@@ -317,18 +365,44 @@ def _difference(
         # A result that does not depend on the batch comes back once for all micro-batches.
         device = torch.cat([device] * (native.shape[0] // device.shape[0]))
     if device.shape != native.shape:
-        shapes = f"{dtype} of shape {tuple(device.shape)} instead of {tuple(native.shape)}"
-        return Difference(step, kind, name, shapes, math.inf, 0.0, 0.0)
+        shapes = f"of shape {tuple(device.shape)} instead of {tuple(native.shape)}"
+        return Difference(step, kind, name, dtype, math.inf, 0.0, 0.0, shapes)
     relative, floor = TOLERANCES.get(torch.float16 if half else device.dtype, (0.0, 0.0))
     if tolerance is not None and device.dtype.is_floating_point:
         relative = tolerance
     mine, theirs = native.double(), device.double()
     both_nan = torch.isnan(mine) & torch.isnan(theirs)
-    apart = torch.where(both_nan | (mine == theirs), 0.0, (mine - theirs).abs()).nan_to_num(nan=math.inf)
+    apart = torch.where(both_nan | (mine == theirs), 0.0, (mine - theirs).abs()).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    )
     largest = apart.max().item() if apart.numel() else 0.0
     finite = mine[torch.isfinite(mine)].abs()
     scale = finite.max().item() if finite.numel() else 0.0
-    return Difference(step, kind, name, dtype, largest, relative * scale + floor, scale)
+    remark = ""
+    if math.isinf(largest):
+        remark = f"not finite where the native values are, which reach {scale:.3g}, or the other way round"
+    elif not half and device.dtype.is_floating_point and device.dtype not in _KEPT.get(native.dtype, (native.dtype,)):
+        largest, remark = math.inf, f"of another type than natively, {str(native.dtype).replace('torch.', '')}"
+    return Difference(step, kind, name, dtype, largest, relative * scale + floor, scale, remark)
+
+
+def _backwards(names: Sequence[str], outputs: Sequence[str]) -> List[str]:
+    """Return parameters in the order in which their gradients are known: the last layer that was called comes first."""
+    last = {label.split("#")[0].split("[")[0]: position for position, label in enumerate(outputs)}
+
+    def position(name: str) -> int:
+        layer = name
+        while "." in layer:
+            layer = layer.rpartition(".")[0]
+            if layer in last:
+                return last[layer]
+        return len(outputs)
+
+    return sorted(reversed(names), key=position, reverse=True)
+
+
+def _under_all_names(outputs: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Dict[str, torch.Tensor]:
+    return {name: outputs[first] for name, first in names.items()}
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

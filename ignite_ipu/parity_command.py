@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
-import importlib.util
 import json
-import os
-import sys
 from typing import Any
 
 from ignite_ipu.cli import EXIT_DONE, EXIT_FINDINGS, UserError
 from ignite_ipu.parity import ParityError, ParityReport, compare_training
+from ignite_ipu.targets import load_factory
 
 __all__ = ["add_arguments", "main"]
 
@@ -44,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Compare and print; return the exit code."""
-    factory = _factory(args.target)
+    factory = load_factory(args.target)
     try:
         report = compare_training(
             factory,
@@ -74,38 +71,6 @@ def _as_json(report: ParityReport) -> Any:
         "first": None if first is None else dataclasses.asdict(first),
         "differences": [dataclasses.asdict(difference) for difference in report.differences],
     }
-
-
-def _factory(target: str) -> Any:
-    path, _, name = target.rpartition(":")
-    if not path or not name:
-        raise UserError(f"{target!r} is not of the form MODULE:FACTORY, such as my_model:make or my_model.py:make")
-    factory = getattr(_load(path), name, None)
-    if not callable(factory):
-        raise UserError(f"{path} has no function {name!r}")
-    return factory
-
-
-def _load(path: str) -> Any:
-    if path.endswith(".py"):
-        if not os.path.isfile(path):
-            raise UserError(f"there is no file {path!r}")
-        name = os.path.basename(path)[:-3]
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-        spec.loader.exec_module(module)
-        return module
-    # The command's own directory, not the caller's, is where Python looks first.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (path == error.name or path.startswith(f"{error.name}.")):
-            raise
-        raise UserError(f"there is no module {path!r}; a file needs its .py ending") from error
 
 
 def _positive(text: str) -> int:

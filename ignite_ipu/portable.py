@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -68,10 +69,12 @@ class _Training:
 
     program: Any
     optimizer: weakref.ref[torch.optim.Optimizer]
-    loss_fn: LossFunction
+    loss_fn: Optional[LossFunction]
     max_grad_norm: Optional[float]
 
-    def serves(self, optimizer: torch.optim.Optimizer, loss_fn: LossFunction, max_grad_norm: Optional[float]) -> bool:
+    def serves(
+        self, optimizer: torch.optim.Optimizer, loss_fn: Optional[LossFunction], max_grad_norm: Optional[float]
+    ) -> bool:
         same = self.optimizer() is optimizer and self.max_grad_norm == max_grad_norm
         return same and _same_loss(self.loss_fn, loss_fn)
 
@@ -83,9 +86,9 @@ _EVALUATION: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictiona
 def ipu_train_batch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss_fn: LossFunction,
+    loss_fn: Optional[LossFunction],
     *inputs: Any,
-    target: Any,
+    target: Any = None,
     max_grad_norm: Optional[float] = None,
     **keyword_inputs: Any,
 ) -> Tuple[Any, torch.Tensor]:
@@ -97,7 +100,8 @@ def ipu_train_batch(
     Args:
         model: The model, in training mode.
         optimizer: Over the model's parameters.
-        loss_fn: Called with the model's output and `target`; the same function in every call.
+        loss_fn: Called with the model's output and `target`; the same function in every call. None for a model that
+            returns its own loss: the output itself, its `loss`, or the first or last item with a single element.
         inputs: What the model is called with.
         target: The loss function's second argument.
         max_grad_norm: The norm that gradients are clipped to; for Adam, AdamW, and SGD without momentum and decay.
@@ -107,6 +111,7 @@ def ipu_train_batch(
         The model's output and the loss, without gradients.
 
     Raises:
+        LossError: `loss_fn` is None and there is no loss in the output.
         SessionError: A trainer made by create_ipu_trainer trains this model already.
         ValueError: The optimizer cannot clip gradients on an IPU.
     """
@@ -148,9 +153,7 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
         step = EvaluationStep(model, model_fn=_call)
         program = session.prepare_evaluation(step, session.evaluation_options())
         _EVALUATION[model] = program
-    # A tracer has to see what happens to tensors, which inference mode does not record.
-    with torch.inference_mode(False), torch.no_grad():
-        return session.evaluate(program, (inputs, keyword_inputs))
+    return session.evaluate(program, (inputs, keyword_inputs))
 
 
 def _check_clipping(optimizer: torch.optim.Optimizer) -> None:
@@ -172,27 +175,30 @@ def _check_clipping(optimizer: torch.optim.Optimizer) -> None:
 def _train_natively(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss_fn: LossFunction,
+    loss_fn: Optional[LossFunction],
     inputs: Tuple[Any, ...],
     keyword_inputs: Dict[str, Any],
     target: Any,
     max_grad_norm: Optional[float],
 ) -> Tuple[Any, torch.Tensor]:
+    from ignite_ipu.loss import find_loss
+    from ignite_ipu.rows import map_tensors
+
     optimizer.zero_grad()
     output = model(*inputs, **keyword_inputs)
-    loss = loss_fn(output, target)
+    loss = find_loss(output) if loss_fn is None else loss_fn(output, target)
     loss.backward()  # type: ignore[no-untyped-call]
     if max_grad_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
-    return _detached(output), loss.detach()
+    return map_tensors(output, torch.Tensor.detach), loss.detach()
 
 
 def _prepare(
     session: IPUSession,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss_fn: LossFunction,
+    loss_fn: Optional[LossFunction],
     max_grad_norm: Optional[float],
 ) -> _Training:
     from ignite_ipu.loss import TrainingStep
@@ -210,10 +216,12 @@ def _call(model: nn.Module, batch: Any) -> Any:
     return model(*inputs, **keyword_inputs)
 
 
-def _same_loss(first: LossFunction, second: LossFunction) -> bool:
+def _same_loss(first: Any, second: Any) -> bool:
     """Whether two loss functions compute the same: a training function often makes its own at every call."""
     if first is second:
         return True
+    if isinstance(first, FunctionType) and isinstance(second, FunctionType):
+        return first.__code__ is second.__code__ and _same_values(_seen_by(first), _seen_by(second))
     if not isinstance(first, nn.Module) or not isinstance(second, nn.Module) or type(first) is not type(second):
         return False
     if first.state_dict() or [*first.children()]:
@@ -222,13 +230,15 @@ def _same_loss(first: LossFunction, second: LossFunction) -> bool:
     return own == {name: value for name, value in vars(second).items() if not name.startswith("_")}
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_detached(item) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_detached(item) for item in value)
-    if isinstance(value, dict):
-        return type(value)((key, _detached(item)) for key, item in value.items())
-    return value
+def _seen_by(function: FunctionType) -> List[Any]:
+    """Return what a function's result depends on besides its arguments and the module around it."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _same_values(first: List[Any], second: List[Any]) -> bool:
+    def same(one: Any, other: Any) -> bool:
+        plain = isinstance(one, (bool, int, float, str)) and type(one) is type(other)
+        return bool(one == other) if plain else _same_loss(one, other)
+
+    return len(first) == len(second) and all(same(one, other) for one, other in zip(first, second))

@@ -166,3 +166,69 @@ def test_native_engines_do_not_pretend_to_clip():
     model = nn.Linear(3, 2)
     with pytest.raises(ValueError, match="does not clip"):
         native_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), None, max_grad_norm=1.0)
+
+
+class OwnLoss(nn.Module):
+    """Returns its loss beside its output, in the manner that the test says."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.form = form
+
+    def forward(self, x, labels=None):
+        y = self.layer(x)
+        loss = None if labels is None else (y - labels).pow(2).mean()
+        return {"loss": loss, "tuple": (y, loss), "mapping": {"loss": loss, "logits": y}}[self.form]
+
+
+@pytest.mark.parametrize("form", ["loss", "tuple", "mapping"])
+def test_models_that_return_their_loss(backend, form):
+    """No loss function, no target, and the inputs from a dictionary: the same as differentiating the loss."""
+    model = OwnLoss(form)
+    reference = copy.deepcopy(model.layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for _ in range(3):
+        batch = {"x": torch.randn(4, 3), "labels": torch.randn(4, 2)}
+        output, loss = ipu_train_batch(model, optimizer, None, **batch)
+        expected = plain_step(reference, plain, nn.MSELoss(), batch["x"], batch["labels"])
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert not loss.requires_grad
+    torch.testing.assert_close(model.layer.weight.detach(), reference.weight.detach(), rtol=1e-5, atol=1e-6)
+    assert type(output) is {"loss": torch.Tensor, "tuple": tuple, "mapping": dict}[form]
+
+
+def test_a_model_without_a_loss_is_refused(backend):
+    model = OwnLoss("mapping")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(Exception, match="no loss under 'loss'"):
+        ipu_train_batch(model, optimizer, None, torch.randn(4, 3))
+
+
+def test_a_function_made_anew_is_known_again(monkeypatch):
+    """By its code and by what it sees: another weight, or another criterion, is another loss."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+
+    def make(weight, criterion, power=2):
+        def loss(output, y, scale=1.0):
+            return weight * criterion(output, y) * scale
+
+        return loss
+
+    first = make(0.5, nn.MSELoss())
+    assert portable._same_loss(first, make(0.5, nn.MSELoss()))
+    assert not portable._same_loss(first, make(0.25, nn.MSELoss()))
+    assert not portable._same_loss(first, make(0.5, nn.L1Loss()))
+    assert not portable._same_loss(first, lambda output, y: output.sum())
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    losses = []
+    for weight in (0.5, 0.5, 0.25):
+        with torch.no_grad():
+            expected = weight * nn.functional.mse_loss(model(x), y)
+        _, loss = ipu_train_batch(model, optimizer, make(weight, nn.MSELoss()), x, target=y)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        losses.append(portable._TRAINING[model])
+    assert losses[0] is losses[1] is not losses[2]

@@ -40,10 +40,22 @@ def bert():
     return transformers.BertForSequenceClassification(config)
 
 
-def test_a_transformer_with_a_padding_mask_trains_as_it_does_natively():
+def gpt():
+    """A language model as its configuration makes it: with a cache for generation."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=8, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+    assert config.use_cache
+    return transformers.GPT2ForSequenceClassification(config)
+
+
+@pytest.mark.parametrize("make", [bert, gpt])
+def test_a_transformer_with_a_padding_mask_trains_as_it_does_natively(make):
     """The model computes its own loss; weights equal a plain loop's."""
     loader = DataLoader(Sentences(), batch_size=4)
-    model, reference = bert(), bert()
+    model, reference = make(), make()
+    model.config.pad_token_id = reference.config.pad_token_id = 0
     trainer = create_ipu_trainer(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -60,6 +72,7 @@ def test_a_transformer_with_a_padding_mask_trains_as_it_does_natively():
         optimizer.step()
     for (name, mine), expected in zip(model.state_dict().items(), reference.state_dict().values()):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6, msg=name)
+    assert model.config.use_cache == reference.config.use_cache
 
 
 def test_the_answer_is_the_ordinary_one_afterwards():

@@ -38,6 +38,11 @@ def names_read(node: ast.AST) -> Set[str]:
     }
 
 
+def functions_called(node: ast.AST) -> Set[str]:
+    """Return the plain names that a node calls."""
+    return {part.func.id for part in ast.walk(node) if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)}
+
+
 def same_names(first: ast.expr, second: ast.expr) -> bool:
     """Whether two expressions are the same name, or tuples of the same names."""
     if isinstance(first, ast.Tuple) and isinstance(second, ast.Tuple):

@@ -12,6 +12,30 @@ from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source import Source, SourceError, read_source, split_lines
 from ignite_ipu.migration.suppression import EVERY_RULE
+from ignite_ipu.terminal import following
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model that was compiled for `check --run`.
+
+    Attributes:
+        target: What was asked for, `MODULE:FACTORY`.
+        compiled: What it compiles for: "training", "inference".
+        tried: What it was to be compiled for.
+    """
+
+    target: str
+    compiled: Tuple[str, ...]
+    tried: Tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """One line that says which of them work."""
+        failed = [what for what in self.tried if what not in self.compiled]
+        parts = [f"compiles for {' and '.join(self.compiled)}"] if self.compiled else []
+        parts += [f"does not compile for {' or '.join(failed)}"] if failed else []
+        return f"{self.target}: {', '.join(parts)}"
 
 
 @dataclass
@@ -23,12 +47,14 @@ class Report:
         files: How many files were read.
         suppressed: How many findings were silenced by comments.
         skipped: Paths that were passed over, each with the reason.
+        run: The model that was compiled, if there was one.
     """
 
     findings: List[Finding] = field(default_factory=list)
     files: int = 0
     suppressed: int = 0
     skipped: List[Tuple[str, str]] = field(default_factory=list)
+    run: Optional[Run] = None
 
     def count(self, severity: Severity) -> int:
         """Return how many findings have a severity."""
@@ -44,7 +70,7 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
     chosen = list(all_rules().values() if rules is None else rules)
     found = discover(paths)
     report = Report(skipped=found.skipped)
-    for path, _ in found.files:
+    for path, _ in following(found.files, "Checking"):
         report.files += 1
         try:
             source = read_source(path)
@@ -70,7 +96,7 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
     findings: List[Finding] = []
     suppressed = 0
     for rule in all_rules().values() if rules is None else rules:
-        for hit in rule.check(program):
+        for hit in rule.check(program) if rule.check is not None else ():
             if _is_suppressed(program, hit.node, rule.name):
                 suppressed += 1
                 continue

@@ -21,12 +21,13 @@ def find_evaluations(program: Program) -> List[ast.Call]:
         name = dotted(call.func)
         if name is None or name not in program.training.models or id(call) in traced:
             continue
-        if _without_gradients(program, call) and _in_evaluation_mode(program, call, name):
+        if without_gradients(program, call) and _in_evaluation_mode(program, call, name):
             found.append(call)
     return found
 
 
-def _without_gradients(program: Program, node: ast.AST) -> bool:
+def without_gradients(program: Program, node: ast.AST) -> bool:
+    """Whether a node stands under torch.no_grad() or torch.inference_mode(), as a context or a decorator."""
     for above in program.ancestors(node):
         contexts = above.items if isinstance(above, (ast.With, ast.AsyncWith)) else []
         if any(program.names.called(item.context_expr) in _WITHOUT_GRADIENTS for item in contexts):

@@ -53,7 +53,8 @@ class Rule:
         remedy: What to do about it.
         bad: A smallest program that breaks the rule.
         good: The same program mended.
-        check: Yields the places that break the rule.
+        check: Yields the places that break the rule. None when only a trace shows them (`check --run`); the examples
+            then have a factory `make`.
     """
 
     name: str
@@ -63,7 +64,12 @@ class Rule:
     remedy: str
     bad: str
     good: str
-    check: Callable[[Program], Iterator[Hit]]
+    check: Optional[Callable[[Program], Iterator[Hit]]] = None
+
+    @property
+    def traced(self) -> bool:
+        """Whether only a trace shows it."""
+        return self.check is None
 
 
 @dataclass(frozen=True)

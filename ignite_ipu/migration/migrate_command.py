@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import os
 import stat
 import sys
 from dataclasses import dataclass, field
-from typing import List, Optional
+from typing import Iterator, List, Optional
 
-from ignite_ipu.cli import UserError, use_colour
+from ignite_ipu.cli import UserError
 from ignite_ipu.migration.discovery import discover
 from ignite_ipu.migration.migrator import Migration, migrate_source
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.source import SourceError, decode_source, read_source
 from ignite_ipu.migration.writing import WriteError, replace_file, write_new_file
+from ignite_ipu.terminal import Line, following, write_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +57,10 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from None
     if args.output is not None:
         _check_output(args.paths, args.output)
+    # A diff on the same terminal shows well enough how far things have come.
+    writes = args.output is not None or args.in_place
     tally = _Tally(remarks=[f"skipped: {path} {reason}" for path, reason in found.skipped])
-    for path, relative in found.files:
+    for path, relative in following(found.files, "Migrating") if writes else found.files:
         _migrate_file(path, _destination(args, relative), args.in_place, tally)
     for remark in tally.remarks:
         print(remark, file=sys.stderr)
@@ -90,9 +94,9 @@ def _destination(args: argparse.Namespace, relative: str) -> Optional[str]:
 
 def _migrate_file(path: str, destination: Optional[str], in_place: bool, tally: _Tally) -> None:
     try:
+        read_source(path)  # refuses what is too large to be read
         with open(path, "rb") as file:
             data = file.read()
-        read_source(path)
         source = decode_source(path, data)
         migration = migrate_source(source)
         new = source.encode(migration.text) if migration.changed else data
@@ -135,9 +139,14 @@ def _count(path: str, migration: Migration, tally: _Tally) -> None:
 
 
 def _print_diff(path: str, old: str, new: str) -> None:
-    colour = use_colour(sys.stdout)
-    lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}")
-    for line in lines:
-        text = line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
-        code = {"+": "32", "-": "31", "@": "36"}.get(text[0])
-        sys.stdout.write(f"\033[{code}m{text.rstrip()}\033[0m\n" if colour and code else text)
+    # Not str.splitlines, which takes a form feed for the end of a line.
+    before, after = (list(io.StringIO(text, newline="\n")) for text in (old, new))
+    lines = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
+    write_lines((line for text in lines for line in _diff_lines(text)), sys.stdout)
+
+
+def _diff_lines(text: str) -> Iterator[Line]:
+    style = {"+": "green", "-": "red", "@": "cyan"}.get(text[0], "")
+    yield Line([(text[:-1] if text.endswith("\n") else text, style)])
+    if not text.endswith("\n"):
+        yield Line([("\\ No newline at end of file", "")])

@@ -62,6 +62,8 @@ def migrate_source(source: Source) -> Migration:
         return Migration(source, source.text, blocked=True, remarks=[Remark(refused.line, "migrate", refused.reason)])
     except cst.ParserSyntaxError as error:
         raise SourceError(f"is beyond LibCST: {error.message}", error.raw_line) from None
+    except RecursionError:
+        raise SourceError("is beyond LibCST: it nests too deeply") from None
     after, _ = check_source(replace(source, text=result.text, notebook=None))
     if any(finding.severity is Severity.ERROR for finding in after):
         return _left_alone(source, after)
@@ -87,6 +89,9 @@ def _rewritten(source: Source) -> Migration:
             result.text = update_imports(editor.finish(), editor.needed, editor.forgotten)
             result.applied.append(rewrite.name)
             program = Program(replace(source, text=result.text, notebook=None))
+    if source.text.endswith("\r") and not result.text.endswith("\r"):
+        # LibCST knows a last line end by its "\n".
+        result.text += "\r"
     return result
 
 

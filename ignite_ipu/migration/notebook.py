@@ -150,7 +150,7 @@ def _cell_text(cell: Dict[str, Any]) -> str:
 def _parses(source: str) -> bool:
     try:
         ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return False
     return True
 

@@ -15,6 +15,9 @@ from ignite_ipu.migration.rules import all_rules
 _FENCE = "```py"
 
 
+_ONLY_TRACED = "Only `ignite-ipu check --run MODULE:FACTORY` reports it.\n\n"
+
+
 def rule_page(rule: Rule) -> str:
     """Return a rule's page."""
     return f"""# {rule.name}
@@ -41,7 +44,7 @@ Not reported:
 {rule.good.rstrip()}
 ```
 
-Silence it on one line with `# ignite-ipu: ignore[{rule.name}]`.
+{_ONLY_TRACED if rule.traced else ""}Silence it on one line with `# ignite-ipu: ignore[{rule.name}]`.
 """
 
 

@@ -17,6 +17,9 @@ from ignite_ipu.migration.training import Training
 Node = TypeVar("Node", bound=ast.AST)
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
+_DEEPEST = 200
+"""Levels of syntax below which nobody writes; rules follow them by recursion."""
+
 
 class Program:
     """A parsed file.
@@ -33,10 +36,8 @@ class Program:
             raise SourceError(f"is not valid Python: {error.msg}", error.lineno or 1) from None
         except (ValueError, RecursionError, MemoryError) as error:
             raise SourceError(f"cannot be parsed: {error}") from None
+        self.parents = _parents(self.tree)
         self.names = Names(self.tree)
-        self.parents: Dict[ast.AST, ast.AST] = {
-            child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)
-        }
 
     @cached_property
     def by_type(self) -> Dict[Type[ast.AST], List[ast.AST]]:
@@ -126,6 +127,27 @@ class Program:
         from ignite_ipu.migration.suppression import find_suppressions
 
         return find_suppressions(self.source.text)
+
+
+def _parents(tree: ast.AST) -> Dict[ast.AST, ast.AST]:
+    """Return every node's parent.
+
+    Raises:
+        SourceError: The nodes nest deeper than what walks them can follow.
+    """
+    found: Dict[ast.AST, ast.AST] = {}
+    level, depth = [tree], 0
+    while level:
+        children = []
+        for node in level:
+            for child in ast.iter_child_nodes(node):
+                found[child] = node
+                children.append(child)
+        level, depth = children, depth + 1
+        if level and depth > _DEEPEST:
+            line = next((node.lineno for node in level if isinstance(node, (ast.expr, ast.stmt))), 1)
+            raise SourceError(f"cannot be parsed: it nests more than {_DEEPEST} levels deep", line)
+    return found
 
 
 def text_of(node: ast.AST, text: str) -> str:

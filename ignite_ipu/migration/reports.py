@@ -5,37 +5,41 @@ from __future__ import annotations
 import json
 import os
 from itertools import groupby
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, Iterator, Mapping
 from urllib.parse import quote
 
 import ignite_ipu
 from ignite_ipu.migration.checker import Report
 from ignite_ipu.migration.findings import Finding, Rule, Severity
+from ignite_ipu.terminal import Line, plain
 
-_COLOURS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def text_report(report: Report, colour: bool) -> str:
-    """Return the findings for a terminal: one line each, its remedy below, and a summary at the end."""
-
-    def paint(text: str, code: str) -> str:
-        return f"\033[{code}m{text}\033[0m" if colour else text
-
-    lines: List[str] = []
+def report_lines(report: Report) -> Iterator[Line]:
+    """Yield the findings for a terminal: one line each, its remedy below, and a summary at the end."""
     for path, group in groupby(report.findings, key=lambda finding: finding.path):
-        lines.append(paint(path, "1"))
+        yield Line([(path, "bold")])
         for finding in group:
             where = f"{finding.line}:{finding.column}"
             if finding.cell is not None:
                 where = f"cell {finding.cell}, {where}"
-            severity = paint(finding.severity.value, _COLOURS[finding.severity])
-            lines.append(f"  {where}: {severity}: {finding.message} {paint(f'[{finding.rule}]', '2')}")
-            lines.append(f"      {paint('remedy:', '2')} {finding.remedy}")
-        lines.append("")
-    lines.extend(f"skipped: {path} {reason}" for path, reason in report.skipped)
-    lines.append(summary(report))
-    return "\n".join(lines)
+            severity = (finding.severity.value, _STYLES[finding.severity])
+            yield Line([(f"  {where}: ", ""), severity, (f": {finding.message} ", ""), (f"[{finding.rule}]", "dim")], 6)
+            yield Line([("      ", ""), ("remedy:", "dim"), (f" {finding.remedy}", "")], 14)
+        yield Line([])
+    for path, reason in report.skipped:
+        yield Line([(f"skipped: {path} {reason}", "")])
+    if report.run is not None:
+        yield Line([(report.run.verdict, "")])
+    if report.files or report.run is None:
+        yield Line([(summary(report), "bold")])
+
+
+def text_report(report: Report) -> str:
+    """Return the same as plain text."""
+    return plain(report_lines(report))
 
 
 def summary(report: Report) -> str:
@@ -71,6 +75,7 @@ def json_report(report: Report) -> str:
             for finding in report.findings
         ],
         "skipped": [{"path": path, "reason": reason} for path, reason in report.skipped],
+        "run": _run(report),
     }
     return json.dumps(document, indent=2)
 
@@ -95,6 +100,7 @@ def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
                 "invocations": [
                     {
                         "executionSuccessful": True,
+                        "properties": {"run": _run(report)},
                         "toolExecutionNotifications": [
                             {"level": "note", "message": {"text": f"skipped {path}: {reason}"}}
                             for path, reason in report.skipped
@@ -105,6 +111,10 @@ def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
         ],
     }
     return json.dumps(document, indent=2)
+
+
+def _run(report: Report) -> Any:
+    return None if report.run is None else {"target": report.run.target, "compiled": list(report.run.compiled)}
 
 
 def _sarif_rule(rule: Rule) -> Dict[str, Any]:

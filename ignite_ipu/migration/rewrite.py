@@ -149,6 +149,24 @@ class Editor:
         return len(self._lines[line - 1][:offset].decode("utf-8", "ignore"))
 
 
+def comments_of(editor: Editor, statements: Sequence[ast.stmt]) -> List[str]:
+    """Return the comments above and behind statements that go away."""
+    lines = split_lines(editor.program.source.text)
+    found: List[str] = []
+    for statement in statements:
+        above: List[str] = []
+        number = statement.lineno - 2
+        while number >= 0 and lines[number].lstrip().startswith("#"):
+            above.insert(0, lines[number].strip())
+            number -= 1
+        found += above
+        last = lines[(statement.end_lineno or statement.lineno) - 1].encode("utf-8")
+        rest = last[statement.end_col_offset or 0 :].decode("utf-8").strip()
+        if rest.startswith("#"):
+            found.append(rest)
+    return found
+
+
 _CONCRETE: Dict[type, Union[type, Tuple[type, ...]]] = {
     ast.Call: cst.Call,
     ast.Constant: (cst.SimpleString, cst.Name, cst.Integer, cst.Float, cst.ConcatenatedString),

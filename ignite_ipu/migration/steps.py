@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, List, Optional, Set, Tuple, Union
 
 from ignite_ipu.migration.bindings import (
+    functions_called,
     names_bound,
     names_loaded,
-    names_read,
     only_reads,
     same_names,
-    statements_before,
 )
+from ignite_ipu.migration.clipping import clipping_obstacle
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.names import argument, constant, dotted, owner_of
+from ignite_ipu.migration.own_losses import is_bound_beside, read_from
+from ignite_ipu.migration.provenance import carried_name, further_call
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.program import Program
@@ -38,11 +41,16 @@ class Plan:
         output: Target that the model's output is bound to; None when it is used in the loss only.
         inputs: The model's positional arguments.
         keywords: The model's keyword arguments.
-        loss_function: Called with (output, target); None when `loss_expression` has to become a function first.
+        loss_function: Called with (output, target); None when `loss_expression` has to become a function first, or
+            when the model returns the loss itself.
         target: Second argument of the loss function.
         loss_expression: The loss as it stands.
-        per_batch: Names in `loss_expression` that change from batch to batch, without those of the output.
+        per_batch: Names in `loss_expression` that change from batch to batch or from epoch to epoch, without those of
+            the output.
         max_grad_norm: Norm that gradients are clipped to.
+        own_loss: Whether the model returns the loss itself.
+        loss_statements: Assignments that `loss_expression` is computed from, and that nothing else reads.
+        function_before: Where the function that `loss_expression` becomes has to stand, to see what it needs.
     """
 
     replaced: Tuple[ast.stmt, ...]
@@ -57,6 +65,9 @@ class Plan:
     loss_expression: ast.expr
     per_batch: Tuple[str, ...]
     max_grad_norm: Optional[ast.expr]
+    own_loss: bool = False
+    loss_statements: Tuple[ast.stmt, ...] = ()
+    function_before: Optional[ast.stmt] = None
 
 
 @dataclass(frozen=True)
@@ -159,23 +170,33 @@ class _Reader:
         update_at, optimizer = self._update()
         loss = self._loss_name()
         loss_at, loss_value = self._assignment(loss, self.index, "the loss")
-        forward_at, call, output = self._forward(loss_at, loss_value)
+        forward_at, call, output, inner = self._forward(loss_at, loss_value)
+        own_loss = self._is_own(loss_value, call, output)
         outputs = names_bound(output) if output is not None else set()
-        self._check_carried(call, loss_value, outputs)
-        self._check_provenance(call, loss_value, outputs)
+        computed = ast.Tuple(elts=[loss_value, *(_value(self.suite[position]) for position in inner)], ctx=ast.Load())
+        carried = carried_name(self.program, self.statement, call, computed, outputs)
+        if carried is not None:
+            raise _Refused(call, f"{carried!r} is carried from one batch to the next")
+        other = further_call(self.program, self.statement, call, computed, outputs)
+        if other is not None:
+            raise _Refused(other, "the loss depends on a further call of a model")
         model = dotted(call.func) or ""
         zero_at = self._zero_grad(optimizer, model, update_at)
         clip_at, norm = self._clipping(model, optimizer, update_at)
         chosen = {forward_at, loss_at, self.index, update_at, zero_at, *([] if clip_at is None else [clip_at])}
-        self._check_between(forward_at, update_at, chosen, {model, optimizer}, call, loss_value)
+        self._check_between(forward_at, update_at, {*chosen, *inner}, {model, optimizer}, call, computed)
+        self._check_lines({*chosen, *inner})
         self._check_inputs(call, output, model)
         self._check_optimizer(optimizer, model)
-        function, target = self._split_loss(loss_value, call, output)
-        per_batch = tuple(sorted((names_loaded(loss_value) & self._per_batch_names()) - outputs))
-        if function is None:
-            if output is None or not per_batch:
+        function, target = (None, None) if inner else self._split_loss(loss_value, call, output)
+        bound = {name for position in inner for name in names_bound(self.suite[position])}
+        changing = (self._per_batch_names() | self._rebound_names()) - functions_called(computed)
+        per_batch = tuple(sorted((names_loaded(computed) & changing) - outputs - bound))
+        function_before: Optional[ast.stmt] = None
+        if function is None and not own_loss:
+            if output is None:
                 raise _Refused(self.suite[loss_at], "the loss is not a function of the model's output and a target")
-            self._check_reach(loss_value, outputs | set(per_batch))
+            function_before = self._place_of_function(loss_value, computed, outputs | bound | set(per_batch))
         return Plan(
             replaced=tuple(self.suite[position] for position in sorted(chosen)),
             model=model,
@@ -189,6 +210,9 @@ class _Reader:
             loss_expression=loss_value,
             per_batch=per_batch,
             max_grad_norm=norm,
+            own_loss=own_loss,
+            loss_statements=tuple(self.suite[position] for position in inner),
+            function_before=function_before,
         )
 
     def _loss_name(self) -> str:
@@ -229,6 +253,9 @@ class _Reader:
                 target = statement.targets[0]
                 if isinstance(target, ast.Name) and target.id == name:
                     return position, statement.value
+                call = self._own_call(statement.value)
+                if call is not None and self._is_model(call) and is_bound_beside(target, name):
+                    return position, statement.value
             if isinstance(statement, ast.AugAssign):
                 raise _Refused(statement, f"{what} is built up in several statements")
             raise _Refused(statement, f"{what} is not assigned by a plain statement")
@@ -240,21 +267,39 @@ class _Reader:
             return node if self.program.names.resolve(node.func) is None else None
         return None
 
-    def _forward(self, loss_at: int, loss_value: ast.expr) -> Tuple[int, ast.Call, Optional[ast.expr]]:
-        if isinstance(loss_value, ast.Call) and loss_value.args:
-            nested = self._own_call(loss_value.args[0])
+    def _forward(self, loss_at: int, loss_value: ast.expr) -> Tuple[int, ast.Call, Optional[ast.expr], List[int]]:
+        """Find the call of the model: its position, the call, what it is bound to, and what is computed from that."""
+        first = loss_value.args[0] if isinstance(loss_value, ast.Call) and loss_value.args else None
+        for inside in (loss_value, read_from(loss_value), first):
+            nested = self._own_call(inside) if inside is not None else None
             if nested is not None and self._is_model(nested):
-                return loss_at, nested, None
+                statement = self.suite[loss_at]
+                assert isinstance(statement, ast.Assign)
+                # `logits, loss = model(x, y)` binds the loss with the output; `loss = ...` binds no output.
+                target = statement.targets[0]
+                return loss_at, nested, target if isinstance(target, ast.Tuple) else None, []
         wanted = names_loaded(loss_value)
+        inner: List[int] = []
         for position in range(loss_at - 1, -1, -1):
             statement = self.suite[position]
             stored = names_bound(statement) & wanted
-            if not stored or not isinstance(statement, ast.Assign):
+            if not stored or not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
                 continue
             call = self._own_call(statement.value)
-            if call is not None and len(statement.targets) == 1 and self._is_model(call):
-                return position, call, statement.targets[0]
+            if call is not None and self._is_model(call):
+                return position, call, statement.targets[0], inner
+            target = statement.targets[0]
+            if isinstance(target, ast.Name) and self._serves_only(target.id, [position, *inner, loss_at]):
+                inner.insert(0, position)
+                wanted |= names_loaded(statement.value)
         raise _Refused(self.suite[loss_at], "the loss is not computed from one call of the model in the same block")
+
+    def _is_own(self, loss: ast.expr, call: ast.Call, output: Optional[ast.expr]) -> bool:
+        """Whether the loss is a part of what the model returns, or all of it."""
+        source = read_from(loss)
+        if source is None:
+            return loss is call
+        return source is call or (isinstance(output, ast.Name) and dotted(source) == output.id)
 
     def _is_model(self, call: ast.Call) -> bool:
         return dotted(call.func) in self.program.training.models
@@ -269,13 +314,12 @@ class _Reader:
                 raise _Refused(call, "step() has a closure")
             return position, owner
         for statement in self.suite[self.index + 1 :]:
-            for part in ast.walk(statement):
-                if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "step":
-                    if isinstance(statement, ast.If):
-                        raise _Refused(
-                            statement, "the optimizer steps on some batches only: gradients are accumulated by hand"
-                        )
-                    raise _Refused(statement, "optimizer.step() is not a statement of its own")
+            for _ in method_calls(ast.walk(statement), "step"):
+                if isinstance(statement, ast.If):
+                    raise _Refused(
+                        statement, "the optimizer steps on some batches only: gradients are accumulated by hand"
+                    )
+                raise _Refused(statement, "optimizer.step() is not a statement of its own")
         raise _Refused(self.backward, "no optimizer.step() follows in the same block")
 
     def _zero_grad(self, optimizer: str, model: str, update_at: int) -> int:
@@ -299,31 +343,13 @@ class _Reader:
             whole = isinstance(parameters, ast.Call) and dotted(parameters.func) == f"{model}.parameters"
             if not whole or norm is None or len(call.args) + len(call.keywords) != 2:
                 raise _Refused(statement, "the clipping is not clip_grad_norm_(model.parameters(), max_norm)")
-            obstacle = self._clipping_obstacle(optimizer)
+            obstacle = clipping_obstacle(self.program, optimizer)
             if obstacle is not None:
                 raise _Refused(statement, obstacle)
             if constant(norm) is ... and not (names_loaded(norm) and not names_loaded(norm) & self._per_batch_names()):
                 raise _Refused(statement, "the norm that gradients are clipped to changes from batch to batch")
             return position, norm
         return None, None
-
-    def _clipping_obstacle(self, optimizer: str) -> Optional[str]:
-        """Return why PopTorch would not clip what `clip_grad_norm_` clips."""
-        known = self.program.training.optimizers.get(optimizer)
-        if known is None:
-            return f"the gradients are clipped, and the file does not show what {optimizer} is"
-        call, kind = known
-        if kind in ("torch.optim.Adam", "torch.optim.AdamW"):
-            return None
-        if kind != "torch.optim.SGD":
-            return f"{kind} cannot clip gradients on an IPU"
-        for position, name in ((2, "momentum"), (4, "weight_decay")):
-            value = argument(call, name, position)
-            if value is not None and constant(value) != 0:
-                return f"with {name}, PopTorch's SGD clips what the weights are updated with, not the gradients"
-        groups = any(isinstance(part, (ast.Dict, ast.Starred)) for part in ast.walk(call))
-        unclear = groups or any(keyword.arg is None for keyword in call.keywords)
-        return "the gradients are clipped, and not all values of the optimizer are in sight" if unclear else None
 
     def _check_between(
         self, first: int, last: int, chosen: Set[int], owners: Set[str], call: ast.Call, loss: ast.expr
@@ -339,9 +365,16 @@ class _Reader:
             if not only_reads(statement, owners):
                 raise _Refused(statement, "a statement between the forward and the update may depend on their order")
 
+    def _check_lines(self, positions: Set[int]) -> None:
+        """Refuse statements that share a line: one of them cannot be taken out alone."""
+        lines = [statement.lineno for statement in self.suite]
+        for position in sorted(positions):
+            statement = self.suite[position]
+            above = self.program.parents[statement]
+            if lines.count(statement.lineno) > 1 or getattr(above, "lineno", 0) == statement.lineno:
+                raise _Refused(statement, "the step's statements share a line")
+
     def _check_inputs(self, call: ast.Call, output: Optional[ast.expr], model: str) -> None:
-        if any(isinstance(value, ast.Starred) for value in call.args) or any(k.arg is None for k in call.keywords):
-            raise _Refused(call, "the model is called with * or ** arguments")
         if output is not None and not isinstance(output, (ast.Name, ast.Tuple)):
             raise _Refused(output, "the model's output is not assigned to plain variables")
         if any(k.arg in ("target", "max_grad_norm") for k in call.keywords):
@@ -371,6 +404,8 @@ class _Reader:
         """Return the loss function and the target when the loss is `function(output, target)`."""
         if not isinstance(value, ast.Call) or value.keywords or len(value.args) != 2 or dotted(value.func) is None:
             return None, None
+        if value is call:
+            return None, None
         first, second = value.args
         outputs = names_bound(output) if output is not None else set()
         plain = first is call or (output is not None and same_names(first, output))
@@ -396,90 +431,74 @@ class _Reader:
         # A process function's arguments are the batch; a training function without a loop gets it the same way.
         return (arguments | local) - {"self"}
 
-    def _check_reach(self, loss: ast.expr, given: Set[str]) -> None:
-        """Refuse a loss that has to become a function of the module and uses what only this function knows."""
-        local: Set[str] = set()
-        for above in self.program.ancestors(self.statement):
-            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                arguments = above.args
-                local |= {arg.arg for arg in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
-                local |= {name for statement in above.body for name in names_bound(statement)}
-                local |= {
-                    node.name for node in ast.walk(above) if isinstance(node, ast.FunctionDef) and node is not above
-                }
-        unknown = sorted((names_loaded(loss) & local) - given)
-        if unknown:
-            raise _Refused(loss, f"the loss is computed with {unknown[0]!r}, which only this function knows")
+    def _rebound_names(self) -> Set[str]:
+        """Names bound anew by the loops around the batch's, such as a weight of the loss that grows with the epoch.
 
-    def _check_carried(self, call: ast.Call, loss: ast.expr, outputs: Set[str]) -> None:
-        """Refuse inputs and targets that hold something of the batch before.
-
-        Follows one iteration: at its start everything that the step and what comes after it bind is of the batch
-        before, and so is what is made of it, until it is bound to something fresh.
+        A compiled loss keeps what it reads from the module, so these have to come with the batch.
         """
+        names: Set[str] = set()
+        for loop in list(self.program.loops_around(self.statement))[1:]:
+            names |= {name for statement in loop.body for name in names_bound(statement)}
+            names |= names_bound(loop.target) if not isinstance(loop, ast.While) else set()
+        return names
+
+    def _serves_only(self, name: str, positions: List[int]) -> bool:
+        """Whether a name is bound once and read by no other statements of its scope than these."""
+        scope: ast.AST = self.program.function_of(self.statement) or self.program.tree
+        own = {id(part) for position in positions for part in ast.walk(self.suite[position])}
+        mentions = [part for part in ast.walk(scope) if isinstance(part, ast.Name) and part.id == name]
+        stores = [part for part in mentions if isinstance(part.ctx, ast.Store)]
+        return len(stores) == 1 and all(id(part) in own for part in mentions)
+
+    def _place_of_function(self, loss: ast.expr, computed: ast.expr, given: Set[str]) -> ast.stmt:
+        """Return the statement in front of which the loss can become a function that sees what it needs.
+
+        It is one of the module where that is enough. A function inside another is made anew by each call;
+        ipu_train_batch knows it again by its code and by what it sees.
+        """
+        if functions_called(computed) & self._bound_in_loop():
+            raise _Refused(loss, "the loss function changes from batch to batch")
+        needed = names_loaded(computed) - given
+        below: ast.AST = self.statement
+        for above in self.program.ancestors(self.statement):
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)) and needed & _own_names(above):
+                self._check_attributes(loss, computed, above)
+                assert isinstance(below, ast.stmt)
+                return below
+            if not isinstance(above, ast.Module):
+                below = above
+        assert isinstance(below, ast.stmt)
+        return below
+
+    def _check_attributes(self, loss: ast.expr, computed: ast.expr, function: Function) -> None:
+        """Refuse numbers kept in an object that changes them: a compiled loss would keep the first."""
+        called = {id(part.func) for part in ast.walk(computed) if isinstance(part, ast.Call)}
+        read = {
+            dotted(part)
+            for part in ast.walk(computed)
+            if isinstance(part, ast.Attribute) and id(part) not in called and dotted(part) is not None
+        }
+        for node in self.program.nodes(ast.Attribute):
+            if isinstance(node.ctx, ast.Store) and dotted(node) in read:
+                around = self.program.function_of(node)
+                if around is not None and around.name != "__init__":
+                    raise _Refused(loss, f"the loss is computed with {dotted(node)!r}, which changes")
+
+    def _bound_in_loop(self) -> Set[str]:
         loop = next(self.program.loops_around(self.statement), None)
-        function = self.program.function_of(self.statement)
-        if loop is not None:
-            body = loop.body
-        else:
-            body = function.body if function is not None else []
-        forward = self._statement(call)
-        before = list(statements_before(body, forward))
-        carried = {name for statement in body for name in names_bound(statement)}
-        carried -= {name for statement in before for name in names_bound(statement)}
-        carried |= names_bound(forward)
-        if loop is None:
-            # Between two calls of a function only its objects and globals keep a value.
-            kept = {name for node in body for part in ast.walk(node) for name in getattr(part, "names", [])}
-            carried = {name for name in carried if "." in name or name in kept}
-        for statement in before:
-            stored = names_bound(statement)
-            accumulates = isinstance(statement, ast.AugAssign)
-            carried = carried | stored if accumulates or names_read(statement) & carried else carried - stored
-        inputs = {name for value in (*call.args, *(k.value for k in call.keywords)) for name in names_read(value)}
-        late = inputs & carried
-        for statement in statements_before(body, self.statement):
-            if statement is forward:
-                carried -= outputs
-            elif statement.lineno > forward.lineno:
-                stored = names_bound(statement)
-                carried = carried | stored if names_read(statement) & carried else carried - stored
-        late |= (names_read(loss) - outputs) & carried
-        if late:
-            raise _Refused(call, f"{sorted(late)[0]!r} is carried from one batch to the next")
+        return set() if loop is None else {name for statement in loop.body for name in names_bound(statement)}
 
-    def _check_provenance(self, call: ast.Call, loss: ast.expr, outputs: Set[str]) -> None:
-        """Refuse inputs and targets that come out of a model: their gradient would be lost."""
-        models = self.program.training.models
-        values: List[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords), loss]
-        scope = self._scope_assignments()
-        seen: Set[str] = set()
-        while values:
-            value = values.pop()
-            for part in ast.walk(value):
-                if isinstance(part, ast.Call) and part is not call and self._runs_a_model(part, models):
-                    raise _Refused(part, "the loss depends on a further call of a model")
-            for name in names_loaded(value) - seen - outputs:
-                seen.add(name)
-                values.extend(scope.get(name, []))
 
-    def _runs_a_model(self, call: ast.Call, models: Set[str]) -> bool:
-        name = dotted(call.func)
-        if name in models:
-            return True
-        if any(dotted(value) in models for value in call.args):
-            # `torch.save(model)` is no forward, but then it is no target either.
-            return self.program.names.resolve(call.func) in (None, "ignite_ipu.ipu_evaluate_batch")
-        body = self.program.functions.get(name or "")
-        return body is not None and any(dotted(part) in models for part in ast.walk(body))
+def _value(statement: ast.stmt) -> ast.expr:
+    assert isinstance(statement, ast.Assign)
+    return statement.value
 
-    def _scope_assignments(self) -> Dict[str, List[ast.expr]]:
-        """Values that names are given in the innermost loop, or in the function when there is none."""
-        loop = next(self.program.loops_around(self.statement), None)
-        around: Optional[ast.AST] = loop if loop is not None else self.program.function_of(self.statement)
-        found: Dict[str, List[ast.expr]] = {}
-        for node in ast.walk(around) if around is not None else ():
-            if isinstance(node, (ast.Assign, ast.AugAssign)):
-                for name in names_bound(node):
-                    found.setdefault(name, []).append(node.value)
-        return found
+
+def _own_names(function: Function) -> Set[str]:
+    """Return the names that belong to a function: its arguments, what it binds, and the functions in it."""
+    arguments = function.args
+    names = {arg.arg for arg in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
+    names |= {name for statement in function.body for name in names_bound(statement)}
+    return names | {
+        node.name for node in ast.walk(function) if isinstance(node, ast.FunctionDef) and node is not function
+    }

@@ -6,6 +6,7 @@ import ast
 from functools import cached_property
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Set, Tuple
 
+from ignite_ipu.migration.engine_functions import process_function
 from ignite_ipu.migration.evaluations import find_evaluations
 from ignite_ipu.migration.names import argument, dotted, owner_of
 from ignite_ipu.migration.steps import Step, find_steps
@@ -139,6 +140,10 @@ class Training:
         engines = {target for target, value in self.assigned if self._is_training_engine(value)}
         for data in self._run_over(engines):
             self._note_loaders(data, False, found)
+        for call in self._trained_elsewhere():
+            for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                if dotted(value) in self.loaders:
+                    self._note_loaders(value, False, found)
         for call in self._step_calls:
             for loop in self.program.loops_around(call):
                 if isinstance(loop, ast.For):
@@ -153,6 +158,17 @@ class Training:
         ours = [call for call, _ in self.program.calls("ignite_ipu.ipu_train_batch")]
         return [*(step.backward for step in self.steps), *ours]
 
+    def _trained_elsewhere(self) -> Iterator[ast.Call]:
+        """Yield the calls that give an optimizer to a function of another file of the program."""
+        packages = ("torch.", "ignite.", "ignite_ipu.", "poptorch.", "accelerate.", "transformers.")
+        for call in self.program.nodes(ast.Call):
+            name = self.program.names.resolve(call.func)
+            if name is None or "." not in name or name.startswith(packages):
+                continue
+            values = [*call.args, *(keyword.value for keyword in call.keywords)]
+            if any(dotted(value) in self.optimizers for value in values):
+                yield call
+
     def _run_over(self, engines: Set[str]) -> Iterator[ast.expr]:
         """Yield what is given to the `run` of these engines."""
         for call in self.program.nodes(ast.Call):
@@ -163,9 +179,9 @@ class Training:
     def _is_training_engine(self, value: ast.expr) -> bool:
         if self.program.names.called(value) != "ignite.engine.Engine" or not isinstance(value, ast.Call):
             return False
-        process = argument(value, "process_function", 0)
+        process, _ = process_function(self.program, value)
         trained = {getattr(self.program.function_of(call), "name", None) for call in self._step_calls}
-        return process is not None and dotted(process) in trained
+        return process is not None and (dotted(process) or "").rsplit(".", 1)[-1] in trained
 
     def _arguments_for(self, node: ast.expr) -> Iterator[ast.expr]:
         """Yield what callers within the file give for the parameters that an expression mentions."""

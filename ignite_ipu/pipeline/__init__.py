@@ -15,6 +15,7 @@ from .optimizer_state import OptimizerState, optimizer_state
 from .partition import Partition, partition_chain
 from .placement import Placement, Start, layers_per_ipu
 from .plan import Plan, StagePlan
+from .plan_file import load_plan, save_plan
 from .planner import plan, plan_placement
 from .pod import Scaling, scale
 from .profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
@@ -58,11 +59,13 @@ __all__ = [
     "draw_schedule",
     "in_flight",
     "layers_per_ipu",
+    "load_plan",
     "measure",
     "optimizer_state",
     "partition_chain",
     "plan",
     "plan_placement",
+    "save_plan",
     "scale",
     "select_layers",
     "simulate",

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
-import os
 import re
 import sys
 from dataclasses import replace
@@ -13,12 +10,17 @@ from typing import Any, Tuple
 
 from torch import nn
 
+from ignite_ipu.cli import UserError
+from ignite_ipu.targets import load_factory
+
 from .comparison import compare
 from .drawing import draw_scaling
 from .errors import PlanError
 from .layers import Granularity
 from .machine import BOW, MK2, Machine
 from .measure import measure
+from .plan import Plan, text_table
+from .plan_file import load_plan, save_plan
 from .pod import scale
 from .trace import write_trace
 
@@ -35,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FACTORY",
         help="a function without arguments, in a module or a .py file, that returns (model, inputs) or (model, inputs, "
         "optimizer); "
-        "inputs are one micro-batch: a tensor, a tuple of arguments, or a dict of keyword arguments",
+        "inputs are one micro-batch: a tensor, a tuple of arguments, or a dict of keyword arguments. Or a .json file "
+        "that --save wrote, which is shown",
     )
     parser.add_argument("--ipus", type=int, default=4, help="IPUs to use (default: %(default)s)")
     parser.add_argument("--ipus-per-replica", type=int, help="fix the IPUs of one copy of the model")
@@ -57,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pod", type=int, metavar="IPUS", help="also scale the best plan by replicas up to this many IPUs"
     )
+    parser.add_argument("--save", metavar="FILE", help="write the best plan as JSON, for ignite_ipu.pipeline.load_plan")
     parser.add_argument("--picture", metavar="FILE", help="write schedule and memory as a picture")
     parser.add_argument("--pod-picture", metavar="FILE", help="write the scaling of --pod as a picture")
     parser.add_argument(
@@ -69,6 +73,8 @@ def main(args: argparse.Namespace) -> int:
     if args.pod_picture and not args.pod:
         print("--pod-picture needs --pod IPUS.", file=sys.stderr)
         return 2
+    if args.target.endswith(".json"):
+        return _show(args)
     try:
         model, inputs, optimizer = _build(args.target)
         profile = measure(model, inputs, granularity=args.granularity, training=not args.inference, fake=not args.real)
@@ -81,11 +87,9 @@ def main(args: argparse.Namespace) -> int:
             ipus_per_replica=args.ipus_per_replica,
             global_batch=args.global_batch,
         )
-    except PlanError as error:
+    except (PlanError, UserError) as error:
         print(error, file=sys.stderr)
         return 2
-    from .plan import text_table
-
     print(text_table(comparison.table(args.rows)))
     print()
     try:
@@ -93,11 +97,9 @@ def main(args: argparse.Namespace) -> int:
     except PlanError as error:
         print(error, file=sys.stderr)
         return 1
-    print(best)
-    if args.picture:
-        best.draw().savefig(args.picture)
-    if args.trace:
-        write_trace(best.schedule(), args.trace)
+    _present(best, args)
+    if args.save:
+        save_plan(best, args.save)
     if args.pod:
         scaling = scale(
             profile,
@@ -114,6 +116,25 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _show(args: argparse.Namespace) -> int:
+    """Print a plan that was saved."""
+    try:
+        saved = load_plan(args.target)
+    except (PlanError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    _present(saved, args)
+    return 0
+
+
+def _present(plan: Plan, args: argparse.Namespace) -> None:
+    print(plan)
+    if args.picture:
+        plan.draw().savefig(args.picture)
+    if args.trace:
+        write_trace(plan.schedule(), args.trace)
+
+
 def _machine(args: argparse.Namespace) -> Machine:
     machine = _MACHINES[args.machine]
     if args.memory is not None:
@@ -127,15 +148,10 @@ def _build(target: str) -> Tuple[nn.Module, Any, Any]:
     """Call the factory.
 
     Raises:
-        PlanError: It cannot be found, or returns something else.
+        UserError: It cannot be found.
+        PlanError: It returns something else.
     """
-    path, _, name = target.rpartition(":")
-    if not path or not name:
-        raise PlanError(f"{target!r} is not of the form MODULE:FACTORY, such as my_model:make or my_model.py:make.")
-    factory = getattr(_load(path), name, None)
-    if not callable(factory):
-        raise PlanError(f"{path} has no function {name!r}.")
-    built = factory()
+    built = load_factory(target)()
     if isinstance(built, tuple) and len(built) in (2, 3) and isinstance(built[0], nn.Module):
         return built[0], built[1], built[2] if len(built) == 3 else None
     raise PlanError(
@@ -143,25 +159,6 @@ def _build(target: str) -> Tuple[nn.Module, Any, Any]:
         "the inputs of "
         "one micro-batch."
     )
-
-
-def _load(path: str) -> Any:
-    if path.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
-        if spec is None or spec.loader is None or not os.path.exists(path):
-            raise PlanError(f"There is no file {path!r}.")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    # The command's own directory, not the caller's, is where Python looks first.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is not None and not path.startswith(error.name):
-            raise
-        raise PlanError(f"There is no module {path!r}; a file needs its .py ending.") from error
 
 
 def _size(text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Callable, List
+from typing import Callable, List, Tuple
 
 import pytest
 
@@ -25,6 +25,24 @@ def lines() -> Callable[[str, str], List[int]]:
     def find(rule: str, code: str) -> List[int]:
         findings, _ = check_source(Source("code.py", textwrap.dedent(code).lstrip("\n")), [all_rules()[rule]])
         return [finding.line for finding in findings]
+
+    return find
+
+
+@pytest.fixture
+def traced(tmp_path) -> Callable[[str], List[Tuple[int, str]]]:
+    """Give the lines and rules of what compiling the model of `make()` in a text shows."""
+
+    def find(code: str) -> List[Tuple[int, str]]:
+        from ignite_ipu.migration.traced.placing import with_traced
+        from ignite_ipu.migration.traced.trial import try_out
+
+        path = tmp_path / "code.py"
+        path.write_text(textwrap.dedent(code).lstrip("\n"))
+        target = f"{path}:make"
+        findings, _ = with_traced([], try_out(target), target, all_rules())
+        assert all(finding.path == str(path) for finding in findings)
+        return [(finding.line, finding.rule) for finding in findings]
 
     return find
 

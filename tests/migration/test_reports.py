@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 from ignite_ipu.migration.checker import Report, check_source
-from ignite_ipu.migration.reports import json_report, sarif_report, text_report
+from ignite_ipu.migration.reports import json_report, report_lines, sarif_report, text_report
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source import Source
+from ignite_ipu.terminal import write_lines
 
 
 def report(code="x.cuda()\n", path="dir with space/code.py"):
@@ -16,23 +17,28 @@ def report(code="x.cuda()\n", path="dir with space/code.py"):
 
 
 def test_text_gives_place_severity_rule_and_remedy():
-    text = text_report(report(), colour=False)
+    text = text_report(report())
     assert "dir with space/code.py\n  1:1: error: .cuda() moves to a GPU [cuda-device]\n      remedy: Use" in text
     assert "skipped: link.py is a broken link" in text
     assert text.endswith("1 file checked: 1 error")
     assert "\033" not in text
 
 
-def test_colour_only_adds_escapes():
+def test_colour_only_adds_escapes(monkeypatch):
+    """On what is no terminal nothing is folded, so that a log keeps its lines."""
+    import io
     import re
 
-    coloured = text_report(report(), colour=True)
-    assert re.sub(r"\033\[\d+m", "", coloured) == text_report(report(), colour=False)
-    assert "\033[31merror" in coloured
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    write_lines(report_lines(report()), stream)
+    assert "\033[1;31merror" in stream.getvalue()
+    assert re.sub(r"\033\[[0-9;]*m", "", stream.getvalue()) == text_report(report()) + "\n"
 
 
 def test_clean_files_say_so():
-    assert text_report(report("x = 1\n"), colour=False).endswith("1 file checked: nothing found")
+    assert text_report(report("x = 1\n")).endswith("1 file checked: nothing found")
 
 
 def test_json_holds_everything():

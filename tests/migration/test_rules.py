@@ -20,7 +20,13 @@ def test_registry_is_in_order_and_named_by_module():
     assert [rule.name.replace("-", "_") for rule in RULES] == modules
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.traced], ids=lambda rule: rule.name)
+def test_examples_of_what_only_a_trace_shows(rule, traced):
+    assert rule.name in {name for _, name in traced(rule.bad)}
+    assert rule.name not in {name for _, name in traced(rule.good)}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.traced], ids=lambda rule: rule.name)
 def test_examples_break_and_keep_the_rule(rule):
     bad, _ = check_source(Source("bad.py", rule.bad))
     good, _ = check_source(Source("good.py", rule.good))

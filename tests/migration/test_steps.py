@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import textwrap
 
 import pytest
@@ -49,6 +50,15 @@ optimizer.step()
         ("criterion(output, y)", "F.cross_entropy(output, y.long())"),
         ("criterion(output, y)", "criterion(output.squeeze(1), y.float())"),
         ("criterion(output, y)", "nn.CrossEntropyLoss()(output, y)"),
+        ("output = model(x)", "output = model(*x)"),
+        ("output = model(x)", "output = model(**x)"),
+        ("criterion(output, y)", "output.mean()"),
+        ("criterion(output, y)", "output.loss"),
+        ("criterion(output, y)", "output['loss']"),
+        ("criterion(output, y)", "output[0]"),
+        ("output = model(x)\nloss = criterion(output, y)", "loss = model(x, y)"),
+        ("output = model(x)\nloss = criterion(output, y)", "loss = model(**x).loss"),
+        ("output = model(x)\nloss = criterion(output, y)", "output, loss = model(x, y)"),
         ("loss.backward()\n", "loss.backward()\nnn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"),
     ],
 )
@@ -69,6 +79,7 @@ def test_common_shapes_are_understood(old, new):
         ("loss.backward()\n", "loss.backward(retain_graph=True)\n", "has arguments"),
         ("optimizer.step()\n", "if i % 4 == 0:\n    optimizer.step()\n", "accumulated by hand"),
         ("optimizer.step()\n", "optimizer.step(closure)\n", "closure"),
+        ("loss.backward()\noptimizer.step()\n", "loss.backward(); optimizer.step()\n", "share a line"),
         ("optimizer.step()\n", "", "no optimizer.step()"),
         ("optimizer.step()\n", "model.weight.data.clamp_(0, 1)\noptimizer.step()\n", "may depend on their order"),
         ("loss.backward()\n", "loss.backward()\noptimizer.zero_grad()\n", "may depend on their order"),
@@ -78,9 +89,13 @@ def test_common_shapes_are_understood(old, new):
         ("loss = criterion(output, y)", "loss = criterion(output, y) + other(x).mean()", "further call of a model"),
         ("output = model(x)", "output, state = model(x, state)", "'state' is carried"),
         ("output = model(x)", "output = model(x, memory)\nmemory = output", "'memory' is carried"),
-        ("output = model(x)", "output = model(*x)", "* or ** arguments"),
-        ("output = model(x)", "output = model(**x)", "* or ** arguments"),
-        ("loss = criterion(output, y)", "loss = output.mean()", "not a function of the model's output and a target"),
+        (
+            "output = model(x)\nloss = criterion(output, y)",
+            "loss = criterion(y, model(x))",
+            "not computed from one call",
+        ),
+        ("loss = criterion(output, y)", "loss = model(x).loss + model(y).loss", "not computed from one call"),
+        ("loss = criterion(output, y)", "loss = output.losses.loss + other(y).loss", "further call of a model"),
         ("output = model(x)", "output = torch.relu(x)", "not computed from one call of the model"),
         ("loss.backward()\n", "nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)\nloss.backward()\n", "order"),
         ("optimizer.step()\n", "nn.utils.clip_grad_norm_(other.parameters(), 1.0)\noptimizer.step()\n", "clipping"),
@@ -111,22 +126,60 @@ def test_an_optimizer_over_another_model_is_refused():
     assert "also updates the parameters of other" in found.reason
 
 
-def test_a_loss_over_names_of_a_function_is_refused():
-    """It would have to become a function of the module, which cannot see them."""
+def test_a_loss_over_names_of_a_function_becomes_a_function_in_it():
     code = (
         SETTING.rsplit("for", 1)[0]
         + """
 def train(loader, weight):
+    model.train()
     for x, y in loader:
         optimizer.zero_grad()
         output = model(x)
-        loss = weight * criterion(output, y)
+        penalty = output.abs().mean()
+        loss = weight * criterion(output, y) + penalty
         loss.backward()
         optimizer.step()
 """
     )
     (found,) = Program(Source("code.py", code)).training.steps
-    assert "'weight', which only this function knows" in found.reason
+    assert found.plan is not None
+    assert isinstance(found.plan.function_before, ast.For)
+    assert found.plan.per_batch == ("y",)
+    assert [statement.targets[0].id for statement in found.plan.loss_statements] == ["penalty"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        # Read afterwards, too.
+        ("loss.backward()\n", "loss.backward()\n        log(penalty)\n", "'penalty' changes"),
+        ("penalty = output.abs().mean()", "penalty = other(output)", "further call of a model"),
+        ("penalty = output.abs().mean()", "penalty = output.abs().mean() * self.beta", "'self.beta', which changes"),
+        ("penalty = output.abs().mean()", "f = heads[y]\n        penalty = f(output)", "changes from batch to batch"),
+        ("penalty = output.abs().mean()", "penalty = output.abs().mean() + penalty", "carried"),
+    ],
+)
+def test_losses_of_several_statements_that_are_refused(old, new, reason):
+    code = (
+        SETTING.rsplit("for", 1)[0]
+        + """
+class Run:
+    def anneal(self):
+        self.beta = 0.5 * self.beta
+
+    def train(self, loader):
+        for x, y in loader:
+            optimizer.zero_grad()
+            output = model(x)
+            penalty = output.abs().mean()
+            loss = criterion(output, y) + penalty
+            loss.backward()
+            optimizer.step()
+"""
+    ).replace(old, new.replace("\n        ", "\n            "))
+    (found,) = Program(Source("code.py", code)).training.steps
+    assert found.plan is None
+    assert reason in found.reason
 
 
 @pytest.mark.parametrize(
@@ -184,3 +237,23 @@ def test_globals_keep_state_between_calls_of_a_process_function():
     )
     (found,) = Program(Source("code.py", code)).training.steps
     assert "'hidden' is carried" in found.reason
+
+
+def test_numbers_of_the_epoch_come_with_the_batch():
+    """A compiled loss would keep the first epoch's weight."""
+    code = (
+        SETTING.rsplit("for", 1)[0]
+        + """
+for epoch in range(3):
+    weight, criterion = epoch / 3, nn.MSELoss()
+    for x, y in loader:
+        optimizer.zero_grad()
+        output = model(x)
+        loss = weight * criterion(output, y)
+        loss.backward()
+        optimizer.step()
+"""
+    )
+    (found,) = Program(Source("code.py", code)).training.steps
+    assert found.plan is not None
+    assert found.plan.per_batch == ("weight", "y")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +89,15 @@ def test_sizes():
     assert command._size("897 MiB") == 897 * 2**20
     with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
         command._size("much")
+
+
+def test_a_saved_plan_is_shown_again(run, capsys):
+    """What `--save` wrote is what the command prints, without the model."""
+    assert run("planned_model.py:make", "--ipus", "2", "--save", "best.json") == 0
+    printed = capsys.readouterr().out
+    assert run("best.json", "--trace", "trace.json") == 0
+    shown = capsys.readouterr().out
+    assert shown.strip() and printed.endswith(shown)
+    assert json.loads(Path("trace.json").read_text())
+    assert run("missing.json") == 2
+    assert "missing.json" in capsys.readouterr().err

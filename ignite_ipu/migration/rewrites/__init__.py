@@ -20,6 +20,7 @@ ORDER = (
     "ignite_factories",
     "ignite_evaluators",
     "losses",
+    "engine_steps",
     "training_steps",
     "evaluation_steps",
     "mode_before_wrapping",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Optional, Set
+from typing import Iterable, Optional, Set
 
 from ignite_ipu.migration.devices import chosen_gpu, gpu_name, is_guarded
 from ignite_ipu.migration.names import owner_of
@@ -52,7 +52,7 @@ def _replacement(editor: Editor, node: ast.expr) -> Optional[str]:
         if _wants_device(program, node):
             return _host_device(editor, node, gpu)
         argparse_default = isinstance(parent, ast.keyword) and parent.arg == "default"
-        if argparse_default or isinstance(parent, ast.Assign):
+        if argparse_default or isinstance(parent, (ast.Assign, ast.AnnAssign, ast.arguments)):
             text = _host_device(editor, node, gpu)
             return text if _wants_device(program, node) else f"str({text})"
     return None
@@ -79,10 +79,27 @@ def _wants_device(program: Program, node: ast.expr) -> bool:
     if isinstance(parent, ast.Call) and node in parent.args:
         return owner_of(parent, *_DEVICE_METHODS) is not None
     if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-        name = parent.targets[0].id
-        uses = [part for part in program.nodes(ast.Name) if part.id == name and isinstance(part.ctx, ast.Load)]
-        return all(not isinstance(program.parents.get(use), ast.Assign) and _wants_device(program, use) for use in uses)
+        return _uses_want_device(program, program.nodes(ast.Name), parent.targets[0].id)
+    if isinstance(parent, ast.arguments):
+        function = program.parents[parent]
+        name = _argument_of(parent, node)
+        return name is not None and _uses_want_device(program, ast.walk(function), name)
     return False
+
+
+def _uses_want_device(program: Program, nodes: Iterable[ast.AST], name: str) -> bool:
+    uses = [part for part in nodes if isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load)]
+    return all(not isinstance(program.parents.get(use), ast.Assign) and _wants_device(program, use) for use in uses)
+
+
+def _argument_of(arguments: ast.arguments, default: ast.expr) -> Optional[str]:
+    """Return the name of the parameter that has this default."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    pairs = [
+        *zip(reversed(positional), reversed(arguments.defaults)),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults),
+    ]
+    return next((arg.arg for arg, value in pairs if value is default), None)
 
 
 REWRITE = Rewrite(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-
 import libcst as cst
 
 from ignite_ipu.migration.names import dotted
@@ -13,8 +11,8 @@ from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, with_arguments
 def apply(editor: Editor) -> None:
     """Replace `model(x)` by `ipu_evaluate_batch(model, x)` in evaluation code."""
     for call in editor.program.training.evaluations:
-        if any(isinstance(value, ast.Starred) for value in call.args) or not call.args:
-            editor.remark(call, f"{dotted(call.func)} is called with arguments that are not written out")
+        if not call.args and not call.keywords:
+            editor.remark(call, f"{dotted(call.func)} is called without arguments")
             continue
         editor.replace(call, _evaluated(editor.need("ipu_evaluate_batch", call)))
 

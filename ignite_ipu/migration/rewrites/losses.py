@@ -7,8 +7,7 @@ from typing import List, Set
 
 import libcst as cst
 
-from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, comments_of
 from ignite_ipu.migration.steps import Plan
 
 
@@ -16,17 +15,22 @@ def apply(editor: Editor) -> None:
     """Put the expression into a function in front of the code that holds the step, and call it there."""
     taken = set(editor.program.names.bound) | set(editor.program.names.imports)
     for step in editor.program.training.steps:
-        if step.plan is None or step.plan.loss_function is not None:
+        if step.plan is None or step.plan.loss_function is not None or step.plan.own_loss:
             continue
         name = _new_name(taken)
         taken.add(name)
         assert step.plan.output is not None
-        target = ", ".join(step.plan.per_batch)
+        target = ", ".join(step.plan.per_batch) or "None"
         target = f"({target})" if len(step.plan.per_batch) > 1 else target
         outputs = editor.source_of(step.plan.output)
         outputs = outputs if isinstance(step.plan.output, ast.Name) or outputs.startswith("(") else f"({outputs})"
         editor.expression(step.plan.loss_expression, f"{name}({outputs}, {target})")
-        _insert_before(editor, _top_level(editor.program, step.backward), _function(editor, step.plan, name))
+        assert step.plan.function_before is not None
+        function = _function(editor, step.plan, name)
+        for statement in step.plan.loss_statements:
+            editor.replace(statement, _removed)
+        inside = editor.program.function_of(step.plan.function_before) is not None
+        editor.replace(step.plan.function_before, _preceded(function, blank=1 if inside else 2))
 
 
 def _new_name(taken: Set[str]) -> str:
@@ -47,34 +51,42 @@ def _function(editor: Editor, plan: Plan, name: str) -> str:
         first = "outputs"
         assert output is not None
         lines.append(f"    {editor.source_of(output).strip('()')} = outputs")
-    if len(plan.per_batch) == 1:
-        second = plan.per_batch[0]
+    if len(plan.per_batch) <= 1:
+        second = plan.per_batch[0] if plan.per_batch else "_"
     else:
         second = "targets"
         lines.append(f"    {', '.join(plan.per_batch)} = targets")
-    lines.append(f"    return {editor.source_of(plan.loss_expression)}")
+    for statement in plan.loss_statements:
+        lines += [f"    {comment}" for comment in comments_of(editor, [statement])]
+        lines += _indented(editor, statement)
+    first_line, *rest = _indented(editor, plan.loss_expression)
+    lines += [f"    return {first_line.strip()}", *rest]
     return "\n".join([f"def {name}({first}, {second}):", *lines])
 
 
-def _top_level(program: Program, node: ast.AST) -> ast.stmt:
-    above = [node, *program.ancestors(node)]
-    statement = above[-2]
-    assert isinstance(statement, ast.stmt)
-    return statement
+def _indented(editor: Editor, node: ast.AST) -> List[str]:
+    """Return the source of a statement or expression, its further lines set in as they are in its own block."""
+    first, *rest = editor.source_of(node).split("\n")
+    statement = next(part for part in [node, *editor.program.ancestors(node)] if isinstance(part, ast.stmt))
+    texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    own = " " * statement.col_offset
+    if all(part.lineno == part.end_lineno for part in texts) and all(line.startswith(own) for line in rest):
+        rest = [f"    {line[len(own) :]}" for line in rest]
+    return [f"    {first}", *rest]
 
 
-def _insert_before(editor: Editor, statement: ast.stmt, function: str) -> None:
-    editor.replace(statement, _preceded(function))
+def _removed(node: cst.CSTNode) -> cst.RemovalSentinel:
+    return cst.RemoveFromParent()
 
 
-def _preceded(function: str) -> Edit:
+def _preceded(function: str, blank: int) -> Edit:
     def edit(node: cst.CSTNode) -> cst.FlattenSentinel[cst.BaseStatement]:
         assert isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement))
         new = cst.parse_statement(function)
         assert isinstance(new, cst.FunctionDef)
-        blank = [cst.EmptyLine(indent=False), cst.EmptyLine(indent=False)]
-        kept = [*blank, *(line for line in node.leading_lines if line.comment is not None)]
-        return cst.FlattenSentinel([new.with_changes(leading_lines=blank), node.with_changes(leading_lines=kept)])
+        lines = [cst.EmptyLine(indent=False)] * blank
+        kept = [*lines, *(line for line in node.leading_lines if line.comment is not None)]
+        return cst.FlattenSentinel([new.with_changes(leading_lines=lines), node.with_changes(leading_lines=kept)])
 
     return edit
 

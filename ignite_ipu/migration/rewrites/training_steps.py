@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import ast
-from typing import List, Sequence
+from typing import Sequence
 
 import libcst as cst
 
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
+from ignite_ipu.migration.engine_functions import captured_functions
+from ignite_ipu.migration.names import constant
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, comments_of
 from ignite_ipu.migration.steps import Plan
 
 
 def apply(editor: Editor) -> None:
     """Replace zero_grad, forward, loss, backward, clipping and step of every understood step by one statement."""
+    captured = captured_functions(editor.program)
     for step in editor.program.training.steps:
+        if step.plan is None and getattr(step.function, "name", "") in captured:
+            continue
         if step.plan is None:
             editor.remark(step.blame, step.reason)
-        elif step.plan.loss_function is not None:
+        elif step.plan.loss_function is not None or step.plan.own_loss:
             _replace(editor, step.plan)
 
 
 def _replace(editor: Editor, plan: Plan) -> None:
-    # A statement that shares its line with another cannot be taken out alone.
-    lines = [statement.lineno for statement in plan.replaced]
-    everything = [node for node in ast.walk(editor.program.tree) if isinstance(node, ast.stmt)]
-    shared = [node for node in everything if node.lineno in lines and node not in plan.replaced]
-    if len(set(lines)) != len(lines) or any(not hasattr(node, "body") for node in shared):
-        editor.remark(plan.replaced[0], "the step's statements share their lines with others")
-        return
     call = _call(editor, plan)
-    output = editor.source_of(plan.output) if plan.output is not None else "_"
-    if isinstance(plan.output, ast.Tuple) and not output.startswith("("):
-        output = f"({output})"
+    output = _output(editor, plan)
     forward = _forward(plan)
     for statement in plan.replaced:
         if statement is not forward:
@@ -39,17 +35,34 @@ def _replace(editor: Editor, plan: Plan) -> None:
     above = [statement for statement in plan.replaced if statement.lineno < forward.lineno]
     below = [statement for statement in plan.replaced if statement.lineno > forward.lineno]
     editor.replace(
-        forward, _replaced(f"{output}, {plan.loss} = {call}", _comments(editor, above), _comments(editor, below))
+        forward, _replaced(f"{output}, {plan.loss} = {call}", comments_of(editor, above), comments_of(editor, below))
     )
 
 
+def _output(editor: Editor, plan: Plan) -> str:
+    """Return what the output is bound to, without the loss where the model returns that, too."""
+    if plan.output is None:
+        return "_"
+    if not isinstance(plan.output, ast.Tuple):
+        return editor.source_of(plan.output)
+    if any(isinstance(part, ast.Name) and part.id == plan.loss for part in plan.output.elts):
+        names = [editor.source_of(part) for part in plan.output.elts]
+        return f"({', '.join('_' if name == plan.loss else name for name in names)})"
+    output = editor.source_of(plan.output)
+    return output if output.startswith("(") else f"({output})"
+
+
 def _call(editor: Editor, plan: Plan) -> str:
-    assert plan.loss_function is not None
-    assert plan.target is not None
-    parts = [plan.model, plan.optimizer, editor.source_of(plan.loss_function)]
+    loss_function = "None" if plan.loss_function is None else editor.source_of(plan.loss_function)
+    parts = [plan.model, plan.optimizer, loss_function]
     parts += [editor.source_of(value) for value in plan.inputs]
-    parts += [f"{keyword.arg}={editor.source_of(keyword.value)}" for keyword in plan.keywords]
-    parts.append(f"target={editor.source_of(plan.target)}")
+    parts += [
+        f"{keyword.arg}={editor.source_of(keyword.value)}" if keyword.arg else f"**{editor.source_of(keyword.value)}"
+        for keyword in plan.keywords
+    ]
+    # None is what the target is when it is left out.
+    if plan.target is not None and constant(plan.target) is not None:
+        parts.append(f"target={editor.source_of(plan.target)}")
     if plan.max_grad_norm is not None:
         parts.append(f"max_grad_norm={editor.source_of(plan.max_grad_norm)}")
     name = editor.need("ipu_train_batch", plan.replaced[0])
@@ -62,23 +75,6 @@ def _forward(plan: Plan) -> ast.stmt:
         if isinstance(statement, ast.Assign):
             return statement
     raise AssertionError("a step without a forward is not understood")
-
-
-def _comments(editor: Editor, statements: Sequence[ast.stmt]) -> List[str]:
-    """Return the comments above and behind statements that go away."""
-    lines = editor.program.source.text.split("\n")
-    found: List[str] = []
-    for statement in statements:
-        above: List[str] = []
-        number = statement.lineno - 2
-        while number >= 0 and lines[number].lstrip().startswith("#"):
-            above.insert(0, lines[number].strip())
-            number -= 1
-        found += above
-        rest = lines[(statement.end_lineno or statement.lineno) - 1][statement.end_col_offset or 0 :].strip()
-        if rest.startswith("#"):
-            found.append(rest)
-    return found
 
 
 def _removed(node: cst.CSTNode) -> cst.RemovalSentinel:

@@ -6,6 +6,7 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.names import argument, dotted
 from ignite_ipu.migration.program import Program
 
@@ -17,11 +18,10 @@ def check(program: Program) -> Iterator[Hit]:
         if not any(dotted(part) in asynchronous for part in ast.walk(loop.iter)):
             continue
         batch = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
-        for part in ast.walk(loop):
-            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "append":
-                kept = part.args[0] if part.args else None
-                if isinstance(kept, ast.Name) and kept.id in batch:
-                    yield Hit(part, f"{kept.id} is kept, and the loader will write another batch into it")
+        for call, _ in method_calls(ast.walk(loop), "append"):
+            kept = call.args[0] if call.args else None
+            if isinstance(kept, ast.Name) and kept.id in batch:
+                yield Hit(call, f"{kept.id} is kept, and the loader will write another batch into it")
 
 
 def _is_asynchronous(program: Program, value: ast.expr) -> bool:

@@ -6,6 +6,7 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.names import dotted
 from ignite_ipu.migration.program import Program
 
@@ -18,15 +19,13 @@ def check(program: Program) -> Iterator[Hit]:
     for loop in program.nodes(ast.For):
         if not any(isinstance(part, ast.Call) and dotted(part.func) in executors for part in ast.walk(loop)):
             continue
-        for part in ast.walk(loop):
-            if not (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute)):
-                continue
-            if next(program.loops_around(part), None) is not loop:
-                continue
-            if part.func.attr == "backward":
-                yield Hit(part, "backward() on the output of an executor raises")
-            if part.func.attr in ("step", "zero_grad") and dotted(part.func.value) in program.training.optimizers:
-                yield Hit(part, f"{part.func.attr}() does nothing but bring the weights to the host in every iteration")
+        inside = [node for node in ast.walk(loop) if next(program.loops_around(node), None) is loop]
+        for call, _ in method_calls(inside, "backward"):
+            yield Hit(call, "backward() on the output of an executor raises")
+        for method in ("step", "zero_grad"):
+            for call, owner in method_calls(inside, method):
+                if owner in program.training.optimizers:
+                    yield Hit(call, f"{method}() does nothing but bring the weights to the host in every iteration")
 
 
 RULE = Rule(

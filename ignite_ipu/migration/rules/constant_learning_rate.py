@@ -6,6 +6,7 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.names import argument, dotted
 from ignite_ipu.migration.program import Program
 
@@ -18,9 +19,7 @@ def check(program: Program) -> Iterator[Hit]:
         for value in [argument(call, "optimizer", 0)]
         if value is not None
     }
-    variable = any(
-        isinstance(call.func, ast.Attribute) and call.func.attr == "markAsVariable" for call in program.nodes(ast.Call)
-    )
+    variable = any(True for _ in method_calls(program.nodes(ast.Call), "markAsVariable"))
     for name, (call, kind) in sorted(program.training.optimizers.items()):
         explicit = argument(call, "lr", 1) is not None or any(keyword.arg is None for keyword in call.keywords)
         if kind.startswith("poptorch.optim.") and name in scheduled and not explicit and not variable:

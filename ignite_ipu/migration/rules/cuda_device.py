@@ -8,15 +8,16 @@ from typing import Iterator
 
 from ignite_ipu.migration.devices import gpu_name, is_guarded
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find moves to CUDA devices and the choices that lead to them."""
-    for call in program.nodes(ast.Call):
-        function = call.func
-        if isinstance(function, ast.Attribute) and function.attr == "cuda" and program.names.resolve(function) is None:
+    for call, _ in method_calls(program.nodes(ast.Call), "cuda"):
+        if program.names.resolve(call.func) is None and not is_guarded(program, call):
             yield Hit(call, ".cuda() moves to a GPU")
+    for call in program.nodes(ast.Call):
         if program.names.called(call) == "torch.cuda.is_available":
             yield Hit(call, "a device is chosen by asking for a GPU")
         if program.names.called(call) in ("ignite.distributed.device", "torch.cuda.current_device"):

@@ -6,7 +6,7 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import owner_of
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.program import Program
 
 _HOOKS = {
@@ -30,11 +30,11 @@ def check(program: Program) -> Iterator[Hit]:
         name = program.names.called(call)
         if name in ("torch.autograd.grad", "torch.autograd.backward") and id(call) not in traced:
             yield Hit(call, f"{name} differentiates on the host")
-        function = call.func
-        if isinstance(function, ast.Attribute) and function.attr in _HOOKS:
-            yield Hit(call, f"{function.attr} registers a hook that never runs on an IPU")
-        again = any(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords)
-        if again and owner_of(call, "backward") is not None:
+    for hook in sorted(_HOOKS):
+        for call, _ in method_calls(program.nodes(ast.Call), hook):
+            yield Hit(call, f"{hook} registers a hook that never runs on an IPU")
+    for call, _ in method_calls(program.nodes(ast.Call), "backward"):
+        if any(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords):
             yield Hit(call, "the graph of this backward is used again, which a compiled step cannot do")
 
 

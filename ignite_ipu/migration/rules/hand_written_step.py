@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from typing import Iterator
 
+from ignite_ipu.migration.engine_functions import capturable_engines, captured_functions
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import dotted
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find training steps, with what keeps `migrate` from rewriting each."""
     executors = program.training.executors
+    captured = captured_functions(program)
+    capturable = {(dotted(process) or "").rsplit(".", 1)[-1] for process in capturable_engines(program)}
     for step in program.training.steps:
+        if getattr(step.function, "name", "") in captured:
+            continue
         if executors and step.plan is None:
             # In hand-written PopTorch code a backward() is another mistake.
             continue
         if step.plan is not None:
             yield Hit(step.backward, f"this step of {step.plan.model} runs on the host, not on an IPU")
             continue
+        if getattr(step.function, "name", "") in capturable:
+            yield Hit(
+                step.backward,
+                "this training step runs on the host, not on an IPU",
+                "Give the function to ipu_step, Engine(ipu_step(...)), which `ignite-ipu migrate` does.",
+            )
+            continue
         line = program.source.locate(getattr(step.blame, "lineno", step.backward.lineno))[1]
         yield Hit(
             step.backward,
             f"this training step runs on the host, and cannot be rewritten: {step.reason} (line {line})",
             "Bring it into the common shape (zero_grad, forward, loss, backward, step, one after the other), or write "
-            "it for create_ipu_trainer.",
+            "it for create_ipu_trainer, or for ipu_step.",
         )
 
 

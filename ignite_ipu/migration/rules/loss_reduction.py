@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
+from ignite_ipu.migration.evaluations import without_gradients
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.names import argument, constant
 from ignite_ipu.migration.program import Program
@@ -15,23 +16,14 @@ def check(program: Program) -> Iterator[Hit]:
     training = program.training
     if not (training.steps or training.trainers or training.executors):
         return
-    evaluated = {id(part) for part in _evaluation_code(program)}
     for call in program.nodes(ast.Call):
         name = program.names.called(call) or ""
         is_loss = name.startswith("torch.nn.") and name.lower().replace("_", "").endswith(
             ("loss", "entropy", "entropywithlogits", "div", "withlogits")
         )
         value = argument(call, "reduction")
-        if is_loss and id(call) not in evaluated and constant(value) in ("sum", "none"):
+        if is_loss and constant(value) in ("sum", "none") and not without_gradients(program, call):
             yield Hit(call, f"the loss is reduced by {constant(value)!r}; accumulation and replicas average it")
-
-
-def _evaluation_code(program: Program) -> Iterator[ast.AST]:
-    for node in program.nodes(ast.With):
-        if any(
-            program.names.called(item.context_expr) in ("torch.no_grad", "torch.inference_mode") for item in node.items
-        ):
-            yield from ast.walk(node)
 
 
 RULE = Rule(

@@ -6,19 +6,16 @@ import ast
 from typing import Iterator, Set
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import argument, dotted
+from ignite_ipu.migration.method_calls import method_calls
+from ignite_ipu.migration.names import argument
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find step() calls with an argument on optimizers."""
     known = set(program.training.optimizers)
-    for call in program.nodes(ast.Call):
-        function = call.func
-        if not isinstance(function, ast.Attribute) or function.attr != "step":
-            continue
+    for call, owner in method_calls(program.nodes(ast.Call), "step"):
         closure = argument(call, "closure", 0)
-        owner = dotted(function.value) or ""
         if closure is None or owner in program.training.schedulers:
             continue
         named = isinstance(closure, ast.Name) and closure.id in _functions(program)

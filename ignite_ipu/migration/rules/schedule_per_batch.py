@@ -6,7 +6,7 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.program import Program
 
 
@@ -15,11 +15,9 @@ def check(program: Program) -> Iterator[Hit]:
     schedules = program.training.schedulers
     for step in program.training.steps:
         loop = next(program.loops_around(step.backward), None)
-        for part in ast.walk(loop) if loop is not None else ():
-            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "step":
-                owner = dotted(part.func.value)
-                if owner in schedules and next(program.loops_around(part), None) is loop:
-                    yield Hit(part, f"{owner} changes the learning rate with every batch")
+        for call, owner in method_calls(ast.walk(loop) if loop is not None else (), "step"):
+            if owner in schedules and next(program.loops_around(call), None) is loop:
+                yield Hit(call, f"{owner} changes the learning rate with every batch")
 
 
 RULE = Rule(

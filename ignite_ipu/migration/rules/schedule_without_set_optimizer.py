@@ -6,7 +6,7 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.program import Program
 
 
@@ -14,22 +14,16 @@ def check(program: Program) -> Iterator[Hit]:
     """Find schedule steps that no setOptimizer follows in the same function."""
     if not any(wrapper == "poptorch.trainingModel" for _, wrapper in program.training.executors.values()):
         return
-    for call in program.nodes(ast.Call):
-        function = call.func
-        if not isinstance(function, ast.Attribute) or function.attr != "step":
-            continue
-        if dotted(function.value) in program.training.schedulers and not _sent(program, call):
-            yield Hit(call, f"{dotted(function.value)}.step() is not followed by setOptimizer")
+    for call, owner in method_calls(program.nodes(ast.Call), "step"):
+        if owner in program.training.schedulers and not _sent(program, call):
+            yield Hit(call, f"{owner}.step() is not followed by setOptimizer")
 
 
 def _sent(program: Program, step: ast.Call) -> bool:
     scope = program.function_of(step)
-    for part in ast.walk(scope if scope is not None else program.tree):
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "setOptimizer":
-            inside_loop = next(program.loops_around(step), None) is not None
-            if part.lineno >= step.lineno or inside_loop:
-                return True
-    return False
+    in_loop = next(program.loops_around(step), None) is not None
+    sent = method_calls(ast.walk(scope if scope is not None else program.tree), "setOptimizer")
+    return any(in_loop or call.lineno >= step.lineno for call, _ in sent)
 
 
 RULE = Rule(

@@ -6,19 +6,15 @@ import ast
 from typing import Dict, Iterator, List, Tuple
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find blocks in which a second optimizer steps."""
     groups: Dict[int, List[Tuple[str, ast.Call]]] = {}
-    for call in program.nodes(ast.Call):
-        function = call.func
-        if not isinstance(function, ast.Attribute) or function.attr != "step":
-            continue
-        owner = dotted(function.value)
-        if owner is None or not _is_optimizer(program, owner):
+    for call, owner in method_calls(program.nodes(ast.Call), "step"):
+        if not owner or not _is_optimizer(program, owner):
             continue
         loops = list(program.loops_around(call))
         block = loops[0] if loops else program.function_of(call)

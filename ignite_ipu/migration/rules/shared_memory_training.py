@@ -6,14 +6,14 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find models that are put in shared memory."""
-    for call in program.nodes(ast.Call):
-        function = call.func
-        if isinstance(function, ast.Attribute) and function.attr == "share_memory" and not call.args:
+    for call, _ in method_calls(program.nodes(ast.Call), "share_memory"):
+        if not call.args:
             yield Hit(call, "a model in shared memory cannot be trained by several processes on IPUs")
 
 

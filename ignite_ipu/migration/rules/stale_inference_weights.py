@@ -6,6 +6,7 @@ import ast
 from typing import Dict, Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.names import argument, dotted
 from ignite_ipu.migration.program import Program
 
@@ -19,10 +20,7 @@ def check(program: Program) -> Iterator[Hit]:
         name = dotted(model) if model is not None else None
         if name is not None:
             (training if wrapper == "poptorch.trainingModel" else inference)[name] = call
-    copied = any(
-        isinstance(call.func, ast.Attribute) and call.func.attr == "copyWeightsToDevice"
-        for call in program.nodes(ast.Call)
-    )
+    copied = any(True for _ in method_calls(program.nodes(ast.Call), "copyWeightsToDevice"))
     for name, call in sorted(inference.items()):
         later = training.get(name)
         if later is None or copied or program.function_of(call) is not program.function_of(later):

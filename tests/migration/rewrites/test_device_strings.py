@@ -103,3 +103,23 @@ from ignite_ipu import host_device
 device = host_device()
 """
     assert rewritten(REWRITE, before) == after
+
+
+def test_defaults_of_parameters(rewritten):
+    """A parameter that is only used as a device, one that is compared as text, and one that is for keywords only."""
+    before = """\
+import torch
+def first(x, device="cuda"):
+    return x.to(device)
+def second(x, *, where="cuda", device: str = "cuda:0"):
+    return x.to(where), device.startswith("cuda")
+"""
+    after = """\
+import torch
+from ignite_ipu import host_device
+def first(x, device=host_device()):
+    return x.to(device)
+def second(x, *, where=host_device(), device: str = str(host_device())):
+    return x.to(where), device.startswith("cuda")
+"""
+    assert rewritten(REWRITE, before) == after

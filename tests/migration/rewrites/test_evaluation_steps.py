@@ -37,3 +37,25 @@ with torch.no_grad():
     model(x)
 """
     assert rewritten(REWRITE, before) == before
+
+
+def test_dictionaries(rewritten):
+    """A batch that is given by keyword."""
+    before = """\
+import torch
+model = make()
+model.eval()
+for batch in loader:
+    with torch.no_grad():
+        outputs = model(**batch)
+"""
+    after = """\
+import torch
+from ignite_ipu import ipu_evaluate_batch
+model = make()
+model.eval()
+for batch in loader:
+    with torch.no_grad():
+        outputs = ipu_evaluate_batch(model, **batch)
+"""
+    assert rewritten(REWRITE, before) == after

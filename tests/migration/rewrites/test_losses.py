@@ -103,3 +103,102 @@ for x, y in loader:
     optimizer.step()
 """
     assert rewritten(REWRITE, before) == after
+
+
+def test_losses_of_the_output_alone(rewritten):
+    """There is no target, which is None then."""
+    before = """\
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for a, b in loader:
+    optimizer.zero_grad()
+    first, second = model(a, b)
+    loss = info_nce(first, second, temperature=0.1)
+    loss.backward()
+    optimizer.step()
+"""
+    after = """\
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+
+
+def training_loss(outputs, _):
+    first, second = outputs
+    return info_nce(first, second, temperature=0.1)
+
+
+for a, b in loader:
+    optimizer.zero_grad()
+    first, second = model(a, b)
+    loss = training_loss((first, second), None)
+    loss.backward()
+    optimizer.step()
+"""
+    assert rewritten(REWRITE, before) == after
+
+
+def test_losses_that_a_model_returns(rewritten):
+    """They are no function of anything."""
+    before = """\
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    optimizer.zero_grad()
+    outputs = model(**batch)
+    loss = outputs.loss
+    loss.backward()
+    optimizer.step()
+"""
+    assert rewritten(REWRITE, before) == before
+
+
+def test_losses_of_several_statements_in_a_function(rewritten):
+    """The function stands where it sees the criterion; the statements and their comments go into it."""
+    before = """\
+import torch
+
+
+def train(model, criterion, optimizer, loader, beta):
+    model.train()
+    for data, target in loader:
+        optimizer.zero_grad()
+        recon, mu, logvar = model(data)
+        # reconstruction
+        bce = criterion(recon, data)
+        kld = -0.5 * torch.mean(
+            1 + logvar - mu.pow(2) - logvar.exp()
+        )  # divergence
+        loss = bce + beta * kld
+        loss.backward()
+        optimizer.step()
+"""
+    after = """\
+import torch
+
+
+def train(model, criterion, optimizer, loader, beta):
+    model.train()
+
+    def training_loss(outputs, data):
+        recon, mu, logvar = outputs
+        # reconstruction
+        bce = criterion(recon, data)
+        # divergence
+        kld = -0.5 * torch.mean(
+            1 + logvar - mu.pow(2) - logvar.exp()
+        )
+        return bce + beta * kld
+
+    for data, target in loader:
+        optimizer.zero_grad()
+        recon, mu, logvar = model(data)
+        loss = training_loss((recon, mu, logvar), data)
+        loss.backward()
+        optimizer.step()
+"""
+    assert rewritten(REWRITE, before) == after

@@ -88,3 +88,57 @@ for x, y in loader:
     optimizer.step()
 """
     assert rewritten(REWRITE, before) == before
+
+
+HEAD = """\
+import torch
+from transformers import AutoModel
+
+model = AutoModel.from_pretrained("some/model")
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+model.train()
+for batch in loader:
+"""
+HEAD_AFTER = HEAD.replace("AutoModel\n\n", "AutoModel\nfrom ignite_ipu import ipu_train_batch\n\n", 1)
+
+
+def test_models_that_return_their_loss(rewritten):
+    """As Hugging Face's do, called with a dictionary."""
+    before = """\
+    optimizer.zero_grad()
+    outputs = model(**batch)  # a dictionary
+    loss = outputs.loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+"""
+    after = """\
+    outputs, loss = ipu_train_batch(model, optimizer, None, **batch, max_grad_norm=1.0)  # a dictionary
+    scheduler.step()
+"""
+    assert rewritten(REWRITE, HEAD + before) == HEAD_AFTER + after
+
+
+def test_losses_beside_the_output(rewritten):
+    before = """\
+    logits, loss = model(batch[0], batch[1])
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+"""
+    after = """\
+    (logits, _), loss = ipu_train_batch(model, optimizer, None, batch[0], batch[1])
+"""
+    assert rewritten(REWRITE, HEAD + before) == HEAD_AFTER + after
+
+
+def test_a_criterion_and_a_dictionary(rewritten):
+    before = """\
+    optimizer.zero_grad()
+    loss = criterion(model(**batch["inputs"], mask=mask), batch["labels"])
+    loss.backward()
+    optimizer.step()
+"""
+    call = 'ipu_train_batch(model, optimizer, criterion, **batch["inputs"], mask=mask, target=batch["labels"])'
+    assert rewritten(REWRITE, HEAD + before) == HEAD_AFTER + f"    _, loss = {call}\n"

@@ -52,3 +52,14 @@ def test_other_strings(lines):
         x = 'no cuda here'
     """
     assert lines(RULE, code) == []
+
+
+def test_moves_that_run_where_there_is_a_gpu(lines):
+    """Asking is the finding; what follows from the answer is none of its own."""
+    code = """
+        import torch
+        if torch.cuda.is_available():
+            model = model.cuda()
+        model.cuda()
+    """
+    assert lines("cuda-device", code) == [2, 4]

@@ -39,3 +39,24 @@ def test_other_backwards(lines):
             def backward(ctx, g): return g
     """
     assert lines(RULE, code) == []
+
+
+ENGINE = """
+    import torch
+    from ignite.engine import Engine
+    from ignite_ipu import ipu_step
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def train_step(engine, batch):
+        optimizer.zero_grad()
+        loss = (model(batch[0]) - model(batch[1])).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+    trainer = Engine({step})
+"""
+
+
+def test_process_functions_that_are_recorded(lines):
+    """`ipu_step` runs them on the device; without it they run on the host, and migrate adds it."""
+    assert lines("hand-written-step", ENGINE.format(step="ipu_step(train_step)")) == []
+    assert lines("hand-written-step", ENGINE.format(step="train_step")) == [9]

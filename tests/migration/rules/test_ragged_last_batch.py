@@ -60,3 +60,18 @@ def test_dropped_or_evaluated(lines):
         for x, y in test: pass
     """
     assert lines(RULE, code) == []
+
+
+def test_a_loader_that_goes_to_another_file_with_the_optimizer(lines):
+    """What trains is in engine.py; what evaluates gets no optimizer."""
+    code = """
+        import torch
+        from torch.utils.data import DataLoader
+        from engine import evaluate, train_one_epoch
+        train_loader = DataLoader(data, batch_size=8)
+        test_loader = DataLoader(other, batch_size=8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train_one_epoch(model, optimizer, loader=train_loader)
+        evaluate(model, test_loader)
+    """
+    assert lines(RULE, code) == [4]

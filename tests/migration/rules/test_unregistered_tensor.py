@@ -48,3 +48,18 @@ def test_unused_in_forward(lines):
                 return x
     """
     assert lines(RULE, code) == []
+
+
+def test_moved_in_where_it_is_used(lines):
+    """That makes a constant of the program, which works; `check --run` tells of it."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); self.table = torch.ones(3)
+            def forward(self, x):
+                return x * self.table.to(x.device) + self.table.to(x) * self.table
+    """
+    assert lines(RULE, code) == [8]

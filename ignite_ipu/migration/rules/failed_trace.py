@@ -1,0 +1,50 @@
+"""What stops the compilation and has no rule of its own."""
+
+from __future__ import annotations
+
+from ignite_ipu.migration.findings import Rule, Severity
+
+RULE = Rule(
+    name="failed-trace",
+    severity=Severity.ERROR,
+    summary="Whatever else stops a model from compiling.",
+    rationale=(
+        "The model was compiled on the emulator of PopTorch and that failed, as it would on an IPU; the "
+        "message is the compiler's."
+    ),
+    remedy=("Do what the message says, and check again."),
+    bad="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x).tolist
+
+
+def make():
+    return Net(), torch.ones(8, 4)
+""",
+    good="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def make():
+    return Net(), torch.ones(8, 4)
+""",
+)

@@ -1,0 +1,115 @@
+"""Engines over process functions that are not of the common shape."""
+
+from __future__ import annotations
+
+import pytest
+
+REWRITE = "engine-steps"
+
+CODE = """\
+import torch
+from ignite.engine import Engine
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train_step(engine, batch):
+    model.train()
+    optimizer.zero_grad()
+    first, second = model(batch[0]), model(batch[1])
+    loss = (first - second).pow(2).mean()
+    loss += 0.1 * first.abs().mean()
+    loss.backward()
+    optimizer.step()
+    return {"loss": loss.item()}
+
+
+trainer = Engine(train_step)
+trainer.run(loader)
+"""
+AFTER = CODE.replace("Engine(train_step)", "Engine(ipu_step(train_step))").replace(
+    "import Engine\n", "import Engine\nfrom ignite_ipu import ipu_step\n"
+)
+
+
+def test_several_calls_of_the_model(rewritten):
+    assert rewritten(REWRITE, CODE) == AFTER
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    loss.backward()", "    loss.backward()\n    loss.sum().backward()"),
+        ("    loss.backward()", "    (loss / 2).backward()"),
+        ("    loss.backward()", "    for part in (loss, loss * 2):\n        part.backward()"),
+        ("    loss.backward()", "    with torch.no_grad():\n        teacher(batch[0])\n    loss.backward()"),
+    ],
+)
+def test_other_shapes(rewritten, old, new):
+    assert rewritten(REWRITE, CODE.replace(old, new)) == AFTER.replace(old, new)
+
+
+def test_methods(rewritten):
+    before = """\
+import torch
+from ignite.engine import Engine
+
+
+class Run:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.trainer = Engine(self.update)
+
+    def update(self, engine, batch):
+        self.optimizer.zero_grad()
+        loss = self.model(batch[0]).sum() + self.model(batch[1]).sum()
+        loss.backward()
+        self.optimizer.step()
+"""
+    after = before.replace("Engine(self.update)", "Engine(ipu_step(self.update))").replace(
+        "import Engine\n", "import Engine\nfrom ignite_ipu import ipu_step\n"
+    )
+    assert rewritten(REWRITE, before) == after
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # A value is asked for before the update has run.
+        ("    loss.backward()\n", "    total = loss.item()\n    loss.backward()\n"),
+        ("    loss.backward()\n", "    if loss > 1:\n        loss.backward()\n"),
+        ("    loss.backward()\n", "    print(loss)\n    loss.backward()\n"),
+        # Not one update in every call.
+        ("    optimizer.step()\n", "    if engine.state.iteration % 2:\n        optimizer.step()\n"),
+        ("    optimizer.step()\n", "    optimizer.step()\n    optimizer.step()\n"),
+        ("    optimizer.step()\n", "    optimizer.step()\n    other.step()\n"),
+        ("    optimizer.step()\n", "    optimizer.step(closure)\n"),
+        ("    optimizer.zero_grad()\n", ""),
+        ("    loss.backward()\n", "    loss.backward()\n    optimizer.zero_grad()\n"),
+        # Not one model, or not in sight.
+        ("model(batch[1])", "other(batch[1])\n    other.train()"),
+        ("SGD(model.parameters()", "SGD([*model.parameters(), *other.parameters()]"),
+        ("(engine, batch):", "(engine, batch, model=model):"),
+        # Other regimes.
+        ("    loss.backward()\n", "    with torch.autocast('cuda'):\n        loss.backward()\n"),
+        ("    loss.backward()\n", "    loss.backward(retain_graph=True)\n"),
+        # Not in sight.
+        ("Engine(train_step)", "Engine(make(train_step))"),
+        ("Engine(train_step)", "Engine(steps.train_step)"),
+    ],
+)
+def test_what_is_left_alone(rewritten, old, new):
+    code = CODE.replace(old, new)
+    assert code != CODE
+    assert rewritten(REWRITE, code) == code
+
+
+def test_the_common_shape_is_another_rewrites(rewritten):
+    first, second = "    first, second = model(batch[0]), model(batch[1])\n", "    loss += 0.1 * first.abs().mean()\n"
+    code = CODE.replace(first, "    first, second = model(batch[0]), batch[1]\n").replace(second, "")
+    code = code.replace("first, second = model(batch[0]), batch[1]", "first = model(batch[0])").replace(
+        "(first - second).pow(2).mean()", "criterion(first, batch[1])"
+    )
+    assert rewritten(REWRITE, code) == code

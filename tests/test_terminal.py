@@ -1,0 +1,90 @@
+"""What commands write: folded and coloured on a terminal, plain text everywhere else and without rich."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from ignite_ipu.terminal import Line, following, plain, write_lines
+
+LINES = [
+    Line([("code.py", "bold")]),
+    Line([("  1:1: ", ""), ("error", "red"), (": " + "a word " * 12, ""), ("[rule]", "dim")], 6),
+    Line([]),
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def written(stream):
+    write_lines(LINES, stream)
+    return stream.getvalue()
+
+
+def test_a_pipe_gets_plain_text():
+    assert written(io.StringIO()) == plain(LINES) + "\n"
+
+
+def test_a_terminal_gets_colours_and_folded_lines(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "40")
+    text = written(Terminal())
+    assert "\033[31merror" in text
+    lines = re.sub(r"\033\[[0-9;]*m", "", text).split("\n")
+    assert all(len(line) <= 40 for line in lines)
+    assert lines[1].startswith("  1:1: error: a word")
+    assert lines[2].startswith("      a word") or lines[2].startswith("      word")
+    assert " ".join(" ".join(lines).split()) == " ".join(plain(LINES).split())
+
+
+def test_a_very_narrow_terminal_folds_by_itself(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "18")
+    assert len(written(Terminal()).split("\n")) == len(LINES) + 1
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
+def test_a_terminal_without_colours_gets_plain_text(variable, monkeypatch):
+    monkeypatch.setenv(variable, {"NO_COLOR": "1", "TERM": "dumb"}[variable])
+    assert written(Terminal()) == plain(LINES) + "\n"
+
+
+def test_without_rich_the_text_is_the_same(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert written(io.StringIO()) == plain(LINES) + "\n"
+    assert list(following(range(20), "Checking", Terminal())) == [*range(20)]
+
+
+def test_brackets_and_names_of_styles_are_text():
+    """File names and code are no markup."""
+    stream = Terminal()
+    write_lines([Line([("[red]x[0][/red] :smile:", "")])], stream)
+    assert "[red]x[0][/red] :smile:" in stream.getvalue()
+
+
+def test_progress_is_shown_on_a_terminal_and_goes_away(monkeypatch):
+    pytest.importorskip("rich")
+    stream = Terminal()
+    assert list(following(range(20), "Checking", stream)) == [*range(20)]
+    assert "Checking" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("items", "stream"), [(range(20), io.StringIO()), (range(2), Terminal())])
+def test_progress_is_not_shown_in_a_pipe_or_for_little_work(items, stream):
+    assert list(following(items, "Checking", stream)) == [*items]
+    assert stream.getvalue() == ""
