@@ -1,14 +1,19 @@
-"""The random states of the host: torch's, Python's and numpy's, as plain data that checkpoints can hold."""
+"""The random states of the host, as plain data that checkpoints can hold, and those of devices in a file."""
 
 from __future__ import annotations
 
+import json
 import random
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 import numpy as np
 import torch
 
-__all__ = ["read_random_states", "write_random_states"]
+from ignite_ipu.checkpoints.errors import CheckpointError
+
+__all__ = ["read_device_states", "read_random_states", "write_random_states"]
+
+_LARGEST_FILE = 1 << 20
 
 
 def read_random_states(generator: Optional[torch.Generator] = None) -> Dict[str, Any]:
@@ -44,3 +49,33 @@ def write_random_states(states: Mapping[str, Any], generator: Optional[torch.Gen
     np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["gauss"]))
     if generator is not None and "generator" in states:
         generator.set_state(states["generator"])
+
+
+def read_device_states(path: str) -> List[Optional[List[int]]]:
+    """Return what a JSON file has for each of some models: the random state of its device, or None.
+
+    Raises:
+        CheckpointError: The file holds something else, or is larger than such files are.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb") as file:
+        data = file.read(_LARGEST_FILE + 1)
+    try:
+        states = json.loads(data) if len(data) <= _LARGEST_FILE else None
+    except (ValueError, RecursionError):
+        states = None
+    if not isinstance(states, list) or not all(state is None or _is_state(state) for state in states):
+        raise CheckpointError(
+            f"{path} holds no random states of devices: they are a list of lists of 64-bit numbers, of at most "
+            f"{_LARGEST_FILE} bytes. It was changed since it was written; remove it to go on with other random numbers."
+        )
+    found: List[Optional[List[int]]] = states
+    return found
+
+
+def _is_state(state: Any) -> bool:
+    return (
+        isinstance(state, list)
+        and bool(state)
+        and all(type(number) is int and 0 <= number < 1 << 64 for number in state)
+    )

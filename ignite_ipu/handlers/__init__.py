@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.handlers.compilation import CompilationProgress
+from ignite_ipu.handlers.decisions import Decision, RecoveryStatus
 from ignite_ipu.handlers.device_swap import DeviceSwap
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.handlers.moving_average import EMA
@@ -18,6 +19,7 @@ from ignite_ipu.handlers.weight_sync import WeightSync
 __all__ = [
     "EMA",
     "CompilationProgress",
+    "Decision",
     "DeviceRelease",
     "DeviceSwap",
     "Gradients",
@@ -28,5 +30,6 @@ __all__ = [
     "Recompilation",
     "RecompileWatch",
     "Recovery",
+    "RecoveryStatus",
     "WeightSync",
 ]

@@ -48,7 +48,7 @@ class Gradients:
         program = session.training if isinstance(session, IPUSession) else None
         if program is None or session is None:
             raise SessionError("Gradients needs a trainer that create_ipu_trainer has returned.")
-        if program.executor is not None and program.executor.isCompiled():
+        if program.compiled:
             raise SessionError(
                 "Gradients were asked for after the model was compiled, and anchors are part of the program. Attach "
                 "the handler before the first step, or call trainer.ipu.release(), after which it is compiled again."
@@ -66,13 +66,24 @@ class Gradients:
         options = program.options
         per_update = options.Training.gradient_accumulation * options.replication_factor
         for name, parameter in self._chosen.items():
-            anchored = program.executor.getAnchoredTensor(f"{_PREFIX}{name}")
+            try:
+                anchored = program.executor.getAnchoredTensor(f"{_PREFIX}{name}")
+            except (AssertionError, RuntimeError) as error:
+                _GRADIENT.__set__(parameter, self._missing(name, error))
+                continue
             with torch._C.DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
                 shape = torch.Tensor.shape.__get__(parameter)  # type: ignore[attr-defined]
                 dtype = torch.Tensor.dtype.__get__(parameter)  # type: ignore[attr-defined]
                 gradient = _of_last_update(anchored, shape, per_update).to(dtype)
                 _GRADIENT.__set__(parameter, gradient)
+
+    def _missing(self, name: str, error: Exception) -> Optional[torch.Tensor]:
+        """Return what to show for a gradient that did not come back."""
+        raise SessionError(
+            f"The compiled step has no gradient of {name!r}: the loss does not depend on it. Leave it out, for example "
+            f"Gradients(choose=lambda name, parameter: name != {name!r})."
+        ) from error
 
 
 def _of_last_update(anchored: torch.Tensor, shape: torch.Size, per_update: int) -> torch.Tensor:

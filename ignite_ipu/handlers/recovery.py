@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 from ignite.engine import Engine, Events
 
@@ -18,6 +21,7 @@ from ignite_ipu import backend
 from ignite_ipu.checkpoints.resuming import resume_from
 from ignite_ipu.checkpoints.writing import remove_unfinished, write_checkpoint
 from ignite_ipu.events import IPUEvents
+from ignite_ipu.handlers.decisions import EXIT, RESET, RETRY, STOP, Decision, RecoveryStatus
 from ignite_ipu.replay import Replay, Snapshot
 from ignite_ipu.stopping import RecoveryError, ResetNeeded, resume_command
 
@@ -26,57 +30,10 @@ if TYPE_CHECKING:
     from ignite_ipu.programs import Program
     from ignite_ipu.session import IPUSession
 
-__all__ = ["Decision", "Recovery", "RecoveryStatus"]
+__all__ = ["Recovery"]
 
 _logger = logging.getLogger("ignite_ipu")
 _LONGEST_WAIT = 60.0
-_KEPT_DECISIONS = 100
-
-RETRY, RESET, EXIT, STOP = "retry", "reset", "exit", "stop"
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """What was done about one fault.
-
-    Attributes:
-        iteration: Of the trainer.
-        error: What PopTorch said.
-        recovery_action: The reset that PopTorch asks for; None for an unrecoverable fault.
-        attempt: How often this call has failed.
-        action: "retry" from the snapshot; "reset" by the user's hook, then retry; "exit" with the state saved, for a
-            reset that only an operator can do; "stop" with the state saved.
-        wait: Seconds waited before the retry.
-    """
-
-    iteration: int
-    error: str
-    recovery_action: Optional[str]
-    attempt: int
-    action: str
-    wait: float
-
-
-@dataclasses.dataclass
-class RecoveryStatus:
-    """What a `Recovery` handler has done so far; it is `trainer.state.recovery`.
-
-    Attributes:
-        faults: Device calls that failed.
-        recoveries: Calls that were made good.
-        replayed_calls: Calls made again for that.
-        snapshots: Snapshots taken, and the seconds that they took.
-        decisions: The newest decisions, oldest first.
-        saved: The file with the state of a run that ended early.
-    """
-
-    faults: int = 0
-    recoveries: int = 0
-    replayed_calls: int = 0
-    snapshots: int = 0
-    snapshot_seconds: float = 0.0
-    decisions: List[Decision] = dataclasses.field(default_factory=list)
-    saved: Optional[Path] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +44,19 @@ class _Image:
     snapshot: Snapshot
     states: Dict[str, Any]
     extra: Dict[str, Any]
+
+
+@dataclasses.dataclass
+class _Stream:
+    """An inference program's random stream.
+
+    Attributes:
+        state: After the last call that succeeded; None before the program was compiled.
+        drawn_from: Whether calls change it; None when that is not known yet.
+    """
+
+    state: Optional[List[int]]
+    drawn_from: Optional[bool] = None
 
 
 class Recovery:
@@ -150,7 +120,9 @@ class Recovery:
         self._trainer: Optional[IPUTrainer] = None
         self._image: Optional[_Image] = None
         self._saving = threading.Lock()
-        self._draws: Dict[int, bool] = {}
+        self._copying = False
+        self._guarded: Optional[Any] = None
+        self._streams: weakref.WeakKeyDictionary[Program, _Stream] = weakref.WeakKeyDictionary()
         self._interrupted: Optional[Callable[[], None]] = None
 
     # -- attaching ------------------------------------------------------------------------------------------------
@@ -180,6 +152,10 @@ class Recovery:
         self._others = {"trainer": trainer, **{name: value for name, value in self._to_save.items() if name not in own}}
         self._positions: Optional[Dict[str, int]] = None
         session.guard = self
+        # The link outlives the session, until the session's end tells it: it must not keep the session alive.
+        session.link.copying = functools.partial(_copy_while_there_is, weakref.WeakMethod(self.copy))
+        if session.training is not None:
+            session.training.copying = self.copy
         trainer.state.recovery = self.status  # type: ignore[attr-defined]
         trainer.add_event_handler(Events.STARTED, self._begin)
         trainer.add_event_handler(Events.COMPLETED, self._end)
@@ -238,24 +214,26 @@ class Recovery:
         session, replay = self._session, self._replay
         program, link = session.training, session.link
         assert program is not None and link is not None
-        if session.weights.training_is_stale or link.loaded or not program.ready:
-            replay.forget()
-        attempt = 0
-        while True:
-            try:
-                if attempt and replay.snapshot is not None:
-                    self.status.replayed_calls += replay.run(leaves, batch)
-                session.prepare_call(leaves, batch)
-                if replay.snapshot is None:
-                    self._take_snapshot()
-                assert program.executor is not None
-                output = program.executor(*leaves)
-                break
-            except _faults() as error:
-                attempt += 1
-                self._decide(error, attempt)
-        if attempt:
-            self._recovered()
+        replay.about_to_make(leaves, batch)
+        compiled = program.compiled
+        if not compiled:
+            replay.take()  # of what is on the host: there are no moments to be read before the program is loaded
+        elif replay.snapshot is None or session.weights.training_is_stale or link.loaded or not program.ready:
+            # Before what the host has set is sent: a fault while it is loses what the device alone has.
+            self._take_snapshot()
+
+        def call() -> Any:
+            nonlocal compiled
+            session.prepare_call(leaves, batch)
+            if program.executor is not self._guarded:
+                self._guard_copies(program.executor)
+            if not compiled:
+                self._take_snapshot()
+                compiled = True
+            assert program.executor is not None
+            return program.executor(*leaves)
+
+        output = self._made_good(call, self._restore_training)
         replay.made(leaves)
         return output
 
@@ -267,25 +245,98 @@ class Recovery:
         """
         if self._interrupted is not None:
             self._interrupted()
-        random_state = self._random_state(program)
-        attempt, training_is_lost = 0, False
+        training_is_lost = False
+
+        def call_and_follow() -> Any:
+            if program not in self._streams:
+                self._streams[program] = _Stream(program.read_random_state())
+            stream = self._streams[program]
+            output = call()
+            if stream.drawn_from is not False:
+                after = program.read_random_state()
+                if stream.drawn_from is None and stream.state is not None:
+                    stream.drawn_from = after != stream.state
+                stream.state = after
+            return output
+
+        def give_up(decision: Decision) -> None:
+            nonlocal training_is_lost
+            training_is_lost |= decision.action == RESET
+            self._abandon(program)
+
+        def repair() -> None:
+            nonlocal training_is_lost
+            if training_is_lost:
+                self._restore_training()
+                training_is_lost = False
+
+        return self._made_good(call_and_follow, repair, give_up)
+
+    def copy(self, action: Callable[[], Any]) -> Any:
+        """Return what a copy between the training program's IPUs and the host returns, made again if need be.
+
+        Raises:
+            RecoveryError, ResetNeeded: As for `train`.
+        """
+        if self._copying:
+            return action()
+
+        def pass_on() -> Any:
+            with self._copies_pass():
+                return action()
+
+        return self._made_good(pass_on, self._restore_training)
+
+    def _made_good(
+        self,
+        action: Callable[[], Any],
+        repair: Callable[[], None],
+        decided: Callable[[Decision], None] = lambda decision: None,
+    ) -> Any:
+        """Return what an action returns, made again after every fault that can be made good.
+
+        Args:
+            action: Calls the device.
+            repair: Called before it is made again; a fault in the repair is one more fault.
+            decided: Called with what was decided about each fault.
+        """
+        attempt = 0
         while True:
             try:
-                if training_is_lost:
-                    self._restore_training()
-                    training_is_lost = False
-                output = call()
+                if attempt:
+                    repair()
+                result = action()
                 break
             except _faults() as error:
                 attempt += 1
-                training_is_lost |= self._decide(error, attempt).action == RESET
-                program.abandon()
-                program.random_state = random_state
+                decided(self._decide(error, attempt))
         if attempt:
             self._recovered()
-        if random_state is not None and id(program) not in self._draws:
-            self._draws[id(program)] = self._random_state(program) != random_state
-        return output
+        return result
+
+    @contextlib.contextmanager
+    def _copies_pass(self) -> Iterator[None]:
+        """Let copies through: what makes them makes them good."""
+        before, self._copying = self._copying, True
+        try:
+            yield
+        finally:
+            self._copying = before
+
+    def _guard_copies(self, executor: Any) -> None:
+        """Guard the executor's own copies, too: reading a weight of a model in training calls them."""
+        for name in ("copyWeightsToHost", "copyWeightsToHostIfNeeded", "detachFromDevice", "destroy"):
+            setattr(executor, name, functools.partial(self._copy_by_name, weakref.ref(executor), name))
+        self._guarded = executor
+
+    def _copy_by_name(self, executor: Callable[[], Any], name: str) -> Any:
+        def action() -> Any:
+            # A reset may have taken a new program.
+            program = self._session.training
+            newest = executor() if program is None or program.executor is None else program.executor
+            return getattr(type(newest), name)(newest)
+
+        return self.copy(action)
 
     def interrupt(self, leave: Optional[Callable[[], None]]) -> None:
         """Call `leave` as soon as the state of the run can be saved: between iterations, or within an evaluation.
@@ -299,19 +350,17 @@ class Recovery:
         """Note that the host has set something that the device will take over."""
         self._replay.forget()
 
-    def _random_state(self, program: Program) -> Optional[List[int]]:
-        """Return an inference program's random state; None when it draws nothing or has not run."""
-        executor = program.executor
-        if executor is None or not executor.isCompiled() or not self._draws.get(id(program), True):
-            return None
-        return list(executor.rng_state)
-
     def _restore_training(self) -> None:
-        """Bring the training program back to where it was, after a reset that took its IPUs away, too."""
-        replay, session = self._replay, self._session
-        if replay.snapshot is None or session.training is None or session.training.executor is None:
-            return
-        self.status.replayed_calls += replay.run((), None)
+        """Bring the training program back to where it was, if a snapshot has been taken."""
+        if self._replay.snapshot is not None and self._session.training is not None:
+            with self._copies_pass():
+                self.status.replayed_calls += self._replay.run()
+
+    def _abandon(self, program: Program) -> None:
+        with self._copies_pass():
+            program.abandon()
+        if program in self._streams:
+            program.random_state = self._streams[program].state
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
@@ -333,8 +382,7 @@ class Recovery:
             action = EXIT if self._reset is None else RESET
         wait = min(self._backoff * 2 ** (attempt - 1), _LONGEST_WAIT) if action in (RETRY, RESET) else 0.0
         decision = Decision(self._trainer.state.iteration, str(error), needed, attempt, action, wait)
-        self.status.faults += 1
-        self.status.decisions[:] = [*self.status.decisions[1 - _KEPT_DECISIONS :], decision]
+        self.status.note(decision)
         _logger.warning(
             "Device fault at iteration %d, attempt %d of %d (%s): %s. %s",
             decision.iteration,
@@ -342,7 +390,7 @@ class Recovery:
             self._retries,
             needed or "unrecoverable",
             action,
-            error,
+            decision.error,  # the error itself would keep its frames alive in kept records
         )
         self._session.fire(IPUEvents.DEVICE_FAULT)
         if action in (STOP, EXIT):
@@ -357,7 +405,7 @@ class Recovery:
         assert self._reset is not None and decision.recovery_action is not None
         session = self._session
         for program in [*session.evaluations, *([session.training] if session.training else [])]:
-            program.abandon()
+            self._abandon(program)
         try:
             self._reset(decision.recovery_action)
         except Exception as failure:
@@ -368,7 +416,8 @@ class Recovery:
         """Save the newest state, leave the model with it, and raise."""
         path = self.save()
         if self._replay.snapshot is not None:
-            self._replay.put_back()
+            with self._copies_pass():
+                self._replay.put_back()
         where = f"Its state after iteration {self._image.iteration} is in {path}." if self._image and path else ""
         if not where:
             where = "Nothing has been trained since the run started or was resumed, so there was nothing to save."
@@ -443,3 +492,11 @@ class Recovery:
 def _faults() -> Any:
     poptorch = backend.poptorch()
     return poptorch.RecoverableError, poptorch.UnrecoverableError
+
+
+def _copy_while_there_is(
+    copy: Callable[[], Optional[Callable[[Callable[[], Any]], Any]]], action: Callable[[], Any]
+) -> Any:
+    """Make a copy by a handler's method, while the handler lives."""
+    method = copy()
+    return action() if method is None else method(action)

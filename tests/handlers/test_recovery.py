@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy as copy_module
 import functools
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import IPUEvents, create_ipu_trainer
+from ignite_ipu import IPUEvents, create_ipu_averages_evaluator, create_ipu_trainer
 from ignite_ipu.checkpoints import read_checkpoint
 from ignite_ipu.handlers import Recovery
 from ignite_ipu.stopping import EXIT_RESET_NEEDED, RecoveryError, resume_command
@@ -44,6 +47,19 @@ def test_every_decision_is_an_event_and_stands_in_the_state(tmp_path):
     status = trainer.state.recovery
     assert (status.faults, status.recoveries) == (2, 1)
     assert [(d.iteration, d.attempt, d.action) for d in status.decisions] == [(3, 1, "retry"), (3, 2, "retry")]
+
+
+def test_a_trainer_that_is_dropped_gives_its_ipus_back(tmp_path):
+    """Nothing of the handler keeps it alive, the user's optimizer neither."""
+    trainer, _, optimizer = trainer_of()
+    Recovery(tmp_path, backoff=0.0).attach(trainer)
+    with faults(2):
+        trainer.run(LOADER)
+    session, executor = weakref.ref(trainer.ipu), weakref.ref(trainer.ipu.training.executor)
+    del trainer
+    gc.collect()
+    assert session() is None and executor() is None
+    assert all(torch.isfinite(state["momentum_buffer"]).all() for state in optimizer.state.values())
 
 
 def test_the_waits_double(tmp_path, monkeypatch):
@@ -148,6 +164,63 @@ def test_weights_loaded_between_two_calls_are_part_of_the_repetition(tmp_path):
             trainer.run(LOADER)
         results.append(model)
     assert_same_weights(*results, rtol=0, atol=0)
+
+
+def test_a_fault_of_a_copy_loses_nothing_that_was_loaded(tmp_path):
+    """Wherever a copy fails: what the host has set and the device has not got, and what the device alone has, stay."""
+    results, faults_seen = [], []
+    for copy in (None, *range(20)):
+        trainer, model, optimizer = trainer_of()
+        fresh = {name: value.clone() for name, value in model.state_dict().items()}
+        states = []
+
+        def load(engine, model=model, optimizer=optimizer, fresh=fresh, states=states):
+            if engine.state.iteration == 2:
+                states.append(copy_module.deepcopy(optimizer.state_dict()))
+            elif engine.state.iteration == 4:
+                model.load_state_dict(fresh)
+            elif engine.state.iteration == 6:
+                optimizer.load_state_dict(states[0])
+
+        trainer.add_event_handler(Events.ITERATION_COMPLETED, load)
+        Recovery(tmp_path, every=100, backoff=0.0).attach(trainer)
+        broken = {} if copy is None else {copy: poptorch.Fault()}
+        with poptorch.inject_faults({}, copies=broken):
+            trainer.run(LOADER)
+            trainer.ipu.close()
+        faults_seen.append(trainer.state.recovery.faults)
+        results.append((model, optimizer.state_dict()["state"]))
+    assert faults_seen[0] == 0 and sum(faults_seen) >= 10 and faults_seen[-1] == 0
+    for model, state in results[1:]:
+        assert_same_weights(model, results[0][0], rtol=0, atol=0)
+        for number, slots in state.items():
+            assert torch.equal(slots["momentum_buffer"], results[0][1][number]["momentum_buffer"])
+
+
+def test_a_copy_that_keeps_failing_ends_the_run(tmp_path):
+    """Also where the user's own code asked for it."""
+    trainer, model, _ = trainer_of()
+    Recovery(tmp_path, every=2, retries=1, backoff=0.0).attach(trainer)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=4), lambda: model.state_dict())
+    with poptorch.inject_faults({}, copies={number: poptorch.Fault() for number in range(8, 40)}):
+        with pytest.raises(RecoveryError, match=r"failed 2 time.*in .*recovery_"):
+            trainer.run(LOADER)
+    model(torch.randn(2, 6)).sum().backward()
+
+
+def test_averages_on_the_device_are_guarded_too(tmp_path):
+    """Evaluations that add up on the device are made again like others."""
+    values = []
+    for calls in ((), (9, 10)):
+        trainer, model, _ = trainer_of()
+        averages = {"loss": lambda y_pred, y: nn.functional.cross_entropy(y_pred, y, reduction="none")}
+        evaluator = create_ipu_averages_evaluator(model, averages)
+        Recovery(tmp_path, backoff=0.0).attach(trainer)
+        with faults(*calls):
+            trainer.run(LOADER)
+            values.append(evaluator.run(LOADER).metrics["loss"])
+        assert trainer.state.recovery.faults == len(calls)
+    assert values[0] == values[1]
 
 
 def test_a_snapshot_takes_one_download(tmp_path):

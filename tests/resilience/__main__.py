@@ -1,7 +1,8 @@
 """Break everything in full: `python -m tests.resilience`, or some of it by name; `--sample` for a quick look.
 
-In full: a fault at every call for every optimizer, 300 random sequences of faults; 200 kills while training, evaluating
-and saving, 60 preemptions, 40 kills while migrating; 100,000 files; 1,000 lives of models; an hour of soaking.
+In full: a fault at every call and at every copy for every optimizer, 300 random sequences of both; 200 kills while
+training, evaluating and saving, 60 preemptions, 40 kills while migrating; 100,000 files; 1,000 lives of models; an hour
+of soaking.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ OPTIMIZERS = ("Adam", "AdamW", "SGD", "RMSprop")
 def break_calls(full: bool) -> str:
     optimizers = OPTIMIZERS if full else OPTIMIZERS[:1]
     single = sum(faults.every_call(every, name) for name in optimizers for every in ((1, 4, 50) if full else (4,)))
+    sharing = (False, True) if full else (False,)
+    single += sum(
+        faults.every_copy(every, name, 1 if full else 9, share)
+        for name in optimizers
+        for every in ((1, 50) if full else (4,))
+        for share in sharing
+    )
     return f"{single} single faults, {faults.random_sequences(300 if full else 10)} in random sequences: none shows"
 
 

@@ -71,7 +71,7 @@ def killed_while_training(kills: int, seed: int = 0) -> Dict[str, int]:
 
 def train_preemptibly(folder: Path, note: Callable[[str], None]) -> None:
     run = Run(note)
-    recovery = Recovery(folder, {"scheduler": run.scheduler}, every=3, resume="auto")
+    recovery = Recovery(folder, run.others, every=3, resume="auto")
     recovery.attach(run.trainer)
     Preemption(recovery, grace=5.0).attach(run.trainer)
     run.train(EPOCHS)

@@ -26,6 +26,11 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu.checkpoints import CheckpointError
 from ignite_ipu.checkpoints.resuming import load_checkpoint
 from ignite_ipu.emulator import cache, container, machine, saving
+from ignite_ipu.migration.checker import check_source
+from ignite_ipu.migration.migrator import migrate_source
+from ignite_ipu.migration.source import SourceError, read_source
+from ignite_ipu.pipeline import PlanError, load_plan, measure, plan, save_plan
+from ignite_ipu.random_states import read_device_states
 from tests.resilience.children import Child
 
 SECONDS_PER_INPUT = 10
@@ -222,6 +227,66 @@ def _read_table(data: bytes, path: Path) -> None:
     shared.users()
 
 
+# -- plans, random states ---------------------------------------------------------------------------------------------
+
+
+def _planned() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+
+def _plans() -> List[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        save_plan(plan(measure(_planned(), torch.zeros(2, 4)), 2), path)
+        return [path.read_bytes()]
+
+
+def _read_plan(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    load_plan(path, _planned())
+
+
+def _read_states(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    read_device_states(str(path))
+
+
+# -- programs and notebooks -------------------------------------------------------------------------------------------
+
+_PROGRAM = b"""import torch
+from ignite.engine import create_supervised_trainer
+model = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+trainer = create_supervised_trainer(model, optimizer, torch.nn.CrossEntropyLoss(), device="cuda")
+model.load_state_dict(torch.load("model.pt"))
+trainer.run([(torch.randn(2, 4), torch.zeros(2).long())], max_epochs=2)
+"""
+_NOTEBOOK = json.dumps(
+    {
+        "cells": [
+            {"cell_type": "code", "source": [line + "\n" for line in _PROGRAM.decode().splitlines()], "outputs": []},
+            {"cell_type": "markdown", "source": "text"},
+            {"cell_type": "code", "source": "%matplotlib inline\nx?", "metadata": {}},
+        ],
+        "metadata": {"kernelspec": {"language": "python"}},
+        "nbformat": 4,
+    }
+).encode()
+
+
+def _read_program(data: bytes, path: Path, ending: str = ".py") -> None:
+    """Read it as `check` and `migrate` do."""
+    file = path.with_suffix(ending)
+    file.write_bytes(data)
+    source = read_source(file)
+    check_source(source)
+    source.encode(migrate_source(source).text)
+
+
+def _read_notebook(data: bytes, path: Path) -> None:
+    _read_program(data, path, ".ipynb")
+
+
 _TABLE = json.dumps({"0": [1, "123", "training", 0], "1": [os.getpid(), "x", "inference", 1]}).encode()
 _VALUES = (ValueError, TypeError, AttributeError, AssertionError, KeyError, NotImplementedError, poptorch.Error)
 
@@ -234,6 +299,15 @@ TARGETS: Dict[str, Target] = {
     ),
     "options as JSON": Target(lambda: [_JSON], _read_json, _VALUES, lambda data, drawn: damage(data, drawn)),
     "tables of IPUs": Target(lambda: [_TABLE], _read_table, (), lambda data, drawn: damage(data, drawn)),
+    "plans": Target(_plans, _read_plan, (PlanError,), lambda data, drawn: damage(data, drawn)),
+    "random states": Target(
+        lambda: [b"[[3, 18446744073709551615], null, [1]]"],
+        _read_states,
+        (CheckpointError,),
+        lambda data, drawn: damage(data, drawn),
+    ),
+    "programs": Target(lambda: [_PROGRAM], _read_program, (SourceError,), lambda data, drawn: damage(data, drawn)),
+    "notebooks": Target(lambda: [_NOTEBOOK], _read_notebook, (SourceError,), lambda data, drawn: damage(data, drawn)),
 }
 
 
@@ -327,10 +401,37 @@ def crafted() -> Iterator[Tuple[str, str, bytes]]:
         stream = io.BytesIO()
         torch.save({"model": {"0.weight": tensor}}, stream)
         yield "checkpoints", name, stream.getvalue()
-    for target in ("options as JSON", "tables of IPUs"):
+    for target in ("options as JSON", "tables of IPUs", "plans", "random states", "notebooks"):
         for opening in (b"[", b'{"a":', b'{"deviceIterations":['):
             yield target, "nesting", opening * 200_000
         yield target, "digits", b'{"deviceIterations":' + b"9" * 1_000_000 + b"}"
+    whole_plan = json.loads(_plans()[0])
+    for entry, value in (("accumulation", 2**31), ("replicas", 2**31), ("reasons", ["x" * 1_000_000])):
+        yield "plans", f"a huge {entry}", json.dumps({**whole_plan, entry: value}).encode()
+    layers = [{**whole_plan["profile"]["layers"][0], "name": str(number)} for number in range(10_000)]
+    profile = {**whole_plan["profile"], "layers": layers}
+    yield "plans", "ten thousand layers", json.dumps({**whole_plan, "profile": profile}).encode()
+    machine_of_nothing = {**whole_plan["machine"], "memory_bandwidth": 5e-324}
+    yield "plans", "a machine that takes for ever", json.dumps({**whole_plan, "machine": machine_of_nothing}).encode()
+    for text in (
+        b"(" * 100_000,
+        b"x = " + b"-" * 100_000 + b"1",
+        *(b"x = 1" + b" + 1" * depth for depth in (150, 900, 2000, 50_000)),
+        *(b"import torch\nx" + b".x" * depth + b"()" for depth in (150, 900, 2000, 50_000)),
+        b"if x:\n" + b"".join(b" " * depth + b"if x:\n" for depth in range(1, 150)),
+        b"x" * 1_000_000,
+        b"\0import torch",
+        b"# coding: nonsense\n",
+        b"# coding: utf-7\n+AGkAbQBwAG8AcgB0-\n",
+        b"lambda: " * 5_000,
+        b"x[" * 1_000 + b"]" * 1_000,
+    ):
+        yield "programs", "a crafted program", text
+        yield (
+            "notebooks",
+            "a crafted cell",
+            json.dumps({"cells": [{"cell_type": "code", "source": text.decode("latin-1")}], "nbformat": 4}).encode(),
+        )
     for line in (
         b"deviceIterations(__import__('os').system('true'))",
         b"deviceIterations(4) or __import__('os').system('true')",
@@ -373,7 +474,8 @@ def fuzz(inputs: int, seed: int = 0) -> Dict[str, Dict[str, int]]:
     _in_child(whole, outcomes)
     assert sum(counts.get("read", 0) for counts in outcomes.values()) == len(whole), "a file is refused undamaged"
     _in_child(list(crafted()), outcomes)
-    names = list(TARGETS)
+    # Programs are analysed, which takes a hundred times as long as anything else.
+    names = [name for name in TARGETS for _ in range(1 if name in ("programs", "notebooks") else 10)]
     drawn = random.Random(seed)
     left = inputs
     while left > 0:
@@ -412,18 +514,19 @@ def _read_all(inputs: List[Tuple[str, str, bytes]], folder: Path, report: Path) 
             os._exit(99)
 
     sys.addaudithook(watch)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     path = folder / "input"
     with open(report, "w", buffering=1) as log:
         for name, _, data in inputs:
             target = TARGETS[name]
-            signal.alarm(SECONDS_PER_INPUT)
+            # Of computing, so that a busy machine is no hang; whoever sleeps is found by the parent.
+            signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_INPUT)
             try:
                 target.read(data, path)
                 log.write("read\n")
             except target.refusals:
                 log.write("refused\n")
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _address_space() -> int:

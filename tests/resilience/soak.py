@@ -22,8 +22,8 @@ class Sample(NamedTuple):
     memory: int
 
 
-def soak(seconds: float, samples: int = 20, seed: int = 0) -> List[Sample]:
-    """Run for so long; returns the memory in use at equal intervals, after a warm-up of a tenth of the time.
+def soak(seconds: float, samples: int = 20, seed: int = 0, iterations: int = 150) -> List[Sample]:
+    """Run for so long, and so many iterations; returns the memory in use at equal intervals, after a tenth as warm-up.
 
     Raises:
         AssertionError: Memory grows, or something else is left behind.
@@ -32,21 +32,22 @@ def soak(seconds: float, samples: int = 20, seed: int = 0) -> List[Sample]:
     taken: List[Sample] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = Run()
-        recovery = Recovery(folder, {"scheduler": run.scheduler}, every=20, backoff=0.0, reset=lambda action: None)
+        run = Run(patience=10**9)
+        recovery = Recovery(folder, run.others, every=20, backoff=0.0, reset=lambda action: None)
         recovery.attach(run.trainer)
-        run.checkpoint(folder, every=50)
+        run.checkpoint(folder, every=50, kept=2)  # with None, Ignite's handler keeps every name for ever
         started = time.monotonic()
-        warm = seconds / 10
 
         def after_epoch() -> None:
             run.log.clear()
             for path in sorted(folder.glob("*.pt"), key=lambda path: path.stat().st_mtime_ns)[:-2]:
                 path.unlink()
             passed = time.monotonic() - started
-            if passed >= warm + len(taken) * (seconds - warm) / samples:
+            # A busy machine may need longer for them than it has time.
+            progress = min(passed / seconds, run.trainer.state.iteration / iterations)
+            if progress >= 0.1 + 0.9 * len(taken) / samples:
                 taken.append(Sample(passed, run.trainer.state.iteration, in_use()["memory"]))
-            if passed > seconds:
+            if progress >= 1.0:
                 run.trainer.terminate()
 
         run.trainer.add_event_handler(Events.EPOCH_COMPLETED, after_epoch)
@@ -67,8 +68,10 @@ def check_flat(samples: List[Sample], allowed: int = 4 << 20) -> None:
 
 
 def _some_calls(drawn: random.Random) -> List[int]:
+    """Calls to fail: some while the last fault is being repaired, but no more of these than `Recovery` retries."""
     calls, call = [], 0
     while len(calls) < 100_000:
-        call += drawn.randint(5, 60)
+        repairing = len(calls) % 4 == 3
+        call += drawn.randint(5, 20) if repairing else drawn.randint(25, 80)
         calls.append(call)
     return calls

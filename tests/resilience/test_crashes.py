@@ -48,7 +48,7 @@ def test_a_grace_period_that_an_iteration_outlasts(tmp_path):
 
     def work(note):
         run = Run(note)
-        recovery = Recovery(tmp_path, {"scheduler": run.scheduler}, every=1)
+        recovery = Recovery(tmp_path, run.others, every=1)
         recovery.attach(run.trainer)
         Preemption(recovery, grace=0.5).attach(run.trainer)
         run.trainer.add_event_handler(Events.ITERATION_COMPLETED(once=3), lambda: time.sleep(60))

@@ -1,0 +1,62 @@
+"""What `Recovery` decides about device faults, and the tally of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import List, Optional
+
+__all__ = ["Decision", "RecoveryStatus"]
+
+_KEPT_DECISIONS = 100
+
+RETRY, RESET, EXIT, STOP = "retry", "reset", "exit", "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What was done about one fault.
+
+    Attributes:
+        iteration: Of the trainer.
+        error: What PopTorch said.
+        recovery_action: The reset that PopTorch asks for; None for an unrecoverable fault.
+        attempt: How often this call has failed.
+        action: "retry" from the snapshot; "reset" by the user's hook, then retry; "exit" with the state saved, for a
+            reset that only an operator can do; "stop" with the state saved.
+        wait: Seconds waited before the retry.
+    """
+
+    iteration: int
+    error: str
+    recovery_action: Optional[str]
+    attempt: int
+    action: str
+    wait: float
+
+
+@dataclasses.dataclass
+class RecoveryStatus:
+    """What a `Recovery` handler has done so far; it is `trainer.state.recovery`.
+
+    Attributes:
+        faults: Device calls that failed.
+        recoveries: Calls that were made good.
+        replayed_calls: Calls made again for that.
+        snapshots: Snapshots taken, and the seconds that they took.
+        decisions: The newest decisions, oldest first.
+        saved: The file with the state of a run that ended early.
+    """
+
+    faults: int = 0
+    recoveries: int = 0
+    replayed_calls: int = 0
+    snapshots: int = 0
+    snapshot_seconds: float = 0.0
+    decisions: List[Decision] = dataclasses.field(default_factory=list)
+    saved: Optional[Path] = None
+
+    def note(self, decision: Decision) -> None:
+        """Count a fault, and keep what was decided about it."""
+        self.faults += 1
+        self.decisions[:] = [*self.decisions[1 - _KEPT_DECISIONS :], decision]

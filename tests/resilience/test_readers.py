@@ -1,0 +1,103 @@
+"""Every place in the package that reads a file, or turns bytes into objects, is fuzzed, or it is said why not."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Dict, Iterator, Set, Tuple
+
+import ignite_ipu
+from tests.resilience.fuzzing import TARGETS
+
+PACKAGE = Path(ignite_ipu.__file__).parent
+
+# What gives objects or text from bytes that may be somebody else's.
+_FUNCTIONS = {
+    *("open", "os.fdopen", "tokenize.open", "io.open", "zipfile.ZipFile", "mmap.mmap"),
+    *("json.load", "json.loads", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "torch.load"),
+    *("torch.jit.load", "np.load", "numpy.load", "np.fromfile", "yaml.load", "yaml.safe_load", "shelve.open"),
+    *("exec", "eval", "runpy.run_path", "runpy.run_module", "ast.literal_eval", "spec_from_file_location"),
+    *("torch.frombuffer", "importlib.util.spec_from_file_location", "configparser.ConfigParser", "tomllib.load"),
+    *("safe_open", "load_file", "xml.etree.ElementTree.parse", "csv.reader", "tarfile.open", "gzip.open"),
+}
+_METHODS = {"read_text", "read_bytes"}
+
+_ENVIRONMENT = "an environment variable of the user's own"
+_OWN_PROCESSES = "what this program's own processes send each other over their own pipes and memory"
+_NAMED_TO_RUN = "the program that the user names to be run"
+_KERNEL = "the kernel's own files"
+
+READERS: Dict[str, Dict[str, str]] = {
+    "checkpoints/reading.py": {
+        "open": "checkpoints",
+        "zipfile.ZipFile": "checkpoints",
+        "torch.load": "checkpoints",
+    },
+    "emulator/compile_turn.py": {"open": "a lock file, of which nothing is read"},
+    "emulator/container.py": {"open": "executables", "json.loads": "executables", "torch.frombuffer": "executables"},
+    "emulator/data/accessor.py": {"pickle.loads": _OWN_PROCESSES},
+    "emulator/data/item.py": {"pickle.loads": _OWN_PROCESSES},
+    "emulator/data/process_group.py": {"open": _KERNEL},
+    "emulator/data/ring.py": {"mmap.mmap": _OWN_PROCESSES, "torch.frombuffer": _OWN_PROCESSES},
+    "emulator/data/seeding.py": {"torch.frombuffer": _OWN_PROCESSES},
+    "emulator/data/worker.py": {"open": _OWN_PROCESSES, "pickle.load": _OWN_PROCESSES, "pickle.loads": _OWN_PROCESSES},
+    "emulator/graph.py": {"exec": "text that was made from operators recorded in this process"},
+    "emulator/introspection.py": {"json.loads": "an argument that the program passes"},
+    "emulator/machine.py": {"open": "tables of IPUs", "json.loads": "tables of IPUs"},
+    "emulator/options/config_file.py": {"open": "options files", "ast.literal_eval": "options files"},
+    "emulator/options/json_text.py": {"json.loads": "options as JSON"},
+    "emulator/profiling.py": {"json.loads": _ENVIRONMENT},
+    "emulator/report.py": {
+        "json.loads": _ENVIRONMENT,
+        "exec": "text that was made from operators recorded in this process",
+    },
+    "emulator/saving.py": {"torch.load": "executables"},
+    "emulator/trust.py": {"open": "this user's own key, in a directory that only the user can write"},
+    "emulator/installation.py": {"runpy.run_path": _NAMED_TO_RUN},
+    "instance.py": {"runpy.run_path": _NAMED_TO_RUN},
+    "launch.py": {"json.loads": _ENVIRONMENT},
+    "migration/migrate_command.py": {"open": "programs"},
+    "migration/notebook.py": {"json.loads": "notebooks"},
+    "migration/source.py": {"open": "programs"},
+    "migration/writing.py": {"open": "programs"},
+    "pipeline/plan_file.py": {"open": "plans", "json.loads": "plans"},
+    "random_states.py": {"open": "random states", "json.loads": "random states"},
+    "running/built_on_poptorch.py": {"open": "searched for one word, and not kept"},
+    "running/script.py": {"tokenize.open": _NAMED_TO_RUN, "runpy.run_path": _NAMED_TO_RUN},
+    "targets.py": {"importlib.util.spec_from_file_location": _NAMED_TO_RUN},
+}
+
+
+def readers_in(path: Path) -> Iterator[Tuple[str, int]]:
+    """Yield the reading calls of a file, by name and line; what is opened to be written alone is none."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if name in _FUNCTIONS and not _writes(name, node):
+            yield name, node.lineno
+        elif method in _METHODS:
+            yield method, node.lineno
+
+
+def _writes(name: str, call: ast.Call) -> bool:
+    if not name.endswith("open"):
+        return False
+    mode = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "mode"), None)
+    return isinstance(mode, ast.Constant) and isinstance(mode.value, str) and not {"r", "+", "a"} & set(mode.value)
+
+
+def test_every_reader_is_known():
+    """A new one needs a target in tests/resilience/fuzzing.py, or a reason here why its input is the user's own."""
+    found: Dict[str, Set[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name, _ in readers_in(path):
+            found.setdefault(path.relative_to(PACKAGE).as_posix(), set()).add(name)
+    assert found == {file: set(readers) for file, readers in READERS.items()}
+
+
+def test_every_target_is_read_by_something():
+    """The campaign and the package speak of the same kinds of files."""
+    named = {target for readers in READERS.values() for target in readers.values()} & set(TARGETS)
+    assert named | {"caches"} == set(TARGETS)
