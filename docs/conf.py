@@ -16,6 +16,8 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "description"
+# A dataclass lists its attributes in its docstring, and autodoc finds them a second time.
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 # Docstrings write names in single backquotes, as Markdown does.
 default_role = "code"

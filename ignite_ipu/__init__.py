@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ignite_ipu.session import SessionError as SessionError
     from ignite_ipu.step import EvaluationStep as EvaluationStep
     from ignite_ipu.step import OutputError as OutputError
+    from ignite_ipu.weights import LostEditError as LostEditError
 
 __version__ = "0.1.0"
 
@@ -64,6 +65,7 @@ _EXPORTS: Dict[str, str] = {
     "LoaderError": "ignite_ipu.loaders",
     "Loaders": "ignite_ipu.loaders",
     "LossError": "ignite_ipu.loss",
+    "LostEditError": "ignite_ipu.weights",
     "OptimizerError": "ignite_ipu.optimizers",
     "OptionsError": "ignite_ipu.options",
     "OutputError": "ignite_ipu.step",

@@ -7,9 +7,10 @@ its optimizer runs that as one device step.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from typing import Any, Iterable, List, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from torch import nn
 try:
     import accelerate
     from accelerate.optimizer import AcceleratedOptimizer
-    from accelerate.utils import DistributedType
+    from accelerate.utils import DistributedType, TorchDynamoPlugin
 except ImportError as error:
     raise ImportError(
         f"IPUAccelerator needs accelerate, which cannot be imported ({error}). Install it with "
@@ -26,11 +27,15 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.arguments import UnsupportedArgumentError
+from ignite_ipu.deferred.errors import current_line
 from ignite_ipu.deferred.gradients import check_all_parameters, gradient_norm
-from ignite_ipu.deferred.model import CapturedModel, capture_model, captured, parameter_of
+from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
+from ignite_ipu.deferred.model import CapturedModel, capture_model, captured
 from ignite_ipu.deferred.optimizer import capture_optimizer, release_optimizer
+from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.settings import CaptureSettings
-from ignite_ipu.deferred.tensor import resolved
+from ignite_ipu.deferred.tensor import DeferredTensor, resolved
+from ignite_ipu.random_states import read_device_states
 
 __all__ = ["IPUAccelerator"]
 
@@ -45,6 +50,14 @@ _REFUSED = {
     "dynamo_backend": "torch.compile is for other devices; PopTorch compiles the step",
     "dynamo_plugin": "torch.compile is for other devices; PopTorch compiles the step",
 }
+# What `accelerate launch` and accelerate's configuration switch on in the environment.
+_REFUSED_VARIABLES = {
+    "ACCELERATE_USE_DEEPSPEED": _REFUSED["deepspeed_plugin"],
+    "ACCELERATE_USE_FSDP": _REFUSED["fsdp_plugin"],
+    "ACCELERATE_USE_MEGATRON_LM": _REFUSED["megatron_lm_plugin"],
+    "ACCELERATE_USE_PARALLELISM_CONFIG": _REFUSED["parallelism_config"],
+    "ACCELERATE_DYNAMO_BACKEND": _REFUSED["dynamo_backend"],
+}
 _CLIP_REMEDY = "use accelerator.clip_grad_norm_(model.parameters(), ...), or IPUAccelerator(max_grad_norm=...)"
 _PRECISIONS = (None, "no", "fp16")
 
@@ -58,7 +71,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     Args:
         *args: As for `accelerate.Accelerator`.
-        **kwargs: As for `accelerate.Accelerator`; `gradient_accumulation_steps` micro-batches are one device call.
+        **kwargs: As for `accelerate.Accelerator`; `gradient_accumulation_steps` micro-batches are one device call, and
+            `cpu` makes no difference.
         options: `poptorch.Options` for training; deviceIterations and gradientAccumulation stay 1.
         replication_factor: Replicas that share the micro-batches of an update; gradient_accumulation_steps is a
             multiple of it. Batches, schedules and gathered values are the same as without replicas.
@@ -70,7 +84,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         share_ipus: Let training and evaluation take turns on the same IPUs.
 
     Raises:
-        UnsupportedArgumentError: An argument cannot be honoured on an IPU.
+        UnsupportedArgumentError: An argument, or what accelerate's environment variables ask for, cannot be honoured
+            on an IPU.
         CaptureError, OptionsError: The options cannot.
     """
 
@@ -87,10 +102,12 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         share_ipus: bool = False,
         **kwargs: Any,
     ) -> None:
-        _refuse_arguments(kwargs)
+        arguments = _named(args, kwargs)
+        _refuse_arguments(arguments)
+        _refuse_environment(arguments)
         # The host's part of the work is that of a single process on a CPU.
-        kwargs["cpu"] = True
-        super().__init__(*args, **kwargs)
+        arguments["cpu"] = True
+        super().__init__(**arguments)
         _refuse_state(self)
         self.capture_settings = CaptureSettings(
             options=options,
@@ -154,17 +171,44 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
         Raises:
             UnsupportedArgumentError: A learning rate is given, which optimizers that update during backward take.
-            CaptureError: The loss cannot go backward on a device.
+            CaptureError: The loss cannot go backward on a device, or the host has computed it from weights alone.
         """
         if "learning_rate" in kwargs:
             raise UnsupportedArgumentError(
                 "backward(learning_rate=...) is for optimizers that update weights during backward, which an IPU's "
                 "cannot. Leave it out."
             )
+        if not isinstance(loss, DeferredTensor):
+            refuse_weights_of_the_host(loss, current_line())
         if self.gradient_accumulation_steps == 1:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
         else:
             super().backward(loss, **kwargs)
+
+    def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
+        """Refuse: LOMO updates weights during the host's backward pass.
+
+        Raises:
+            UnsupportedArgumentError: Always.
+        """
+        raise UnsupportedArgumentError(
+            f"lomo_backward(..., {learning_rate}) updates weights during backward, which optimizers of an IPU cannot. "
+            "Prepare another optimizer, and call backward(loss) and optimizer.step()."
+        )
+
+    def autocast(self, *args: Any, **kwargs: Any) -> Any:
+        """Return accelerate's context, in which nothing changes: `mixed_precision` decides for the compiled step.
+
+        Raises:
+            UnsupportedArgumentError: A handler is given, which configures autocast for part of a step.
+        """
+        if any(value is not None for value in (*args, *kwargs.values())):
+            raise UnsupportedArgumentError(
+                "autocast(...) with a handler chooses number formats for a part of the step, but an IPU's step is "
+                "compiled with those of IPUAccelerator(mixed_precision=...). Call autocast() without it; convert "
+                "tensors with .float() where the model computes what half precision cannot hold."
+            )
+        return super().autocast()
 
     def clip_grad_norm_(
         self, parameters: Union[torch.Tensor, Iterable[torch.Tensor]], max_norm: float, norm_type: float = 2
@@ -195,7 +239,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         )
 
     def _model_of(self, parameters: Any) -> CapturedModel:
-        models = [model for model in map(captured, self._models) if model is not None]
+        models = self._captured()
         if len(models) == 1:
             return models[0]
         with torch._C.DisableTorchFunctionSubclass():
@@ -242,18 +286,22 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         return location
 
     def load_state(self, input_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> None:
-        """Load what `save_state` saved, or the checkpoint of an ordinary accelerator."""
-        if input_dir is None:
+        """Load what `save_state` saved, or the checkpoint of an ordinary accelerator.
+
+        Raises:
+            CheckpointError: The file with the random states of the devices holds something else; nothing was loaded.
+            ValueError: There is no such folder, or none is named and checkpoints have no automatic names.
+        """
+        states: List[Any] = []
+        if input_dir is None and self.project_configuration.automatic_checkpoint_naming:
             input_dir = self._newest_checkpoint()
+        if input_dir is not None:
+            file = os.path.join(os.path.expanduser(input_dir), _RANDOM_STATE)
+            states = read_device_states(file) if os.path.exists(file) else []
         super().load_state(input_dir, *args, **kwargs)
-        file = os.path.join(os.path.expanduser(input_dir), _RANDOM_STATE)
-        if not os.path.exists(file):
-            return
-        with open(file, encoding="utf-8") as opened:
-            states = json.load(opened)
         for model, state in zip(self._captured(), states):
             if state is not None:
-                model.training.set_random_state([int(number) for number in state])
+                model.training.set_random_state(state)
 
     def _newest_checkpoint(self) -> str:
         folder = os.path.join(self.project_dir, "checkpoints")
@@ -275,7 +323,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             model.session.release()
 
     def _captured(self) -> List[CapturedModel]:
-        return [model for model in map(captured, self._models) if model is not None]
+        # Models that are trained together are one.
+        return list(dict.fromkeys(model for model in map(captured, self._models) if model is not None))
 
 
 class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
@@ -295,10 +344,21 @@ class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
             self.optimizer.zero_grad()
 
 
-def _refuse_arguments(kwargs: Any) -> None:
+def _named(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the arguments of `accelerate.Accelerator` by their names."""
+    signature = inspect.signature(accelerate.Accelerator)
+    arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(name, {}))
+    return arguments
+
+
+def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
     for name, reason in _REFUSED.items():
-        if kwargs.get(name) not in (None, "no", "NO"):
-            raise UnsupportedArgumentError(f"{name}={kwargs[name]!r}: {reason}. Leave it out.")
+        value = kwargs.get(name)
+        if (value.backend if isinstance(value, TorchDynamoPlugin) else value) not in (None, "no", "NO"):
+            raise UnsupportedArgumentError(f"{name}={value!r}: {reason}. Leave it out.")
     precision = kwargs.get("mixed_precision")
     if precision is not None and str(precision) not in _PRECISIONS:
         raise UnsupportedArgumentError(
@@ -314,6 +374,22 @@ def _refuse_arguments(kwargs: Any) -> None:
             )
 
 
+def _refuse_environment(arguments: Dict[str, Any]) -> None:
+    for name, reason in _REFUSED_VARIABLES.items():
+        value = os.environ.get(name, "")
+        if value.lower() not in ("", "false", "0", "no"):
+            raise UnsupportedArgumentError(
+                f"The environment variable {name}={value}, which accelerate's launcher and configuration set: "
+                f"{reason}. Start the script with python, or unset it."
+            )
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if arguments.get("mixed_precision") is None and precision not in _PRECISIONS:
+        raise UnsupportedArgumentError(
+            f"The environment variable ACCELERATE_MIXED_PRECISION={precision}, which accelerate's launcher and "
+            "configuration set: an IPU computes in float32 and float16. Pass mixed_precision='no' or 'fp16'."
+        )
+
+
 def _refuse_state(accelerator: Any) -> None:
     if accelerator.distributed_type is not DistributedType.NO or accelerator.num_processes != 1:
         raise UnsupportedArgumentError(
@@ -327,9 +403,14 @@ def _refuse_state(accelerator: Any) -> None:
             "process. Create the IPUAccelerator first, or call "
             "accelerate.state.AcceleratorState._reset_state(reset_partial_state=True) before."
         )
-    precision = accelerator.mixed_precision
-    if precision not in _PRECISIONS:
-        raise UnsupportedArgumentError(
-            f"mixed precision is {precision!r} (from accelerate's configuration or its environment variables): an IPU "
-            "computes in float32 and float16. Pass mixed_precision='no' or 'fp16'."
-        )
+    plugin = accelerator.state.dynamo_plugin
+    for name, value, allowed in (
+        ("mixed_precision", accelerator.mixed_precision, _PRECISIONS),
+        ("dynamo_backend", plugin.backend, ("NO",)),
+    ):
+        if value not in allowed:
+            raise UnsupportedArgumentError(
+                f"Another Accelerator of this process has chosen {name}={str(value)!r}, which an IPU does not have, "
+                "and accelerate keeps one choice per process. Create the IPUAccelerator first, or call "
+                "accelerate.state.AcceleratorState._reset_state(reset_partial_state=True) before."
+            )

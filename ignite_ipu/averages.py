@@ -57,7 +57,7 @@ class AveragesStep(BatchStep):
             BatchError: A function returns something else than one number per sample.
         """
         x, y, counted = self.batch(leaves)
-        with guarded():
+        with guarded(self.model):
             y_pred = self.call_model(x)
             sums = []
             for name, function in self.averages.items():
@@ -168,6 +168,5 @@ def _sums(session: IPUSession, program: Program, averages: Mapping[str, PerSampl
     totals = torch.zeros(len(averages), dtype=torch.float64)
     for (x_piece, y_piece), valid in split_rows((x, y), rows):
         counted = (torch.arange(rows) < valid).float()
-        leaves = program.arguments(x_piece, y_piece, counted)
-        totals += session.call_inference(program, leaves, (x_piece, y_piece)).double().sum(dim=0)
+        totals += session.infer(program, x_piece, y_piece, counted).double().sum(dim=0)
     return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}

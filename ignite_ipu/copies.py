@@ -7,14 +7,14 @@ fails. Handlers copy models: Ignite's `EMAHandler`, a "best model so far", torch
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict
+from typing import Any, Dict, List, Sequence
 
 import torch
 from torch import nn
 
 _GRADIENT: Any = torch.Tensor.__dict__.get("grad", torch._C.TensorBase.__dict__.get("grad"))
 
-__all__ = ["copy_as_ordinary_tensors", "unwrap_tensors"]
+__all__ = ["classes_of", "copy_as_ordinary_tensors", "put_classes", "unwrap_tensors"]
 
 
 def copy_as_ordinary_tensors(model: nn.Module) -> None:
@@ -43,6 +43,17 @@ def unwrap_tensors(model: nn.Module) -> None:
         wrapped = type(tensor)
         if wrapped not in (torch.Tensor, nn.Parameter):
             object.__setattr__(tensor, "__class__", wrapped.__mro__[1])
+
+
+def classes_of(model: nn.Module) -> List[type]:
+    """Return the classes of a wrapped model's parameters and buffers, for `put_classes`."""
+    return [type(tensor) for tensor in (*model.parameters(), *model.buffers())]
+
+
+def put_classes(model: nn.Module, classes: Sequence[type]) -> None:
+    """Tie the parameters and buffers of a model to the executor again whose classes these are."""
+    for tensor, tensor_class in zip((*model.parameters(), *model.buffers()), classes):
+        object.__setattr__(tensor, "__class__", tensor_class)
 
 
 def _ordinary_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:

@@ -39,6 +39,10 @@ class DataPosition:
         """
         self._wanted, self._afterwards = state, afterwards
 
+    def forget(self) -> None:
+        """Begin the next pass at the data's start, whatever was loaded."""
+        self._wanted = None
+
     def iterate(self, data: Any) -> Iterator[Any]:
         """Return an iterator over one pass, or over the rest of the one that was loaded."""
         generator = getattr(data, "generator", None)

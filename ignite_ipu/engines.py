@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from typing import Any, Callable, Iterable, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Set, Tuple
 
 import torch
 from ignite.engine import Engine, Events, State
+from ignite.handlers import Checkpoint
 
+from ignite_ipu.accumulations import Accumulations
 from ignite_ipu.counting import Counts
 from ignite_ipu.data_position import DataPosition
 from ignite_ipu.deterministic import DeterministicRuns
@@ -19,6 +22,8 @@ from ignite_ipu.rows import map_tensors
 from ignite_ipu.session import IPUSession
 
 __all__ = ["DeterministicIPUTrainer", "IPUEngine", "IPUTrainer"]
+
+_logger = logging.getLogger("ignite_ipu")
 
 
 class IPUEngine(Engine):
@@ -40,6 +45,7 @@ class IPUEngine(Engine):
         super().__init__(process_function)
         self.ipu = session
         self._loaders = loaders
+        self._owns_batches = True
         session.listen(self)
         self.add_event_handler(Events.EPOCH_STARTED, session.check_model)
         self.add_event_handler(Events.GET_BATCH_COMPLETED, self._own_batch)
@@ -50,15 +56,22 @@ class IPUEngine(Engine):
         Raises:
             LoaderError: The data is smaller than one device call, or empty.
         """
-        return super().run(self._loaders().swap(data), *args, **kwargs)
+        return super().run(self._swapped(data), *args, **kwargs)
 
     def set_data(self, data: Any) -> None:
         """Go on with other data, as `Engine.set_data` does."""
-        super().set_data(self._loaders().swap(data))
+        super().set_data(self._swapped(data))
+
+    def _swapped(self, data: Any) -> Any:
+        loaders = self._loaders()
+        swapped = loaders.swap(data)
+        if swapped is not None:
+            self._owns_batches = not loaders.reuses_memory(swapped)
+        return swapped
 
     def _own_batch(self) -> None:
         # An asynchronous loader yields its own memory, which the next batch overwrites; handlers keep batches.
-        if getattr(self.state.dataloader, "_accessor", None) is not None:
+        if not self._owns_batches:
             self.state.batch = map_tensors(self.state.batch, torch.clone)
 
     def _handle_exception(self, e: BaseException) -> None:
@@ -73,23 +86,45 @@ class IPUTrainer(IPUEngine):
 
     Its state dictionary also holds the random states of host and device, so that a resumed run draws what the
     uninterrupted one does. Taking it at the end of an epoch pins the host's: the next epoch starts from it, whatever
-    other handlers draw in between.
+    other handlers draw in between. And it holds what the metrics that are attached have added up, and whether the
+    handlers of the epoch's end have had their turn: a resumed run puts back the one and makes up for the other.
 
     Attributes:
         counts: Counts weight updates, micro-batches and samples into `state`, and fires `CountEvents`.
     """
 
     def __init__(self, process_function: Step, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
+        self._accumulations = Accumulations()
         super().__init__(process_function, session, loaders)
         self._pinned: Optional[Tuple[int, Mapping[str, Any]]] = None
         self._loaded = False
+        self._ends: Set[int] = set()
+        self._added_up: Optional[Mapping[str, Any]] = None
+        self._ended_epoch = 0
+        self._saved_at: List[Any] = []
         self._position = DataPosition()
+        self.add_event_handler(Events.STARTED, self._note_start)
+        self.add_event_handler(Events.EPOCH_COMPLETED, self._note_end_of_epoch)
         self.add_event_handler(Events.EPOCH_STARTED, self._restore_pinned)
         self.counts = Counts(lambda: None if session.training is None else session.training.geometry)
         self.counts.attach(self)
 
+    def add_event_handler(self, event_name: Any, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Attach a handler as `Engine.add_event_handler` does; what a metric adds up is part of this engine's state."""
+        if self._accumulations.note(handler, args):
+            if event_name in self._saved_at:
+                _logger.warning(
+                    "A %s is attached after a Checkpoint of this trainer, to the same event (%s): what is saved lacks "
+                    "the metric's last step. Attach Checkpoint handlers after metrics.",
+                    type(getattr(handler, "__self__", handler)).__name__,
+                    event_name,
+                )
+        elif isinstance(handler, Checkpoint) and any(value is self for value in handler.to_save.values()):
+            self._saved_at.append(event_name)
+        return super().add_event_handler(event_name, handler, *args, **kwargs)
+
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return Ignite's state dictionary with the random states as `ipu`."""
+        """Return Ignite's state dictionary with what is this engine's own as `ipu`."""
         state: OrderedDict[str, Any] = super().state_dict()
         iteration, length = self.state.iteration, self.state.epoch_length
         if self._pinned is None or self._pinned[0] != iteration or not length or iteration % length:
@@ -101,6 +136,8 @@ class IPUTrainer(IPUEngine):
             "data": self._position.state_dict(),
             "device_random_state": None if device is None else torch.tensor(device, dtype=torch.int64),
             "counts": self.counts.state_dict(self),
+            "added_up": self._accumulations.state_dict(self.state.metrics),
+            "epoch_completed": not self._between_epochs or iteration in (0, self._ended_epoch),
         }
         return state
 
@@ -109,15 +146,17 @@ class IPUTrainer(IPUEngine):
         plain = {key: value for key, value in state_dict.items() if key != "ipu"}
         super().load_state_dict(plain)
         self._loaded = True
+        self._ended_epoch = self.state.iteration
         saved = state_dict.get("ipu")
+        self._added_up = {} if saved is None else saved.get("added_up", {})
         if saved is None:
             # An ordinary engine makes one weight update from one batch in each iteration; samples it did not count.
             self.counts.load_state_dict(dict.fromkeys(("weight_updates", "micro_batches"), self.state.iteration))
             return
         self._pinned = self.state.iteration, saved["host_random_state"]
-        length = self.state.epoch_length
-        between_epochs = length is not None and self.state.iteration % length == 0
-        self._position.load_state_dict(saved["data"], None if between_epochs else saved["host_random_state"])
+        if not saved.get("epoch_completed", True):
+            self._ended_epoch = -1
+        self._position.load_state_dict(saved["data"], None if self._between_epochs else saved["host_random_state"])
         self.counts.load_state_dict(saved["counts"])
         if saved["device_random_state"] is not None:
             self.ipu.set_random_state(saved["device_random_state"].tolist())
@@ -125,15 +164,30 @@ class IPUTrainer(IPUEngine):
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
         """Run as `IPUEngine.run` does, and tell the session about the data.
 
-        A run that was loaded from its end stays ended, where Ignite would start another from the trained weights.
+        A run that was loaded from its end stays ended, where Ignite would start another from the trained weights. If it
+        was saved before the handlers of its last epoch's end, these are called. An end that this engine had come to
+        itself, which FastaiLRFinder puts back, is none of a loaded run: as in Ignite, another begins.
         """
         loaded, self._loaded = self._loaded, False
+        if loaded and self.state.iteration in self._ends and self._has_reached(*args, **kwargs):
+            loaded = False
+            self._position.forget()
+        if not loaded:
+            self._added_up = None
+        elif not self.has_event_handler(self._resume, Events.STARTED):
+            self.add_event_handler(Events.STARTED, self._resume)
         if loaded and self._has_reached(*args, **kwargs):
-            self.logger.info("The run that was loaded has reached its end already: nothing to do.")
-            return self.state
+            if self._ended_epoch == self.state.iteration:
+                self.logger.info("The run that was loaded has reached its end already: nothing to do.")
+                self._add_up_again()
+                self._accumulations.show_stores(self)
+                return self.state
+            return self._complete()
         if data is not None:
             self.ipu.data = self._loaders().explain(data)
-        return super().run(data, *args, **kwargs)
+        state = super().run(data, *args, **kwargs)
+        self._ends.add(state.iteration)
+        return state
 
     def _has_reached(
         self, max_epochs: Optional[int] = None, max_iters: Optional[int] = None, *rest: Any, **kw: Any
@@ -144,6 +198,53 @@ class IPUTrainer(IPUEngine):
         if iterations is not None:
             return bool(state.iteration >= iterations)
         return bool(epochs and state.epoch_length and state.iteration >= epochs * state.epoch_length)
+
+    @property
+    def _between_epochs(self) -> bool:
+        length = self.state.epoch_length
+        return length is not None and self.state.iteration % length == 0
+
+    def _note_start(self) -> None:
+        if not self.state.iteration:
+            self._ended_epoch = 0
+
+    def _note_end_of_epoch(self) -> None:
+        self._ended_epoch = self.state.iteration
+
+    def _resume(self) -> None:
+        """Put back what handlers of the start have reset. It is the last handler of STARTED."""
+        self.remove_event_handler(self._resume, Events.STARTED)
+        if not self._between_epochs:
+            self.add_event_handler(Events.EPOCH_STARTED, self._resume_within_epoch)
+            return
+        self._add_up_again()
+        if self._ended_epoch != self.state.iteration:
+            if self.ipu.link is not None:
+                self.ipu.link.note_earlier_steps()
+            self.fire_event(Events.EPOCH_COMPLETED)
+
+    def _resume_within_epoch(self) -> None:
+        self.remove_event_handler(self._resume_within_epoch, Events.EPOCH_STARTED)
+        self._add_up_again()
+
+    def _add_up_again(self) -> None:
+        saved, self._added_up = self._added_up, None
+        anew = self._accumulations.load_state_dict(saved, self.state.metrics) if saved else self._accumulations.names()
+        if anew and self.state.iteration and not self._between_epochs:
+            _logger.warning(
+                "The checkpoint does not hold what %s had added up: the value of this epoch covers its rest alone.",
+                ", ".join(anew),
+            )
+
+    def _complete(self) -> State:
+        """End a run whose iterations had all been made when it was saved, but not what comes after them."""
+        self.state.times.update({Events.EPOCH_COMPLETED.name: 0.0, Events.COMPLETED.name: 0.0})
+        try:
+            self.fire_event(Events.STARTED)  # `_resume` ends the epoch
+            self.fire_event(Events.COMPLETED)
+        except BaseException as error:
+            self._handle_exception(error)
+        return self.state
 
     def _setup_dataloader_iter(self) -> None:
         if self.state.dataloader is None:

@@ -83,6 +83,17 @@ class Loaders:
                 return data
         return _Batches(data)
 
+    @staticmethod
+    def reuses_memory(data: Any) -> bool:
+        """Tell whether each batch may lie where the one before was, as it does with PopTorch's asynchronous accessor.
+
+        PopTorch does not say how a loader of the user's own was made, so that may.
+        """
+        poptorch = backend.poptorch()
+        if isinstance(data, poptorch.DataLoader):
+            return bool(getattr(data, "reuses_memory", True))
+        return isinstance(data, poptorch.AsynchronousDataAccessor)
+
     def geometry(self, data: Any) -> Optional[BatchGeometry]:
         """Return the batching arithmetic for a loader; None for data that does not say its micro-batch size."""
         if isinstance(data, backend.poptorch().DataLoader):
@@ -150,6 +161,7 @@ class Loaders:
             made = _loader_class(backend.poptorch().DataLoader)(self._options, loader.dataset, **arguments)
         if self._training and loader.batch_size is not None:
             made.native_batches, made.native_size = loader.batch_sampler, loader.batch_size
+        made.reuses_memory = self._mode not in (None, backend.poptorch().DataLoaderMode.Sync)
         return made
 
     def _sampler(self, loader: DataLoader[Any], geometry: BatchGeometry) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 from torch import nn
 
-from ignite_ipu.copies import unwrap_tensors
+from ignite_ipu.copies import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
 from ignite_ipu.options import check_ipus, output_mode
@@ -37,6 +37,7 @@ class Program:
         mode: Name of the output mode, as PopTorch resolves it.
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
+        copying: Makes the copies from the device that happen here, and makes good the ones that fail.
     """
 
     def __init__(
@@ -59,9 +60,16 @@ class Program:
         self.mode: str = output_mode(options, training).name
         self.micro_batches_per_replica: int = options.device_iterations * options.Training.gradient_accumulation
         self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
+        self.copying: Callable[[Callable[[], Any]], Any] = _make
+        self._classes: List[type] = []
         self._wrap = wrap
         self._weights = weights
         self._fire = fire
+
+    @property
+    def compiled(self) -> bool:
+        """Whether there is a compiled program."""
+        return self.executor is not None and bool(self.executor.isCompiled())
 
     @property
     def ready(self) -> bool:
@@ -83,6 +91,18 @@ class Program:
     def arguments(self, *parts: Any) -> List[Any]:
         """Return what to call the program with for one batch."""
         return self.step.arguments(*parts, micro_batches=self.micro_batches)
+
+    def read_random_state(self) -> Optional[List[int]]:
+        """Return the random state, None before the program was compiled."""
+        if not self.compiled:
+            return self.random_state
+
+        def read() -> List[int]:
+            assert self.executor is not None
+            return list(self.executor.rng_state)
+
+        state: List[int] = self.copying(read)
+        return state
 
     def load(self, leaves: Sequence[Any], batch: Any) -> None:
         """Bring the program to its IPUs, compiled for this batch if it has not been compiled yet.
@@ -130,14 +150,13 @@ class Program:
 
     def destroy(self) -> None:
         """Give everything back; the next use compiles again."""
-        executor = self.executor
-        if executor is None or not executor.isCompiled():
+        if self.executor is None or not self.executor.isCompiled():
             return  # PopTorch cannot undo a wrapping that was never compiled: it is kept for the next try
         attached = self.ready
-        if attached:
-            self.random_state = list(executor.rng_state)
-        executor.destroy()
-        self._weights.remove(executor)
+        state = self.read_random_state() if attached else self.random_state
+        self.executor.destroy()
+        self.random_state = state
+        self._weights.remove(self.executor)
         self.executor = None
         self.step.forget_layout()
         if attached:
@@ -146,14 +165,51 @@ class Program:
     def succeeded_by(self, step: BatchStep, options: Any) -> Program:
         """Give everything back and return a program for another module, which goes on where this one ends."""
         self.destroy()
+        self.unwrap()
+        return self.like(step, options)
+
+    def unwrap(self) -> None:
+        """Undo a wrapping that was never compiled, which PopTorch does not undo."""
         if self.executor is not None:
-            # It was wrapped but never compiled, which PopTorch does not undo.
             self._weights.remove(self.executor)
             self.executor = None
             unwrap_tensors(self.step)
+
+    def like(self, step: BatchStep, options: Any) -> Program:
+        """Return a program for another module, which goes on where this one is."""
         successor = Program(step, options, self._wrap, self.training, self._weights, self._fire, self.placing)
         successor.random_state = self.random_state
+        successor.copying = self.copying
         return successor
+
+    def set_aside(self, stand_in: Any) -> None:
+        """Give the IPUs back and keep the compiled program, while another one trains the same weights.
+
+        Args:
+            stand_in: An optimizer to leave with the executor, like its own, which belongs to one executor at a time.
+        """
+        executor = self.executor
+        assert executor is not None
+        self._weights.to_host()
+        self.detach()
+        self.random_state = self.read_random_state()
+        executor.setOptimizer(stand_in)
+        self._weights.remove(executor)
+        self._classes = classes_of(self.step)
+        unwrap_tensors(self.step)
+
+    def take_back(self, optimizer: Any, random_state: Optional[List[int]]) -> None:
+        """Train with this program again, after `set_aside`; it comes to its IPUs when it is loaded.
+
+        Args:
+            optimizer: The optimizer, with the newest state.
+            random_state: Where to continue the random stream.
+        """
+        self.random_state = random_state
+        if self.executor is not None:
+            put_classes(self.step, self._classes)
+            self.executor.setOptimizer(optimizer)
+            self._weights.add(self.executor, self.training)
 
     def _placed_options(self, leaves: Sequence[Any]) -> Any:
         if self.placing is None:
@@ -178,3 +234,7 @@ class Program:
             self.step.forget_layout()
             raise
         self._fire(IPUEvents.COMPILE_COMPLETED)
+
+
+def _make(copy: Callable[[], Any]) -> Any:
+    return copy()

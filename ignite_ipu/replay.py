@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -60,6 +60,8 @@ class Replay:
         self._session = session
         self._clock = clock
         self._calls: List[_Call] = []
+        self._set_by_host: Optional[Tuple[Optional[List[torch.Tensor]], Optional[SavedState]]] = None
+        self._example: Tuple[Sequence[Any], Any] = ((), ())
         self.snapshot: Optional[Snapshot] = None
         self.held_bytes = 0
         self._taken_at = 0.0
@@ -84,6 +86,10 @@ class Replay:
         self._drop_calls()
         self._taken_at = self._clock()
         return self.snapshot
+
+    def about_to_make(self, leaves: Sequence[Any], batch: Any) -> None:
+        """Keep a call's arguments as an example for compiling, should the program be lost."""
+        self._example = leaves, batch
 
     def made(self, leaves: Sequence[Any]) -> None:
         """Keep a call that has succeeded; its batch is copied, since loaders and handlers reuse theirs."""
@@ -110,19 +116,28 @@ class Replay:
         session.link.put_back(snapshot.optimizer, steps)
         session.training.random_state = snapshot.random_state
 
-    def run(self, leaves: Sequence[Any], batch: Any) -> int:
+    def run(self) -> int:
         """Bring the device to where it was after the last call that succeeded; returns how many calls that took.
 
-        Args:
-            leaves, batch: Of the call that failed; for compiling, should the program have been lost too.
+        What the host has set since then and not sent yet, it has still.
         """
         session, snapshot = self._session, self.snapshot
         program, link = session.training, session.link
-        self.put_back(None if link is None else link.steps)
-        assert snapshot is not None and program is not None and link is not None
+        if snapshot is None or program is None or link is None:
+            raise RuntimeError("There is no snapshot to go back to.")
+        if self._set_by_host is None:
+            # Once, should this fail and be tried again: going back sets the host, too.
+            self._set_by_host = (
+                session.weights.read() if session.weights.training_is_stale else None,
+                link.read() if link.loaded else None,
+            )
+        self.put_back(link.steps)
         newest = link.settings
         if program.executor is not None:
             link.tell(program.executor, snapshot.optimizer.settings)
+        leaves, batch = self._example
+        if not program.compiled:
+            leaves = program.arguments(*batch)  # the layout that a failed compilation has forgotten
         program.load(leaves, batch)
         assert program.executor is not None
         for call in self._calls:
@@ -130,8 +145,14 @@ class Replay:
             program.executor(*call.leaves)
             session.weights.trained()
         link.tell(program.executor, newest)
+        (weights, optimizer), self._set_by_host = self._set_by_host, None
+        if weights is not None:
+            session.weights.put_back(weights)
+        if optimizer is not None:
+            link.put_back(optimizer)
         return len(self._calls)
 
     def _drop_calls(self) -> None:
+        self._set_by_host = None
         self._calls.clear()
         self.held_bytes = 0

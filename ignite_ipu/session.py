@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import operator
@@ -21,6 +22,7 @@ from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import join_rows, row_count, select_rows, split_rows, take_rows
+from ignite_ipu.shared_weights import SharedWeights
 from ignite_ipu.step import BatchStep
 from ignite_ipu.summary import summarise
 from ignite_ipu.trainable import Trainable
@@ -76,6 +78,7 @@ class IPUSession:
         _check_on_host(model)
         self.model = model
         self.weights = Weights(model, self.fire)
+        self._shared = SharedWeights(self.weights)
         self.training: Optional[Program] = None
         self.link: Optional[OptimizerLink] = None
         self.evaluations: List[Program] = []
@@ -85,6 +88,8 @@ class IPUSession:
         self.data: Optional[str] = None
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._updates_per_call = 0
+        self._aside: List[Program] = []
+        self._stand_in: Optional[Any] = None
         self._trainable: Optional[Trainable] = None
         self._evaluation_options: Dict[Any, Any] = {}
         _SESSIONS[model] = weakref.ref(self)
@@ -132,21 +137,87 @@ class IPUSession:
         # The optimizer outlives the session: it must not stay tied to a device that is gone.
         weakref.finalize(self, self.link.detach).atexit = False
         wrap = functools.partial(_wrap_for_training, optimizer=conversion.optimizer)
+        # Before it has any state: what an executor holds while its program is set aside.
+        self._stand_in = copy.copy(conversion.optimizer)
         self.training = Program(step, options, wrap, True, self.weights, self.fire, placing)
         self._trainable = Trainable(step)
         self._updates_per_call = options.device_iterations
 
-    def replace_training(self, step: BatchStep, options: Any) -> None:
+    def replace_training(self, step: BatchStep, options: Any, keep: bool = False) -> None:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
+
+        Args:
+            step: The module that trains.
+            options: `poptorch.Options` for training.
+            keep: Keep the compiled program for `resume_training`, unless parameters were frozen or unfrozen.
 
         Raises:
             SessionError: The model has no trainer.
+            OptimizerError: Parameters were unfrozen that the optimizer does not hold.
             OptionsError: No IPUs can be had for these options.
         """
-        if self.training is None:
+        program, link, trainable = self.training, self.link, self._trainable
+        if program is None or link is None or trainable is None:
             raise SessionError("This model has no trainer, so there is nothing to replace.")
         check_ipus(options)
-        self.training = self.training.succeeded_by(step, options)
+        changed = any(trainable.change())
+        if changed:
+            check_parameters(link.conversion.source, step)
+            link.refresh_state()
+            self.drop_aside()
+        if keep and program.compiled and not changed:
+            self._set_aside(program)
+            self.training = program.like(step, options)
+        else:
+            self.training = program.succeeded_by(step, options)
+        self._trainable = Trainable(step)
+        if changed:
+            link.send_again(self._trainable.names())
+
+    def resume_training(self, program: Program) -> None:
+        """Train by an earlier program again, which `replace_training` has kept.
+
+        Weights and optimizer state go to the host once, and from there to the program when it is loaded.
+        """
+        current, link = self.training, self.link
+        assert current is not None and link is not None
+        if current.compiled:
+            self._set_aside(current)
+        else:
+            current.destroy()
+            current.unwrap()
+        self._aside.remove(program)
+        program.take_back(link.conversion.optimizer, current.random_state)
+        self.training = program
+
+    def drop_aside(self, program: Optional[Program] = None) -> None:
+        """Destroy a program that was kept, or all of them."""
+        for kept in [program] if program is not None else list(self._aside):
+            self._aside.remove(kept)
+            kept.destroy()
+
+    def _set_aside(self, program: Program) -> None:
+        assert self._stand_in is not None
+        program.set_aside(copy.copy(self._stand_in))
+        self._aside.append(program)
+
+    def stop_training(self) -> None:
+        """Give the training program back; the optimizer is an ordinary one again, and another may train the model."""
+        program, link = self.training, self.link
+        if program is None or link is None:
+            return
+        link.refresh_state()
+        self.weights.to_host()
+        program.destroy()
+        self.drop_aside()
+        link.detach()
+        if self.active is program:
+            self.active = None
+        self.link = self.training = None
+
+    def serve(self, part: nn.Module) -> None:
+        """Be the session of a part of the model, too: an evaluator of the part evaluates with the newest weights."""
+        _SESSIONS[part] = weakref.ref(self)
 
     def refuse_second_trainer(self) -> None:
         """Refuse to make another trainer.
@@ -208,6 +279,11 @@ class IPUSession:
         engine.register_events(*IPUEvents)
         self._engines.add(engine)
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether engines have been made over this model."""
+        return bool(self._engines)
+
     def fire(self, event: IPUEvents) -> None:
         """Fire an event on every engine of this session."""
         logger.debug("%s", event.value)
@@ -259,6 +335,7 @@ class IPUSession:
         """
         program, link = self.training, self.link
         assert program is not None and link is not None
+        self._shared.take_over()
         if not program.ready:
             self._make_room_for(program)
             if program.executor is None:
@@ -279,14 +356,26 @@ class IPUSession:
         rows = program.rows or _filled_up(row_count(x), program.micro_batches)
         predictions = []
         for piece, valid in split_rows(x, rows):
-            leaves = program.arguments(piece)
-            call = functools.partial(self.call_inference, program, leaves, piece)
-            output = call() if self.guard is None else self.guard.evaluate(program, call)
-            predictions.append(take_rows(output, valid, rows))
+            predictions.append(take_rows(self.infer(program, piece), valid, rows))
         return join_rows(predictions)
+
+    def infer(self, program: Program, *parts: Any) -> Any:
+        """Return what an inference program returns for the parts of one batch, by the newest weights.
+
+        Raises:
+            BatchError: The inputs are not like the first ones.
+        """
+        if self.guard is None:
+            return self._infer(program, parts)
+        return self.guard.evaluate(program, functools.partial(self._infer, program, parts))
+
+    def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
+        leaves = program.arguments(*parts)
+        return self.call_inference(program, leaves, parts[0] if len(parts) == 1 else parts)
 
     def call_inference(self, program: Program, leaves: Sequence[Any], x: Any) -> Any:
         """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""
+        self._shared.take_over()
         if not program.ready:
             self._make_room_for(program)
             self.weights.to_host()  # loading uploads the host's
@@ -339,15 +428,14 @@ class IPUSession:
         if self.link is not None:
             self.link.detach()
         self.link = self.training = self.active = None
+        self._aside.clear()
         self.evaluations.clear()
-        _SESSIONS.pop(self.model, None)
+        for model in [model for model, known in _SESSIONS.items() if known() is self]:
+            del _SESSIONS[model]
 
     def random_state(self) -> Optional[List[int]]:
         """Return the training program's random state, None before it was compiled."""
-        program = self.training
-        if program is None or program.executor is None or not program.executor.isCompiled():
-            return None if program is None else program.random_state
-        return list(program.executor.rng_state)
+        return None if self.training is None else self.training.read_random_state()
 
     def set_random_state(self, state: List[int]) -> None:
         """Continue a random stream with the next training step."""
@@ -364,11 +452,11 @@ class IPUSession:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _programs(self) -> List[Program]:
-        return [*([self.training] if self.training is not None else []), *self.evaluations]
+        return [*([self.training] if self.training is not None else []), *self._aside, *self.evaluations]
 
     def _compile_for_other_parameters(self, program: Program, link: OptimizerLink, trainable: Trainable) -> None:
         check_parameters(link.conversion.source, program.step)
-        if program.executor is not None and program.executor.isCompiled():
+        if program.compiled:
             logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", trainable.change())
             link.refresh_state()
             self.weights.to_host()

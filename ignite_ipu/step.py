@@ -13,7 +13,7 @@ from ignite_ipu.batches import BatchLayout
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.rows import map_tensors, tensors_in
-from ignite_ipu.tracing import declared_as_tracing
+from ignite_ipu.tracing import declared_as_tracing, without_generation_cache
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline.applied import AppliedPlacement
@@ -125,18 +125,18 @@ class EvaluationStep(BatchStep):
             OutputError: The predictions cannot come back from the device.
         """
         (x,) = self.batch(leaves)
-        with guarded():
+        with guarded(self.model):
             y_pred = self.call_model(x)
         check_output(y_pred)
         return y_pred
 
 
 @contextmanager
-def guarded() -> Iterator[bool]:
-    """Refuse uncompilable losses while a model is traced; gives whether it is being traced."""
+def guarded(model: nn.Module) -> Iterator[bool]:
+    """Refuse uncompilable losses while `model` is traced; gives whether it is being traced."""
     traced: bool = backend.poptorch().isRunningOnIpu()
     if traced:
-        with LossGuard(), declared_as_tracing():
+        with LossGuard(), declared_as_tracing(), without_generation_cache(model):
             yield True
     else:
         # On the host PyTorch computes every loss.

@@ -31,7 +31,7 @@ def _training(session: IPUSession, program: Program) -> List[str]:
     lines.append(f"  batch       {session.data or _batch(program)}")
     lines.append(
         f"  outputs     {output_mode(options, training=True).name}: of every call, "
-        f"{'predictions and losses' if program.step.predictions else 'losses'} come back"
+        f"{'predictions and losses' if getattr(program.step, 'predictions', True) else 'losses'} come back"
     )
     lines.append(f"  IPUs        {_ipus(session)}")
     if program.placing is not None and program.placing.placement is not None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, List, Optional, Sequence
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.events import IPUEvents
+from ignite_ipu.touches import Touches
 
-__all__ = ["Weights"]
+__all__ = ["LostEditError", "Weights"]
 
+# To a watched tensor: from its entry, from the variable in the loop, and from the call that counts.
+_OUR_REFERENCES = 3
+_MOST_NAMES = 3
 Fire = Callable[[IPUEvents], None]
+
+
+class LostEditError(RuntimeError):
+    """Weights that were written on the host while the device had newer ones, so that the write is lost."""
 
 
 @dataclasses.dataclass
@@ -30,6 +39,10 @@ class Weights:
         model: The user's model. Its parameters and buffers are the host's copy.
         fire: Called with the event after a copy.
 
+    Attributes:
+        updates: How often the training program was called; a list of one number, for those who outlive this.
+        looks: How often `notice_edits` looked at every tensor.
+
     PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
     was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
     every copy is one of ours.
@@ -42,7 +55,17 @@ class Weights:
         self._training: Optional[_Copy] = None
         self._inference: List[_Copy] = []
         self._host_is_stale = False
+        self.looks = 0
+        self._touches: Optional[Touches] = None
+        self._lost: List[str] = []
         self._versions = self._count_edits()
+        self.updates = [0]
+        self._watched: List[Tuple[torch.Tensor, int]] = []
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The host's copy: parameters and buffers."""
+        return self._tensors
 
     @property
     def host_is_stale(self) -> bool:
@@ -59,6 +82,7 @@ class Weights:
         copy = _Copy(executor)
         if training:
             self._training = copy
+            self._touches = Touches(self._tensors, self._note_first_touch)
         else:
             self._inference.append(copy)
 
@@ -66,12 +90,13 @@ class Weights:
         """Forget an executor that was destroyed."""
         self._inference = [copy for copy in self._inference if copy.executor is not executor]
         if self._training is not None and self._training.executor is executor:
-            self._training = None
+            self._training = self._touches = None
             self._host_is_stale = False
 
     def trained(self) -> None:
         """Remember that a training call has changed the weights on the device."""
         self._host_is_stale = True
+        self.updates[0] += 1
         for copy in self._inference:
             copy.stale = True
 
@@ -83,14 +108,56 @@ class Weights:
         self._versions = self._count_edits()
 
     def notice_edits(self) -> bool:
-        """Find out whether somebody wrote into the host's weights, and tell. Costs a look at every tensor.
+        """Find out whether somebody wrote into the host's weights, and tell.
 
-        An edit can only follow a download, since touching a parameter of a model in training downloads it first.
+        Costs a look at every tensor if somebody touched one since the last time, and next to nothing if nobody did.
+
+        Raises:
+            LostEditError: Somebody wrote through a tensor that shares a weight's memory while the device had newer
+                weights.
         """
-        if self._count_edits() == self._versions:
+        touches = self._touches
+        if touches is not None and not touches.any and not self._watched:
+            return False
+        self.looks += 1
+        edited = self._count_edits() != self._versions or (touches is not None and touches.uncounted_write())
+        edited |= bool(self._watched) and self._watched_changed()
+        if touches is not None:
+            touches.forget()
+        if self._lost:
+            names, self._lost = self._lost, []
+            self._versions = self._count_edits()
+            shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+            raise LostEditError(
+                f"{shown} of the model was written through a tensor that shares its memory (what detach(), a view or "
+                "an index returned before the last training step), while the newest weights were on the device: the "
+                "write is lost. Write into the parameter itself, or take the sharing tensor again after each step."
+            )
+        if not edited:
             return False
         self.host_changed()
         return True
+
+    def watch(self, alias: torch.Tensor) -> None:
+        """Let `notice_edits` look for writes through another tensor with the memory of one of the weights."""
+        self.to_host()
+        self._watched.append((alias, alias._version))
+
+    def _watched_changed(self) -> bool:
+        watched, self._watched = self._watched, []
+        changed = False
+        for alias, version in watched:
+            if alias._version != version:
+                if self._host_is_stale:
+                    raise LostEditError(
+                        f"A weight of shape {tuple(alias.shape)} was written through parameter.data from before the "
+                        "last update, where the newest values are not: they are on the device. Read parameter.data "
+                        "again after every optimizer.step()."
+                    )
+                changed = True
+            if sys.getrefcount(alias) > _OUR_REFERENCES:
+                self._watched.append((alias, alias._version))  # it may be written into again
+        return changed
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""
@@ -102,6 +169,8 @@ class Weights:
         """Make the host's copy the newest, and tell whether that took a copy."""
         if not self._host_is_stale or self._training is None:
             return False
+        if self._touches is not None and not self._touches.any:
+            self._note_first_touch()
         copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
         self._host_is_stale = False
         self._versions = self._count_edits()
@@ -156,11 +225,17 @@ class Weights:
         self._fire(IPUEvents.WEIGHTS_TO_DEVICE)
         return True
 
-    def _count_edits(self) -> int:
+    def _note_first_touch(self) -> None:
+        """See what was written without a touch: a touch downloads, and so overwrites it."""
+        if self._host_is_stale:
+            pairs = zip(self._named, self._versions, self._count_edits())
+            self._lost += [name for name, before, after in pairs if before != after]
+
+    def _count_edits(self) -> List[int]:
         # PyTorch counts the writes to each tensor. Asked in the ordinary way, a wrapped tensor would download first.
         with torch._C.DisableTorchFunctionSubclass():
             read = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-            return sum(read(tensor) for tensor in self._tensors)
+            return [read(tensor) for tensor in self._tensors]
 
 
 def _named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:

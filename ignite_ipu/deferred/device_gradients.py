@@ -105,6 +105,25 @@ class DeviceGradients:
                     _GRADIENT.__set__(parameter, gradient)
                     self._witness = parameter
 
+    def refuse_those_of_the_host(self) -> None:
+        """Refuse an update for gradients that the host has computed.
+
+        Raises:
+            CaptureError: A parameter has one.
+        """
+        if self._remedy is None:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in self._parameters:
+                gradient = _GRADIENT.__get__(parameter)
+                if gradient is not None and type(gradient) is not DeviceGradient:
+                    raise CaptureError(
+                        f"step() at {shown(current_line())}: nothing of the captured model went backward, but a "
+                        f"parameter of shape {tuple(parameter.shape)} has a gradient that the host has computed, which "
+                        "would be lost. Compute the loss from what the model returns in training mode; a penalty on "
+                        "its weights, in its forward. To drop the gradient, set parameter.grad = None."
+                    )
+
     def remove(self) -> None:
         """Take them off, so that whoever looks at the parameters next finds ordinary ones."""
         if self._witness is None:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Set
 import torch
 from torch import nn
 
+from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.model import CapturedModel, capture_model
 from ignite_ipu.deferred.optimizer import capture_optimizer, captured_by
@@ -52,10 +53,20 @@ def ipu_step(
         seed: Of the device's random numbers; seeds the host's torch, too.
         share_ipus: Let training and evaluation take turns on the same IPUs.
 
+    With `IGNITE_IPU_BACKEND=native` it is `train_step` itself.
+
     Raises:
         CaptureError: No model or no optimizer is found, or the options say what only the step can say.
         OptionsError, SessionError: The options or the model cannot.
+        ValueError: `max_grad_norm` is given in a native run, where the step has to clip itself.
     """
+    if backend.choice() == "native":
+        if max_grad_norm is not None:
+            raise ValueError(
+                f"max_grad_norm={max_grad_norm!r}: this run is native (IGNITE_IPU_BACKEND=native), where nothing clips "
+                "the gradients for the step. Run it on the emulator or an IPU."
+            )
+        return train_step
     settings = CaptureSettings(
         options=options,
         replication_factor=replication_factor,

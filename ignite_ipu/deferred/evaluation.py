@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError, current_line, shown
+from ignite_ipu.deferred.python_state import PythonState
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CalledStep
 from ignite_ipu.deferred.structure import put_together, take_apart
@@ -42,9 +43,14 @@ class CapturedEvaluation:
         self._programs: Dict[Hashable, Program] = {}
         self._by_kind: Dict[Hashable, Program] = {}
         self._row_wise: Dict[int, bool] = {}
+        self._states: Dict[nn.Module, PythonState] = {}
 
-    def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: Optional[nn.Module] = None) -> Any:
         """Return the model's output, with tensors on the host.
+
+        Args:
+            args, kwargs: What it is called with.
+            model: The part of the model that is called, of those that are trained together; None for all of it.
 
         Raises:
             CaptureError: The model is in training mode and would draw random numbers or update statistics.
@@ -52,32 +58,35 @@ class CapturedEvaluation:
         from ignite_ipu.deferred.tensor import resolved
 
         args, kwargs = resolved((args, kwargs))
-        model = self._session.model
+        model = self._session.model if model is None else model
         if model.training:
             _check_deterministic(model)
         tensors: List[torch.Tensor] = []
         structure = take_apart((args, kwargs), tensors)
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-        modes = tuple([module.training for module in model.modules()])
-        kind = (structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes]))
+        state = self._states.get(model)
+        if state is None or not state.complete:
+            state = self._states[model] = PythonState(model)
+        modes = (*state.training(), *state.values())
+        kind = (model, structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes]))
         key = (kind, shapes)
         program = self._programs.get(key)
         if program is None:
             larger = self._by_kind.get(kind)
             if larger is not None and self._fits(larger, tensors):
                 return self._filled_up(larger, tensors)
-            program = self._new(structure, tensors)
+            program = self._new(model, structure, tensors)
             self._programs[key] = self._by_kind[kind] = program
         step = program.step
         assert isinstance(step, CalledStep)
         outputs = self._call(program, tensors)
         return put_together(step.output, outputs)
 
-    def _new(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
+    def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
         if not tensors:
             raise CaptureError(f"The model was called without a tensor at {shown(current_line())}.")
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        step = CalledStep(self._session.model, structure, shapes, self._settings.half_products)
+        step = CalledStep(model, structure, shapes, self._settings.half_products)
         options = self._session.evaluation_options(device_iterations=1, replication_factor=1)
         if len(self._programs) == _MANY:
             _logger.warning(

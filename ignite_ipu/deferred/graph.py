@@ -1,15 +1,13 @@
 """What a captured step consists of: recorded operations and the values they give, which exist once the step has run.
 
-An operation is recorded with its shapes found on PyTorch's meta device, so recording costs nothing that grows with the
-model. What the loss is computed from runs on the device; everything else that was recorded is computed on the host from
-what the device returns, when somebody asks for it.
+What the loss is computed from runs on the device; everything else that was recorded is computed on the host from what
+the device returns, when somebody asks for it.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -19,10 +17,32 @@ from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 if TYPE_CHECKING:
     from ignite_ipu.deferred.model import CapturedModel
 
-__all__ = ["Input", "Number", "Operation", "Shape", "Value", "infer_shapes", "name_of", "write_back", "write_known"]
+__all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "name_of"]
 
 _META = torch.device("meta")
-_NUMBERS = itertools.count()
+
+
+class _Clock:
+    """Numbers operations in the order of their calls, and remembers how far values are known.
+
+    Attributes:
+        now: Number of the last operation.
+        settled: Its number when values last came back from a device. What was recorded later was recorded because it
+            depends on values that nobody had then, so it is not known now.
+    """
+
+    __slots__ = ("now", "settled")
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.settled = 0
+
+    def values_came(self) -> None:
+        """Note that values came back from a device."""
+        self.settled = self.now
+
+
+CLOCK = _Clock()
 
 
 class Shape:
@@ -79,20 +99,27 @@ class Input:
         parameter: Name it has as a parameter or buffer of the captured model, None for any other tensor.
     """
 
-    __slots__ = ("_version", "model", "parameter", "shape", "tensor")
+    __slots__ = ("_shape", "_version", "model", "parameter", "tensor")
 
     def __init__(
         self,
         tensor: torch.Tensor,
-        shape: Shape,
+        shape: Optional[Shape] = None,
         parameter: Optional[str] = None,
         model: Optional[CapturedModel] = None,
     ) -> None:
         self.tensor = tensor
-        self.shape = shape
+        self._shape = shape
         self.parameter = parameter
         self.model = model
         self._version = tensor._version if parameter is None else 0
+
+    @property
+    def shape(self) -> Shape:
+        """What the tensor looks like."""
+        if self._shape is None:
+            self._shape = Shape.of(self.tensor, False)
+        return self._shape
 
     def check(self, line: Line) -> None:
         """Refuse a tensor that was written into since it was recorded.
@@ -100,7 +127,13 @@ class Input:
         Raises:
             CaptureError: It was.
         """
-        if self.parameter is None and self.tensor._version != self._version:
+        if self.parameter is not None:
+            return
+        if type(self.tensor) is not torch.Tensor:
+            # What was recorded before `tensor += loss` reads the value of then, which its memory still has.
+            with torch._C.DisableTorchFunctionSubclass():
+                self.tensor = self.tensor.detach()
+        if self.tensor._version != self._version:
             raise CaptureError(
                 f"A tensor of shape {self.shape.size} was used in the training step at {shown(line)} and changed in "
                 "place afterwards, before the step ran with optimizer.step(). Change a copy of it, or change it after "
@@ -148,6 +181,11 @@ class Value:
         assert self.tensor is not None
         return self.tensor
 
+    def take(self, tensor: torch.Tensor) -> None:
+        """Be known from now on."""
+        dtype = self.shape.dtype
+        self.tensor = tensor if tensor.dtype is dtype else tensor.to(dtype)
+
     def is_needed(self, device: Dict[Operation, int]) -> bool:
         """Tell whether somebody besides the operations on the device may ask for this value."""
         if self.handle() is not None:
@@ -159,94 +197,106 @@ class Value:
         return False
 
 
+class Plan:
+    """What all calls of one kind have in common; calls are of one kind if they have the same plan object.
+
+    Attributes:
+        function: What is called; None for a captured model.
+        structure: Its arguments `(args, kwargs)` without the leaves.
+        grad: Whether gradients are enabled.
+        result: What surrounds the tensors of the result.
+        shapes: What these tensors look like.
+        single: Whether the result is one tensor and nothing else.
+        aliases: Whether some of the result may share memory with an argument.
+    """
+
+    __slots__ = ("aliases", "function", "grad", "result", "shapes", "single", "structure")
+
+    def __init__(
+        self,
+        function: Optional[Callable[..., Any]],
+        structure: Structure,
+        grad: bool,
+        result: Structure,
+        shapes: Sequence[Shape],
+    ) -> None:
+        self.function = function
+        self.structure = structure
+        self.grad = grad
+        self.result = result
+        self.shapes = tuple(shapes)
+        self.single = result.is_leaf
+        self.aliases = any(shape.aliases for shape in shapes)
+
+
 class Operation:
     """One recorded call.
 
     Attributes:
         number: Grows in the order of the calls.
-        function: What was called; None for a captured model.
-        model: The captured model, None for a function.
-        structure: Its arguments `(args, kwargs)` without the leaves.
-        leaves: `Value`, `Input` or `Number` for every leaf.
-        grad: Whether gradients were enabled.
+        plan: What is called, and how.
+        model: The captured model that is called, None for a function.
+        leaves: `Value`, `Input` or `Number` for every leaf of the arguments.
         results: Weakly, the values it gives.
         line: Where it was called.
+        done: Whether its values are known.
         problem: Why its values will never be known.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "done",
-        "function",
-        "grad",
-        "leaves",
-        "line",
-        "model",
-        "number",
-        "problem",
-        "results",
-        "structure",
-    )
+    __slots__ = ("__weakref__", "done", "leaves", "line", "model", "number", "plan", "problem", "results")
 
-    def __init__(
-        self,
-        function: Optional[Callable[..., Any]],
-        model: Optional[CapturedModel],
-        structure: Structure,
-        leaves: Sequence[Any],
-        grad: bool,
-        line: Line,
-    ) -> None:
-        self.number = next(_NUMBERS)
-        self.function = function
+    def __init__(self, plan: Plan, model: Optional[CapturedModel], leaves: Sequence[Any], line: Line) -> None:
+        self.number = CLOCK.now = CLOCK.now + 1
+        self.plan = plan
         self.model = model
-        self.structure = structure
-        self.leaves = tuple(leaves)
-        self.grad = grad
+        self.leaves = leaves
         self.line = line
-        self.results: List[weakref.ref[Value]] = []
+        self.results: Sequence[weakref.ref[Value]] = ()
         self.problem: Optional[str] = None
         self.done = False
-        reference = weakref.ref(self)
-        for leaf in self.leaves:
-            if isinstance(leaf, Value):
+        for leaf in leaves:
+            if type(leaf) is Value:
+                reference = weakref.ref(self)
                 leaf.consumers.append(reference)
+                if plan.aliases:
+                    leaf.viewed = True
 
     @property
     def name(self) -> str:
         """What messages call it."""
-        return "the model" if self.function is None else name_of(self.function)
+        return "the model" if self.plan.function is None else name_of(self.plan.function)
 
     @property
     def computable(self) -> bool:
         """Whether the host can compute it from what is known."""
-        if self.function is None or self.done:
+        if self.done or self.plan.function is None or self.number > CLOCK.settled:
             return False
         return all(leaf.known for leaf in self.leaves if isinstance(leaf, Value))
 
-    def give(self, shapes: Sequence[Shape]) -> List[Value]:
+    def give(self) -> List[Value]:
         """Return the values of the results."""
-        values = [Value(self, index, shape) for index, shape in enumerate(shapes)]
+        values = [Value(self, index, shape) for index, shape in enumerate(self.plan.shapes)]
         self.results = [weakref.ref(value) for value in values]
         return values
 
     def compute(self) -> None:
         """Compute the results on the host, from values that are known."""
         leaves = [self._on_host(leaf) for leaf in self.leaves]
-        args, kwargs = put_together(self.structure, leaves)
-        assert self.function is not None
+        args, kwargs = put_together(self.plan.structure, leaves)
+        function = self.plan.function
+        assert function is not None
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            result = self.function(*args, **kwargs)
+            result = function(*args, **kwargs)
         tensors: List[torch.Tensor] = []
         take_apart(result, tensors)
-        self.settle(tensors)
-
-    def settle(self, tensors: Sequence[Optional[torch.Tensor]]) -> None:
-        """Take over the results, and let go of what they were computed from."""
         for reference, tensor in zip(self.results, tensors):
             value = reference()
-            if value is not None and tensor is not None:
-                value.tensor = tensor if tensor.dtype == value.shape.dtype else tensor.to(value.shape.dtype)
+            if value is not None:
+                value.take(tensor)
+        self.finish()
+
+    def finish(self) -> None:
+        """Let go of what the results were computed from."""
         self.leaves = ()
         self.done = True
 
@@ -257,78 +307,6 @@ class Operation:
             leaf.check(self.line)
             return leaf.tensor
         return leaf.value
-
-
-_WRITE_BACKS: List[Tuple[Value, torch.Tensor]] = []
-
-
-def write_back(value: Value, target: torch.Tensor) -> None:
-    """Write a value into a tensor of the host as soon as it is known."""
-    _WRITE_BACKS.append((value, target))
-
-
-def write_known() -> None:
-    """Write the values that have become known where they were asked for."""
-    if not _WRITE_BACKS:
-        return
-    waiting = []
-    for value, target in _WRITE_BACKS:
-        if value.known:
-            with torch.no_grad():
-                target.copy_(value.get())
-        elif value.operation.problem is None:
-            waiting.append((value, target))
-    _WRITE_BACKS[:] = waiting
-
-
-_SHAPES: Dict[Hashable, Tuple[Structure, List[Shape]]] = {}
-_MOST_SHAPES = 4096
-
-
-def infer_shapes(
-    function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
-) -> Tuple[Structure, List[Shape]]:
-    """Return what a call gives, found by making it on the meta device the first time.
-
-    Raises:
-        CaptureError: The shape of a result depends on values, or the device could not compute the call.
-    """
-    key = (
-        function,
-        structure.key,
-        grad,
-        tuple([leaf.shape.key if not isinstance(leaf, Number) else float for leaf in leaves]),
-    )
-    found = _SHAPES.get(key)
-    if found is None:
-        if len(_SHAPES) >= _MOST_SHAPES:
-            _SHAPES.clear()
-        found = _SHAPES[key] = _inferred(function, structure, leaves, grad, line)
-    return found
-
-
-def _inferred(
-    function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
-) -> Tuple[Structure, List[Shape]]:
-    metas = [leaf.value if isinstance(leaf, Number) else leaf.shape.meta() for leaf in leaves]
-    storages = {meta.untyped_storage()._cdata for meta in metas if isinstance(meta, torch.Tensor)}
-    args, kwargs = put_together(structure, metas)
-    kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
-    try:
-        with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **kwargs)
-    except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error).lower() and "data-dependent" not in str(error):
-            raise
-        raise CaptureError(
-            f"{name_of(function)} at {shown(line)} needs values to know the shape of its result, and the step has not "
-            "run yet. Keep shapes fixed (for example torch.where, or a mask that multiplies), or compute it after "
-            f"optimizer.step(). ({type(error).__name__}: {error})"
-        ) from error
-    tensors: List[torch.Tensor] = []
-    result_structure = take_apart(result, tensors)
-    shapes = [Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors]
-    return result_structure, shapes
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -7,8 +7,7 @@ weights.
 from __future__ import annotations
 
 import functools
-import weakref
-from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -16,18 +15,22 @@ from torch import nn
 from ignite_ipu.deferred.device_gradients import DeviceGradients
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError, Line, current_line, shown
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.graph import Input, Operation, Shape, Value
+from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
+from ignite_ipu.deferred.owners import own, parameter_of
+from ignite_ipu.deferred.plans import Plans, seen_before
+from ignite_ipu.deferred.python_state import PythonState
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import native, natively
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart, take_call_apart
+from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.session import IPUSession
+from ignite_ipu.tracing import without_generation_cache
 
-__all__ = ["CapturedModel", "capture_model", "captured", "mark_loss", "parameter_of", "run_for_read"]
+__all__ = ["CapturedModel", "capture_model", "captured", "mark_loss", "run_for_read"]
 
 _CAPTURE = "_ignite_ipu_capture"
-_PARAMETERS: Dict[int, Tuple[weakref.ref[CapturedModel], str]] = {}
 
 
 class CapturedModel:
@@ -40,8 +43,13 @@ class CapturedModel:
             run yet, None if it can.
         clip_remedy: What the loop does to clip gradients, for whoever uses `parameter.grad`; when None, `.grad` stays
             as it is.
+        part_of: What captures a model of which this one is a submodule.
+        joins: Whether the parameters become this one's that others have captured.
 
     Attributes:
+        model: The user's model.
+        whole: What runs the updates: this, or what captures the models that one optimizer trains together.
+        path: Where in the whole's model this one is.
         session: The model's session, with the weights and the programs.
         training, evaluation: What runs updates and evaluations.
         pending: Losses that went backward since the last update.
@@ -53,22 +61,45 @@ class CapturedModel:
         settings: CaptureSettings,
         postponed: Callable[[], Optional[str]] = lambda: None,
         clip_remedy: Optional[str] = None,
+        part_of: Optional[CapturedModel] = None,
+        joins: bool = False,
     ) -> None:
+        self.model = model
+        self.whole = self
+        self.path = ""
+        self.parts: List[CapturedModel] = []
+        self.settings = settings
+        self.pending: List[Loss] = []
+        self.postponed = postponed
+        self._early: Optional[Line] = None
+        self._templates: Dict[Hashable, Plan] = {}
+        self._plans = Plans(DeferredTensor)
+        self._tensors: Dict[str, torch.Tensor] = {}
+        self._gradients: DeviceGradients
+        if part_of is not None:
+            self._gradients = part_of._gradients
+            self._follow(part_of)
+            part_of.parts.append(self)
+            return
         self.session = IPUSession.of(model)
         self.session.refuse_second_trainer()
+        self._clip_remedy = clip_remedy
         self._gradients = DeviceGradients(model, clip_remedy)
         # A compiler that looks at gradients shall find none.
         self.training = CapturedTraining(self.session, settings, self._gradients.remove)
         self.evaluation = CapturedEvaluation(self.session, settings, self._gradients.remove)
-        self.pending: List[Loss] = []
-        self.postponed = postponed
-        self._early: Optional[Line] = None
-        self._templates: Dict[Hashable, Tuple[Structure, List[Shape]]] = {}
         self._tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        reference = weakref.ref(self)
-        for name, tensor in self._tensors.items():
-            _PARAMETERS[id(tensor)] = (reference, name)
-        weakref.finalize(self, _forget, [id(tensor) for tensor in self._tensors.values()], reference).atexit = False
+        own(self, {name: tensor for name, tensor in self._tensors.items() if joins or parameter_of(tensor) is None})
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        joined = getattr(self.model, "joined_names", None)
+        return type(self.model).__name__ if joined is None else str(joined)
+
+    def like(self, model: nn.Module) -> CapturedModel:
+        """Return what captures another model in the same way, for `join`."""
+        return CapturedModel(model, self.settings, self.postponed, self._clip_remedy, joins=True)
 
     def owns(self, name: str, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is the model's parameter or buffer of this name."""
@@ -78,44 +109,81 @@ class CapturedModel:
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Answer a call of the model."""
-        if torch.is_grad_enabled() and self.session.model.training:
+        if torch.is_grad_enabled() and self.model.training:
             return self._record(args, kwargs)
+        whole = self.whole
         try:
-            return self.evaluation.run(args, kwargs)
+            output = whole.evaluation.run(args, kwargs, self.model)
         finally:
-            if self.pending:
-                self._gradients.place()
+            if whole.pending:
+                whole._gradients.place()
+        return _with_gradients(output) if torch.is_grad_enabled() and self._is_trained() else output
+
+    def _is_trained(self) -> bool:
+        from ignite_ipu.deferred.optimizer import is_trained
+
+        return is_trained(self)
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        from ignite_ipu.deferred.tensor import as_leaf, deferred_results
-
+        leaves: List[Any] = []
+        values = (*args, *kwargs.values()) if kwargs else args
+        plan = self._plans.look_up([len(args), *kwargs], values, leaves, False)
+        if plan is not None:
+            return deferred_results(Operation(plan, self, leaves, current_line()))
         line = current_line()
         found: List[Any] = []
         structure = take_call_apart(args, kwargs, found)
         with torch._C.DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
-            template = self._templates.get(key)
-            if template is None:
-                template = self._templates[key] = self._shapes(structure, leaves)
-            operation = Operation(None, self, structure, leaves, True, line)
-            return deferred_results(operation, *template)
+            plan = seen_before(self._templates, key, lambda: self._plan(structure, leaves))
+            self._plans.learn([len(args), *kwargs], values, False, plan)
+            return deferred_results(Operation(plan, self, leaves, line))
 
-    def _shapes(self, structure: Structure, leaves: List[Any]) -> Tuple[Structure, List[Shape]]:
-        """Find out what the model returns by calling it once on the host, without a trace in weights or randomness."""
-        model = self.session.model
+    def _plan(self, structure: Structure, leaves: List[Any]) -> Plan:
+        """Find out what the model returns by calling it on the host, without a trace in weights or randomness.
+
+        Raises:
+            CaptureError: Some of it is trained as a model of its own.
+        """
+        model = self.model
+        owners = {owner[0] for owner in map(parameter_of, model.parameters()) if owner is not None}
+        if owners - {self.whole}:
+            names = " and ".join(sorted(owner.name for owner in owners - {self.whole}))
+            raise CaptureError(
+                f"{self.name} was called in training mode at {shown(current_line())}, but some of its weights are "
+                f"those of {names}, which a device step trains as a model of its own. Call {self.name} before what it "
+                f"consists of, or make the optimizer from the parameters of {self.name}."
+            )
         values = [
             torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
             for leaf in leaves
         ]
         args, kwargs = put_together(structure, values)
         buffers = {name: torch.Tensor.detach(buffer).clone() for name, buffer in model.named_buffers()}
-        with natively(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+            state = PythonState(model)
+            before = state.values()
             output = torch.func.functional_call(model, buffers, args, kwargs)
+            changed = state.changed(before)
+            if changed or not state.complete:
+                # What the first call set up, such as a cache, stays as it is in the second.
+                state = PythonState(model)
+                before = state.values()
+                torch.func.functional_call(model, buffers, args, kwargs)
+                changed = state.changed(before)
+        if changed or not state.complete:
+            raise CaptureError(
+                f"The forward of {self.name}, called at {shown(current_line())}, changes Python attributes in every "
+                f"call ({', '.join(changed) or 'new ones'}), but a compiled program runs it once, while it is traced: "
+                "later steps would have the values of the first. Give it what changes as an argument, and return "
+                "what it keeps; or register a buffer and write into it in place."
+            )
         tensors: List[torch.Tensor] = []
         result = take_apart(output, tensors)
         trains = any(parameter.requires_grad for parameter in model.parameters())
-        return result, [Shape.of(tensor, trains and tensor.is_floating_point()) for tensor in tensors]
+        shapes = [Shape.of(tensor, trains and tensor.is_floating_point()) for tensor in tensors]
+        return Plan(None, structure, True, result, shapes)
 
     # -- updates --------------------------------------------------------------------------------------------------
 
@@ -135,7 +203,7 @@ class CapturedModel:
         """Make the weight update that `optimizer.step()` asks for.
 
         Raises:
-            CaptureError: The step cannot run on the device.
+            CaptureError: The step cannot run on the device, or the host has computed the gradients.
             OptimizerError, LossError: The optimizer or the loss cannot.
         """
         if self._early is not None:
@@ -151,6 +219,8 @@ class CapturedModel:
         if self.pending:
             self.training.finish_update()
             self._run()
+        else:
+            self._gradients.refuse_those_of_the_host()
 
     def zero_grad(self) -> None:
         """Drop what went backward since the last update, as clearing gradients does.
@@ -175,7 +245,7 @@ class CapturedModel:
             EarlyReadError: The value's loss has not gone backward, or the update is not complete.
         """
         line = current_line()
-        own = {operation for operation in ancestors(value) if operation.model is self}
+        own = {operation for operation in ancestors(value) if operation.model and operation.model.whole is self}
         if not own <= {operation for loss in self.pending for operation in loss.operations}:
             raise EarlyReadError(
                 f"{what} at {shown(line)} asks for a value of the training step before the step has run: its loss has "
@@ -193,10 +263,50 @@ class CapturedModel:
         self._gradients.place()
         self._early = line
 
+    def use(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the coming updates be made by this optimizer.
+
+        Raises:
+            CaptureError: The update has been made by another one.
+        """
+        other = self.training.optimizer
+        if other is optimizer:
+            return
+        if other is not None and (self._early is not None or not self.pending):
+            what = f"for the value read at {shown(self._early)}" if self._early is not None else "already"
+            raise CaptureError(
+                f"{type(optimizer).__name__}.step() at {shown(current_line())}: the update was made {what}, by another "
+                f"optimizer of the same weights, a {type(other).__name__}. One optimizer makes one update: call "
+                "zero_grad() and backward() before each step(), and read values after it."
+            )
+        self.training.change_optimizer(optimizer)
+
+    def join(self, parts: List[CapturedModel]) -> None:
+        """Run the updates and evaluations of other captured models, which are parts of this one's model."""
+        for before in {part.whole: None for part in parts}:
+            self.pending += before.pending
+            self._early = self._early or before._early
+            before.pending = []
+        for part in parts:
+            if part.session is not self.session:
+                part.session.close()
+                part._gradients.remove()
+            part._follow(self)
+        self.parts = parts
+
+    def _follow(self, whole: CapturedModel) -> None:
+        """Be a part of a model from now on."""
+        (self.path,) = [name for name, module in whole.model.named_modules() if module is self.model]
+        self.whole = whole
+        self.session, self.training, self.evaluation = whole.session, whole.training, whole.evaluation
+        self.session.serve(self.model)
+
     def close(self) -> None:
         """End the capture: the model and its optimizer are ordinary ones again, with the newest weights and state."""
         from ignite_ipu.deferred.optimizer import release_optimizer
 
+        if self.whole is not self:
+            return self.whole.close()
         for loss in self.pending:
             _give_up(loss, "its model was given back")
         self.pending.clear()
@@ -204,7 +314,8 @@ class CapturedModel:
         self.session.close()
         if self.training.optimizer is not None:
             release_optimizer(self.training.optimizer)
-        _release_class(self.session.model)
+        for capture in (self, *self.parts):
+            _release_class(capture.model)
 
     def _run(self) -> None:
         from ignite_ipu.deferred.optimizer import find_optimizers
@@ -237,10 +348,13 @@ def capture_model(
     Raises:
         SessionError: The model is trained by another engine, or some of it is not on the CPU.
     """
-    existing = captured(model)
+    existing: Optional[CapturedModel] = model.__dict__.get(_CAPTURE)
     if existing is not None:
         return existing
-    capture = CapturedModel(model, settings, postponed, clip_remedy)
+    with torch._C.DisableTorchFunctionSubclass():
+        owners = {owner[0] for owner in map(parameter_of, model.parameters()) if owner is not None}
+    part_of = next((owner for owner in owners if any(module is model for module in owner.model.modules())), None)
+    capture = CapturedModel(model, settings, postponed, clip_remedy, part_of)
     model.__dict__[_CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = _capturing_class(own_class)
@@ -248,18 +362,9 @@ def capture_model(
 
 
 def captured(model: Any) -> Optional[CapturedModel]:
-    """Return what captures a model, None for an ordinary one."""
+    """Return what captures a model, alone or together with others; None for an ordinary one."""
     found: Optional[CapturedModel] = getattr(model, "__dict__", {}).get(_CAPTURE)
-    return found
-
-
-def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[CapturedModel, str]]:
-    """Return which captured model has a tensor as its parameter or buffer, and under which name."""
-    found = _PARAMETERS.get(id(tensor))
-    if found is None:
-        return None
-    model, name = found[0](), found[1]
-    return (model, name) if model is not None and model.owns(name, tensor) else None
+    return None if found is None else found.whole
 
 
 def mark_loss(value: Value) -> None:
@@ -286,13 +391,19 @@ def mark_loss(value: Value) -> None:
             "detached, or computed without gradients), so nothing would be trained."
         )
     models = _models_of(operations)
+    if len(models) > 1:
+        from ignite_ipu.deferred.optimizer import find_optimizers
+
+        find_optimizers()
+        models = _models_of(operations)
     if len(models) != 1:
-        names = " and ".join(sorted(type(model.session.model).__name__ for model in models))
+        names = " and ".join(sorted(model.name for model in models))
         raise CaptureError(
             f"The loss at {shown(line)} was computed from several captured models ({names}). One device step trains "
-            "one model: this pattern (a GAN's generator trained through its discriminator, a shared encoder) is not "
-            "supported across models. Put the models into one nn.Module with one optimizer; or, where one is not "
-            "trained by this loss, call it in eval mode under torch.no_grad() (a teacher, a frozen generator)."
+            "one model, or several by one optimizer: this pattern (a generator trained through its discriminator, "
+            "an encoder with an optimizer of its own) is not supported. Use one optimizer with a parameter group for "
+            "each model; or, where one is not trained by this loss, call it in eval mode under torch.no_grad() (a "
+            "teacher, a frozen generator)."
         )
     models[0].backward(Loss(value, operations, line))
 
@@ -309,7 +420,31 @@ def run_for_read(value: Value, what: str) -> None:
         model.run_early(value, what)
 
 
-def _models_of(operations: Tuple[Operation, ...]) -> List[CapturedModel]:
+class _Evaluated(torch.autograd.Function):
+    """What a model in evaluation mode returned while gradients were enabled: natively it can go backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise CaptureError(
+            "backward() reached the output of a model that was called in evaluation mode, which an inference program "
+            "computed. Call model.train() before training."
+        )
+
+
+def _with_gradients(output: Any) -> Any:
+    """Let tensors require gradients, so that no step takes them for constants."""
+    leaves: List[Any] = []
+    structure = take_apart(output, leaves)
+    witness = torch.zeros((), requires_grad=True)
+    found = [_Evaluated.apply(leaf, witness) if leaf.is_floating_point() else leaf for leaf in leaves]  # type: ignore[no-untyped-call]
+    return put_together(structure, found)
+
+
+def _models_of(operations: Sequence[Operation]) -> List[CapturedModel]:
     found: Dict[int, CapturedModel] = {}
     for operation in operations:
         for model in (
@@ -317,11 +452,11 @@ def _models_of(operations: Tuple[Operation, ...]) -> List[CapturedModel]:
             *[leaf.model for leaf in operation.leaves if isinstance(leaf, Input)],
         ):
             if model is not None:
-                found[id(model)] = model
+                found[id(model.whole)] = model.whole
     return list(found.values())
 
 
-def _check_not_given_up(operations: Tuple[Operation, ...], what: str, line: Line) -> None:
+def _check_not_given_up(operations: Sequence[Operation], what: str, line: Line) -> None:
     for operation in operations:
         if operation.problem is not None:
             raise EarlyReadError(
@@ -333,12 +468,6 @@ def _give_up(loss: Loss, problem: str) -> None:
     for operation in loss.operations:
         if not operation.done:
             operation.problem = problem
-
-
-def _forget(keys: List[int], reference: Any) -> None:
-    for key in keys:
-        if key in _PARAMETERS and _PARAMETERS[key][0] is reference:
-            del _PARAMETERS[key]
 
 
 def _release_class(model: nn.Module) -> None:
@@ -359,7 +488,7 @@ def _capturing_class(base: Any) -> Any:
         return base.train(self, mode)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        self.__dict__[_CAPTURE].zero_grad()
+        self.__dict__[_CAPTURE].whole.zero_grad()
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         # Copies and files are of the original class, and capture nothing.

@@ -1,6 +1,6 @@
 """The user's optimizer in a captured loop: `step()` runs the captured update, `zero_grad()` drops what was not run.
 
-Both become attributes of the object. They go before those that learning-rate schedulers put there, and neither copies
+They become attributes of the object. They go before those that learning-rate schedulers put there, and neither copies
 nor files of an optimizer contain attributes.
 """
 
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import weakref
 from types import MethodType
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
 from ignite_ipu.deferred.errors import CaptureError
-from ignite_ipu.deferred.model import CapturedModel, parameter_of
+from ignite_ipu.deferred.joined import join
+from ignite_ipu.deferred.model import CapturedModel
+from ignite_ipu.deferred.owners import parameter_of
 
-__all__ = ["capture_optimizer", "captured_by", "find_optimizers", "release_optimizer"]
+__all__ = ["capture_optimizer", "captured_by", "find_optimizers", "is_trained", "release_optimizer"]
 
 _MODELS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[CapturedModel]] = weakref.WeakKeyDictionary()
+_requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
@@ -26,32 +29,68 @@ def capture_optimizer(optimizer: torch.optim.Optimizer) -> None:
     _OPTIMIZERS.add(optimizer)
     optimizer.__dict__["step"] = MethodType(_step, optimizer)
     optimizer.__dict__["zero_grad"] = MethodType(_zero_grad, optimizer)
+    optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
 
 
 def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimizer its own methods back."""
-    for name in ("step", "zero_grad"):
+    for name in ("step", "zero_grad", "add_param_group"):
         optimizer.__dict__.pop(name, None)
     _MODELS.pop(optimizer, None)
     _OPTIMIZERS.discard(optimizer)
 
 
 def find_optimizers() -> None:
-    """Let every optimizer that is captured know its model, and the models their optimizers."""
-    for optimizer in list(_OPTIMIZERS):
-        captured_by(optimizer)
+    """Join the models that have an optimizer in common, and let models know their optimizers.
+
+    Of several optimizers of one model the one counts that could train it alone; which one does, its `step()` says.
+    """
+    optimizers = list(_OPTIMIZERS)
+    for optimizer in optimizers:
+        _joined(optimizer)
+    for optimizer in sorted(optimizers, key=lambda optimizer: not _trains_alone(optimizer)):
+        model = _joined(optimizer)
+        if model is not None and model.training.optimizer is None:
+            captured_by(optimizer)
+
+
+def is_trained(model: CapturedModel) -> bool:
+    """Tell whether some optimizer holds a parameter of a model that requires gradients."""
+    held = {id(each) for optimizer in list(_OPTIMIZERS) for group in optimizer.param_groups for each in group["params"]}
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(id(parameter) in held and _requires_grad(parameter) for parameter in model.model.parameters())
 
 
 def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
     """Return the captured model whose parameters an optimizer holds, None if it holds no captured parameters.
 
+    Several models whose parameters it holds become one from then on.
+
     Raises:
-        CaptureError: It holds parameters of several captured models, or the model has another optimizer.
+        CaptureError: These models share modules, or the model has another optimizer for some of its parameters.
     """
     known = _MODELS.get(optimizer)
     model = None if known is None else known()
-    if model is not None:
+    if model is not None and model.whole is model and model.training.prepared:
         return model
+    model = _joined(optimizer)
+    if model is None:
+        return None
+    other = model.training.optimizer
+    if other is None:
+        model.training.optimizer = optimizer
+    elif other is not optimizer and not _holds_all(optimizer, model):
+        raise CaptureError(
+            f"The model {model.name} has two optimizers, a {type(other).__name__} and a {type(optimizer).__name__}, "
+            "but a device step updates all weights by one. Use one optimizer with a parameter group for each part, "
+            "which may have a learning rate of its own."
+        )
+    _MODELS[optimizer] = weakref.ref(model)
+    return model
+
+
+def _joined(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
+    """Return the captured model whose parameters an optimizer holds, after joining it from several where need be."""
     found: Dict[int, CapturedModel] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -59,25 +98,19 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
             if owner is not None:
                 found[id(owner[0])] = owner[0]
     models: List[CapturedModel] = list(found.values())
-    if not models:
-        return None
-    if len(models) > 1:
-        names = " and ".join(sorted(type(model.session.model).__name__ for model in models))
-        raise CaptureError(
-            f"The {type(optimizer).__name__} holds parameters of several captured models ({names}); one device step "
-            "trains one model. Put them into one nn.Module and prepare that."
-        )
-    model = models[0]
-    other = model.training.optimizer
-    if other is not None and other is not optimizer:
-        raise CaptureError(
-            f"The model {type(model.session.model).__name__} has two optimizers, a {type(other).__name__} and a "
-            f"{type(optimizer).__name__}, but a device step updates all weights by one. Use one optimizer with a "
-            "parameter group for each part, which may have a learning rate of its own."
-        )
-    model.training.optimizer = optimizer
-    _MODELS[optimizer] = weakref.ref(model)
-    return model
+    return join(models, type(optimizer).__name__) if len(models) > 1 else next(iter(models), None)
+
+
+def _trains_alone(optimizer: torch.optim.Optimizer) -> bool:
+    model = _joined(optimizer)
+    return model is not None and _holds_all(optimizer, model)
+
+
+def _holds_all(optimizer: torch.optim.Optimizer, model: CapturedModel) -> bool:
+    """Tell whether an optimizer alone could train a model."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    with torch._C.DisableTorchFunctionSubclass():
+        return all(id(parameter) in held for parameter in model.model.parameters() if _requires_grad(parameter))
 
 
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
@@ -90,6 +123,7 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
             "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
             "then step() without a closure."
         )
+    model.use(self)
     model.step()
 
 
@@ -99,6 +133,16 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         type(self).zero_grad(self, set_to_none)
         return
     model.zero_grad()
+    if model.training.optimizer is not self:
+        # Its update comes next, and how it is clipped is said before.
+        model.training.change_optimizer(self)
+
+
+def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -> None:
+    model = captured_by(self)
+    if model is not None and model.training.optimizer is self:
+        model.training.forget_program()
+    type(self).add_param_group(self, param_group)
 
 
 # Schedulers wrap the step of their optimizer to learn whether it was called, and warn when they find another one. The

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 
@@ -11,10 +10,12 @@ from ignite_ipu.deferred.errors import Line, shown
 from ignite_ipu.deferred.graph import Input, Number, Operation, Value
 from ignite_ipu.deferred.step import Recipe, RecipeStep
 
-__all__ = ["Loss", "MicroBatch", "ancestors", "describe_change", "merged", "micro_batches"]
+__all__ = ["Loss", "MicroBatch", "Recipes", "ancestors", "describe_change"]
+
+_MOST = 1024
+_BITS = 20
 
 
-@dataclasses.dataclass(frozen=True)
 class Loss:
     """A value that went backward.
 
@@ -24,49 +25,40 @@ class Loss:
         line: Where backward was called.
     """
 
-    value: Value
-    operations: Tuple[Operation, ...]
-    line: Line
+    __slots__ = ("line", "operations", "value")
+
+    def __init__(self, value: Value, operations: Sequence[Operation], line: Line) -> None:
+        self.value = value
+        self.operations = operations
+        self.line = line
 
 
-@dataclasses.dataclass(frozen=True)
 class MicroBatch:
     """Operations that belong together, and what they read from the host.
 
     Attributes:
         operations: In order.
-        recipe: Their comparable form.
+        recipe: Their comparable form: one object for all micro-batches that compute the same.
         inputs: The tensors, in the order of the recipe's inputs.
         numbers: The floats, in the order of the recipe's numbers.
         loss_shape: Shape of the first loss.
     """
 
-    operations: Tuple[Operation, ...]
-    recipe: Recipe
-    inputs: Tuple[Input, ...]
-    numbers: Tuple[float, ...]
-    loss_shape: Tuple[int, ...]
+    __slots__ = ("inputs", "loss_shape", "numbers", "operations", "recipe")
 
-    @classmethod
-    def of(cls, losses: Sequence[Loss]) -> MicroBatch:
-        """Return the micro-batch that computes these losses."""
-        unique = {operation: None for loss in losses for operation in loss.operations}
-        operations = sorted(unique, key=lambda operation: operation.number)
-        positions = {operation: position for position, operation in enumerate(operations)}
-        inputs: List[Input] = []
-        places: Dict[int, int] = {}
-        numbers: List[float] = []
-        steps = []
-        for operation in operations:
-            leaves = tuple([_leaf(leaf, positions, inputs, places, numbers) for leaf in operation.leaves])
-            steps.append(RecipeStep(operation.function, operation.structure, leaves, operation.grad, operation.line))
-        recipe = Recipe(
-            tuple(steps),
-            tuple([(positions[loss.value.operation], loss.value.index) for loss in losses]),
-            tuple([(item.shape.size, item.shape.dtype) for item in inputs]),
-            len(numbers),
-        )
-        return cls(tuple(operations), recipe, tuple(inputs), tuple(numbers), losses[0].value.shape.size)
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        recipe: Recipe,
+        inputs: Sequence[Input],
+        numbers: Tuple[float, ...],
+        loss_shape: Tuple[int, ...],
+    ) -> None:
+        self.operations = operations
+        self.recipe = recipe
+        self.inputs = inputs
+        self.numbers = numbers
+        self.loss_shape = loss_shape
 
     def tensors(self) -> List[torch.Tensor]:
         """Return the inputs' tensors.
@@ -80,41 +72,74 @@ class MicroBatch:
         return [item.tensor for item in self.inputs]
 
 
-def ancestors(value: Value) -> Tuple[Operation, ...]:
+class Recipes:
+    """The recipes of one model's micro-batches, each made once.
+
+    A micro-batch is recognised by its trail: the plans of its operations, and where their arguments come from.
+    """
+
+    def __init__(self) -> None:
+        self._by_trail: Dict[Tuple[Any, ...], Recipe] = {}
+        self._by_key: Dict[Hashable, Recipe] = {}
+
+    def micro_batch(self, losses: Sequence[Loss]) -> MicroBatch:
+        """Return the one micro-batch that computes all these losses."""
+        operations = losses[0].operations
+        if len(losses) > 1:
+            unique = {operation: None for loss in losses for operation in loss.operations}
+            operations = sorted(unique, key=_by_number)
+        positions: Dict[Operation, int] = {}
+        inputs: List[Input] = []
+        places: Dict[int, int] = {}
+        numbers: List[float] = []
+        trail: List[Any] = []
+        for position, operation in enumerate(operations):
+            positions[operation] = position
+            trail.append(operation.plan)
+            for leaf in operation.leaves:
+                trail.append(_source(leaf, positions, inputs, places, numbers))
+        for loss in losses:
+            trail.append(positions[loss.value.operation] << _BITS | loss.value.index)
+        known = tuple(trail)
+        recipe = self._by_trail.get(known)
+        if recipe is None:
+            if len(self._by_trail) >= _MOST:
+                self._by_trail.clear()
+                self._by_key.clear()
+            made = _recipe(operations, trail, inputs, losses)
+            recipe = self._by_trail[known] = self._by_key.setdefault(made.key, made)
+        return MicroBatch(operations, recipe, inputs, tuple(numbers), losses[0].value.shape.size)
+
+    def micro_batches(self, losses: Sequence[Loss]) -> List[MicroBatch]:
+        """Return the micro-batches of a weight update: losses that share a call of the model are in the same one.
+
+        Gradients of several backward calls add up, so losses with operations in common are one loss, their sum.
+        """
+        if len(losses) == 1:
+            return [self.micro_batch(losses)]
+        groups: Dict[int, List[Loss]] = {}
+        group_of: Dict[Operation, int] = {}
+        for number, loss in enumerate(losses):
+            together = []
+            for earlier in sorted({group_of[operation] for operation in loss.operations if operation in group_of}):
+                together += groups.pop(earlier)
+            groups[number] = [*together, loss]
+            for member in groups[number]:
+                group_of.update(dict.fromkeys(member.operations, number))
+        batches = [self.micro_batch(members) for members in groups.values()]
+        return sorted(batches, key=lambda batch: batch.operations[0].number)
+
+
+def ancestors(value: Value) -> List[Operation]:
     """Return the operations that a value is computed from, in order."""
     found = {value.operation: None}
     waiting = [value.operation]
     while waiting:
         for leaf in waiting.pop().leaves:
-            if isinstance(leaf, Value) and leaf.tensor is None and leaf.operation not in found:
+            if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
                 found[leaf.operation] = None
                 waiting.append(leaf.operation)
-    return tuple(sorted(found, key=lambda operation: operation.number))
-
-
-def micro_batches(losses: Sequence[Loss]) -> List[MicroBatch]:
-    """Return the micro-batches of a weight update: losses that share a call of the model are in the same one.
-
-    Gradients of several backward calls add up, so losses with operations in common are one loss, their sum.
-    """
-    groups: List[Tuple[List[Loss], set[Operation]]] = []
-    for loss in losses:
-        own = set(loss.operations)
-        together: List[Loss] = []
-        apart = []
-        for members, operations in groups:
-            if own & operations:
-                together += members
-                own |= operations
-            else:
-                apart.append((members, operations))
-        groups = [*apart, ([*together, loss], own)]
-    return sorted((MicroBatch.of(members) for members, _ in groups), key=lambda batch: batch.operations[0].number)
-
-
-def merged(losses: Sequence[Loss]) -> MicroBatch:
-    """Return everything as one micro-batch, for a device call that cannot repeat one recipe."""
-    return MicroBatch.of(losses)
+    return sorted(found, key=_by_number)
 
 
 def describe_change(old: Recipe, new: Recipe) -> str:
@@ -136,23 +161,67 @@ def describe_change(old: Recipe, new: Recipe) -> str:
     return "another loss goes backward"
 
 
-def _leaf(
+def _source(
     leaf: Any, positions: Dict[Operation, int], inputs: List[Input], places: Dict[int, int], numbers: List[float]
-) -> Tuple[Any, ...]:
-    if isinstance(leaf, Value):
-        if leaf.operation in positions:
-            return ("value", positions[leaf.operation], leaf.index)
+) -> Any:
+    """Return where an argument comes from, as small as possible: it is made for every argument in every step.
+
+    Results of operations are numbers from 0, inputs numbers below 0, parameters their names, and floats None.
+    """
+    kind = type(leaf)
+    if kind is Value:
+        position = positions.get(leaf.operation)
+        if position is not None:
+            return position << _BITS | leaf.index
         leaf = Input(leaf.get(), leaf.shape)
-    if isinstance(leaf, Number):
+    elif kind is Number:
         numbers.append(leaf.value)
-        return ("number", len(numbers) - 1)
+        return None
     if leaf.parameter is not None:
-        return ("parameter", leaf.parameter)
-    place = places.get(id(leaf.tensor))
+        path = "" if leaf.model is None else leaf.model.path
+        return f"{path}.{leaf.parameter}" if path else leaf.parameter
+    key = id(leaf.tensor)
+    place = places.get(key)
     if place is None:
-        place = places[id(leaf.tensor)] = len(inputs)
+        place = places[key] = len(inputs)
         inputs.append(leaf)
-    return ("input", place)
+    return ~place
+
+
+def _recipe(
+    operations: Sequence[Operation], trail: Sequence[Any], inputs: Sequence[Input], losses: Sequence[Loss]
+) -> Recipe:
+    sources = iter(trail)
+    steps = []
+    numbers = 0
+    for operation in operations:
+        plan = next(sources)
+        leaves: List[Tuple[Any, ...]] = []
+        for _ in operation.leaves:
+            source = next(sources)
+            if source is None:
+                leaves.append(("number", numbers))
+                numbers += 1
+            elif isinstance(source, str):
+                leaves.append(("parameter", source))
+            else:
+                leaves.append(("value", *_place(source)) if source >= 0 else ("input", ~source))
+        part = "" if operation.model is None else operation.model.path
+        steps.append(RecipeStep(plan.function, plan.structure, tuple(leaves), plan.grad, operation.line, part))
+    return Recipe(
+        tuple(steps),
+        tuple([_place(next(sources)) for _ in losses]),
+        tuple([(item.shape.size, item.shape.dtype) for item in inputs]),
+        numbers,
+    )
+
+
+def _place(source: int) -> Tuple[int, int]:
+    return source >> _BITS, source & ((1 << _BITS) - 1)
+
+
+def _by_number(operation: Operation) -> int:
+    return operation.number
 
 
 def _named(step: RecipeStep) -> str:

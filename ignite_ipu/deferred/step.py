@@ -48,6 +48,7 @@ class RecipeStep:
             `("parameter", name)`.
         grad: Whether gradients flow through it.
         line: Where the user's code has it, for messages.
+        part: Which submodule is the model, of those that are trained together.
     """
 
     function: Any
@@ -55,11 +56,12 @@ class RecipeStep:
     leaves: Tuple[Tuple[Any, ...], ...]
     grad: bool
     line: Line
+    part: str = ""
 
     @functools.cached_property
     def key(self) -> Hashable:
         """Equal for operations that compute the same."""
-        return (self.function, self.structure.key, self.leaves, self.grad)
+        return (self.function, self.structure.key, self.leaves, self.grad, self.part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Recipe:
     def key(self) -> Hashable:
         """Equal for recipes that compile to the same program."""
         return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
+
+    @functools.cached_property
+    def distinct_losses(self) -> FrozenSet[Tuple[int, int]]:
+        """The losses, each once."""
+        return frozenset(self.losses)
 
 
 class CapturedStep(BatchStep):
@@ -133,11 +140,12 @@ class CapturedStep(BatchStep):
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
         numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.recipe.inputs) :]))
-        with natively(), guarded(), half_products(self._half):
+        with natively(), guarded(self.model), half_products(self._half):
             results = self._compute(inputs, numbers)
             total: Any = None
             for operation, result in self.recipe.losses:
-                loss = results[operation][result].reshape(())
+                loss = results[operation][result]
+                loss = loss.reshape(()) if loss.dim() else loss
                 total = loss if total is None else total + loss
         loss = backend.poptorch().identity_loss(total, reduction="none")
         return (loss, *[results[operation][result] for operation, result in self.outputs])
@@ -157,7 +165,8 @@ class CapturedStep(BatchStep):
                 else:
                     found.append(parameters[place[0]])
             args, kwargs = put_together(step.structure, found)
-            output = (self.model if step.function is None else step.function)(*args, **kwargs)
+            called = self.model.get_submodule(step.part) if step.function is None else step.function
+            output = called(*args, **kwargs)
             tensors: List[Any] = []
             take_apart(output, tensors)
             results.append(tensors if step.grad else [tensor.detach() for tensor in tensors])
@@ -212,7 +221,7 @@ class CalledStep(BatchStep):
         """
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = put_together(self._structure, found)
-        with natively(), guarded(), half_products(self._half):
+        with natively(), guarded(self.model), half_products(self._half):
             output = self.model(*args, **kwargs)
         tensors: List[Any] = []
         self._output[:] = [take_apart(output, tensors)]

@@ -12,9 +12,10 @@ import torch
 
 from ignite_ipu.deferred.errors import CaptureError
 
-__all__ = ["Structure", "is_tensor", "put_together", "take_apart", "take_call_apart", "words"]
+__all__ = ["PLAIN", "Structure", "is_tensor", "put_together", "take_apart", "take_call_apart", "words"]
 
-_PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
+# Types whose values become part of a structure.
+PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size))
 _LEAF = ("leaf",)
 
 
@@ -46,6 +47,11 @@ class Structure:
     key: Hashable
     build: Callable[[Iterator[Any]], Any]
 
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it is one leaf that nothing surrounds."""
+        return self.key is _LEAF
+
 
 def words(text: str) -> FrozenSet[str]:
     """Return the words of a text."""
@@ -70,7 +76,7 @@ def take_apart(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = i
         leaves.append(value)
         return _ONE
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return Structure(_key(kind, value), lambda remaining: value)
     if isinstance(value, (list, tuple)):
         parts = [take_apart(item, leaves, is_leaf) for item in value]
@@ -100,7 +106,7 @@ def take_call_apart(
         if is_leaf(value):
             found.append(value)
             key.append(_LEAF)
-        elif type(value) in _PLAIN:
+        elif type(value) in PLAIN:
             key.append((type(value), value))
         else:
             return take_apart((args, dict(kwargs)), leaves, is_leaf)

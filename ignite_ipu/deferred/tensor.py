@@ -8,8 +8,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.errors import CaptureError, Line, current_line, shown
-from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, infer_shapes, name_of, write_back
+from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, name_of
+from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
+from ignite_ipu.deferred.owners import parameter_of
+from ignite_ipu.deferred.plans import Plans, inferred_plan, is_arithmetic
 from ignite_ipu.deferred.structure import is_tensor, put_together, take_apart, take_call_apart, words
+from ignite_ipu.deferred.written import WrittenTensor, in_place_of_written, write_back
 
 __all__ = ["DeferredTensor", "as_leaf", "deferred_results", "resolved"]
 
@@ -36,10 +40,12 @@ _REFUSED = {
     "resize_": "a compiled step has fixed shapes",
     "resize_as_": "a compiled step has fixed shapes",
 }
-_ARITHMETIC = words("add sub mul div radd rsub rmul rdiv truediv rtruediv")
 # What `x += y` and its kin call, beside methods of these names.
 _OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
 _CPU = torch.device("cpu")
+_MAKE = torch.Tensor._make_wrapper_subclass
+# Functions that were recorded before, and whether floats among their arguments are numbers that may change.
+_RECORDED: Dict[Callable[..., Any], bool] = {}
 
 
 class DeferredTensor(torch.Tensor):
@@ -54,26 +60,35 @@ class DeferredTensor(torch.Tensor):
     """
 
     value: Value
-    origin: Optional[torch.Tensor]
+    origin: Optional[torch.Tensor] = None
 
     @staticmethod
     def __new__(cls, value: Value) -> DeferredTensor:
         shape = value.shape
-        tensor: DeferredTensor = torch.Tensor._make_wrapper_subclass(
-            cls, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU, requires_grad=False
-        )
+        tensor: DeferredTensor = _MAKE(cls, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU)
         tensor.value = value
-        tensor.origin = None
         value.handle = weakref.ref(tensor)
         return tensor
 
     def __init__(self, value: Value) -> None:
-        super().__init__()
+        """Leave everything to `__new__`."""
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        arithmetic = _RECORDED.get(func)
+        if arithmetic is not None:
+            leaves: List[Any] = []
+            if kwargs:
+                key, values = [func, torch.is_grad_enabled(), len(args), *kwargs], (*args, *kwargs.values())
+            else:
+                key, values = [func, torch.is_grad_enabled()], args
+            plan = _PLANS.look_up(key, values, leaves, arithmetic)
+            if plan is not None:
+                return deferred_results(Operation(plan, None, leaves, current_line()))
+        if WrittenTensor in types:
+            args, kwargs = in_place_of_written(args, kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():
             return _call(func, args, kwargs or {})
 
@@ -98,13 +113,17 @@ class DeferredTensor(torch.Tensor):
         """
         from ignite_ipu.deferred.model import mark_loss
 
-        for name, given in (("gradient", gradient), ("inputs", inputs), ("create_graph", create_graph or None)):
-            if given is not None:
-                raise CaptureError(
-                    f"backward({name}=...) cannot be honoured: the device differentiates one scalar with respect to "
-                    "all trainable weights. Call backward() without it."
-                )
+        if gradient is not None or inputs is not None or create_graph:
+            name = "gradient" if gradient is not None else "inputs" if inputs is not None else "create_graph"
+            raise CaptureError(
+                f"backward({name}=...) cannot be honoured: the device differentiates one scalar with respect to all "
+                "trainable weights. Call backward() without it."
+            )
         mark_loss(self.value)
+
+    def item(self) -> Any:
+        """Return the value of a tensor with one element."""
+        return _read(self.value, "item()").item()
 
     def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
         # Debuggers and error messages show objects at any time: this one never fails.
@@ -119,8 +138,10 @@ class DeferredTensor(torch.Tensor):
         return format(_read(self.value, "format"), spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain: Any = _read(self.value, "saving it")
-        return plain.__reduce_ex__(protocol)
+        plain = _read(self.value, "saving it")
+        # Hooks that the engine has put on it would go into the file.
+        saved: Any = plain.detach().requires_grad_(plain.requires_grad)
+        return saved.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return _read(self.value, "a copy").clone()
@@ -139,6 +160,8 @@ def as_leaf(value: Any, line: Line) -> Any:
     Raises:
         CaptureError: The tensor was computed from weights outside the captured step.
     """
+    if type(value) is WrittenTensor:
+        value = value.successor
     if isinstance(value, DeferredTensor):
         known = value.value
         if not known.known:
@@ -149,24 +172,29 @@ def as_leaf(value: Any, line: Line) -> Any:
     return _input(value, line)
 
 
-def deferred_results(operation: Operation, structure: Any, shapes: Sequence[Shape]) -> Any:
+def deferred_results(operation: Operation) -> Any:
     """Return the results of an operation as the user gets them."""
-    return put_together(structure, [DeferredTensor(value) for value in operation.give(shapes)])
+    plan = operation.plan
+    if plan.single:
+        value = Value(operation, 0, plan.shapes[0])
+        operation.results = (weakref.ref(value),)
+        return DeferredTensor(value)
+    return put_together(plan.result, [DeferredTensor(value) for value in operation.give()])
 
 
 def _input(tensor: torch.Tensor, line: Line) -> Input:
-    from ignite_ipu.deferred.model import parameter_of
-
     found = parameter_of(tensor)
     if found is not None:
         model, name = found
         return Input(tensor, Shape.of(tensor, _requires_grad(tensor)), name, model)
     if _requires_grad(tensor):
+        refuse_weights_of_the_host(tensor, line)
         raise CaptureError(
             f"A tensor of shape {tuple(tensor.shape)} at {shown(line)} requires gradients, but it is no part of the "
             "captured model, so the device could not train through it. If it is a parameter, make it one of the model "
-            "that is prepared (a loss with weights of its own, too: put both into one module); if it was computed from "
-            "the model's weights, compute it in the model's forward; else call detach() on it."
+            "that is prepared (a loss with weights of its own, too: put both into one module); if a model in "
+            "evaluation mode computed it, call model.train() to train that, or use torch.no_grad(); else call detach() "
+            "on it."
         )
     if tensor.device.type != "cpu":
         raise CaptureError(
@@ -276,17 +304,18 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     if "device" in kwargs:
         kwargs = {**kwargs, "device": None}
     leaves: List[Any] = []
-    arithmetic = _is_arithmetic(name)
+    arithmetic = is_arithmetic(name)
     structure = take_call_apart(args, kwargs, leaves, _is_tensor_or_float if arithmetic else is_tensor)
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
         return func(*_known(args), **_known(kwargs))
     line = current_line()
     leaves = [as_leaf(leaf, line) for leaf in leaves]
     grad = torch.is_grad_enabled()
-    result_structure, shapes = infer_shapes(func, structure, leaves, grad, line)
-    operation = Operation(func, None, structure, leaves, grad, line)
-    _note_views(shapes, leaves)
-    return deferred_results(operation, result_structure, shapes)
+    plan = inferred_plan(func, structure, leaves, grad, line)
+    start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
+    _PLANS.learn(start, (*args, *kwargs.values()), arithmetic, plan)
+    _RECORDED[func] = arithmetic
+    return deferred_results(Operation(plan, None, leaves, line))
 
 
 def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
@@ -317,9 +346,9 @@ def _record_in_place(
         )
     result = _record(plain, args, kwargs)
     if ordinary:
-        # The name that `total += loss` binds gets the result; the tensor it named before follows when it is known.
+        # The name that `total += loss` binds gets the result, and the tensor it named before stands for it.
         result.origin = target
-        write_back(result.value, target)
+        write_back(result.value, target, result)
         return result
     if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype or target.value.viewed:
         reason = (
@@ -334,7 +363,7 @@ def _record_in_place(
     target.value = result.value
     target.value.handle = weakref.ref(target)
     if target.origin is not None:
-        write_back(target.value, target.origin)
+        write_back(target.value, target.origin, target)
     return target
 
 
@@ -342,19 +371,8 @@ def _gone() -> None:
     return None
 
 
-def _note_views(shapes: Sequence[Shape], leaves: Sequence[Any]) -> None:
-    if any(shape.aliases for shape in shapes):
-        for leaf in leaves:
-            if isinstance(leaf, Value):
-                leaf.viewed = True
-
-
 def _is_tensor_or_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or type(value) is float
-
-
-def _is_arithmetic(name: str) -> bool:
-    return name.strip("_") in _ARITHMETIC
 
 
 def _deferred_in(structure: Any) -> List[DeferredTensor]:
@@ -404,3 +422,5 @@ _OUT_OF_PLACE: Dict[str, Callable[..., Any]] = {
         for name in words("add sub mul div clamp abs neg exp log sqrt pow relu sigmoid tanh masked_fill")
     },
 }
+
+_PLANS = Plans(DeferredTensor)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError, current_line, shown
-from ignite_ipu.deferred.graph import Operation, write_known
-from ignite_ipu.deferred.recipes import Loss, MicroBatch, describe_change, merged, micro_batches
+from ignite_ipu.deferred.graph import CLOCK
+from ignite_ipu.deferred.modes import Modes, ModesThen
+from ignite_ipu.deferred.recipes import Loss, MicroBatch, Recipes, describe_change
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CapturedStep, Recipe
+from ignite_ipu.deferred.written import write_known
 from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.programs import Program
 from ignite_ipu.session import IPUSession
 
 __all__ = ["CapturedTraining"]
 
 _logger = logging.getLogger("ignite_ipu")
 _MOST_CHANGES = 3
+_MOST_PROGRAMS = 8
 Place = Tuple[int, int]
+_NOWHERE: FrozenSet[Place] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,22 +41,39 @@ class _Compiled:
     outputs: Tuple[Place, ...]
     numbers: Tuple[float, ...]
     variable: FrozenSet[int]
-    modes: Tuple[bool, ...]
+    modes: ModesThen
 
-    def serves(self, wanted: _Compiled) -> bool:
-        """Tell whether this program computes what is wanted."""
+    @functools.cached_property
+    def returned(self) -> FrozenSet[Place]:
+        """The values that come back."""
+        return frozenset(self.outputs)
+
+    def serves(self, batches: Sequence[MicroBatch], outputs: Set[Place], modes: ModesThen) -> bool:
+        """Tell whether this program computes an update."""
         return (
-            self.count == wanted.count
-            and self.replicas == wanted.replicas
-            and self.recipe.key == wanted.recipe.key
-            and set(self.outputs) >= set(wanted.outputs)
-            and self.variable >= wanted.variable
-            and self.modes == wanted.modes
-            and all(
-                position in self.variable or mine == theirs
-                for position, (mine, theirs) in enumerate(zip(self.numbers, wanted.numbers))
-            )
+            self.recipe is batches[0].recipe
+            and self.count == len(batches)
+            and self.modes == modes
+            and outputs <= self.returned
+            and all(batch.numbers == self.numbers or self._differ_where_they_may(batch) for batch in batches)
         )
+
+    def computes_like(self, other: _Compiled) -> bool:
+        """Tell whether another program differs in what comes back or in which numbers may change alone."""
+        return self.recipe is other.recipe and self.count == other.count and self.modes == other.modes
+
+    def _differ_where_they_may(self, batch: MicroBatch) -> bool:
+        pairs = enumerate(zip(self.numbers, batch.numbers))
+        return all(mine == theirs or position in self.variable for position, (mine, theirs) in pairs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Kept:
+    """A program that is not used at the moment."""
+
+    compiled: _Compiled
+    step: CapturedStep
+    program: Program
 
 
 class CapturedTraining:
@@ -76,10 +99,13 @@ class CapturedTraining:
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.compilations = 0
         self._base = settings.base_options()
+        self._replicas = int(self._base.replication_factor)
+        self._recipes = Recipes()
         self._before_loading = before_loading
         self._compiled: Optional[_Compiled] = None
         self._step: Optional[CapturedStep] = None
-        self._modes: Optional[Tuple[bool, ...]] = None
+        self._kept: List[_Kept] = []
+        self._modes = Modes(session.model, session.weights)
         self._clips_by_call = self._clipped = False
         self._random_state: Optional[List[int]] = None
 
@@ -130,9 +156,31 @@ class CapturedTraining:
         else:
             self.session.set_random_state(state)
 
+    def change_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let another optimizer make the coming updates; the one before gets its state, and the program is dropped."""
+        if self._step is not None:
+            assert self.optimizer is not None
+            _logger.warning(
+                "The %s is followed by another optimizer, a %s, for which the step is compiled again.",
+                type(self.optimizer).__name__,
+                type(optimizer).__name__,
+            )
+        self.forget_program()
+        if self._clips_by_call and not self._clipped:
+            self.max_grad_norm, self._clips_by_call = None, False
+        self.optimizer = optimizer
+
+    def forget_program(self) -> None:
+        """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
+        if self._step is not None:
+            self._random_state = self.session.random_state()
+            self.session.stop_training()
+        self._step = self._compiled = None
+        self._kept.clear()
+
     def modes_may_have_changed(self) -> None:
-        """Look again at what is trained and in which mode each module is, before the next update."""
-        self._modes = None
+        """Look again for modules and parameters before the next update."""
+        self._modes.look_again()
 
     def run(self, losses: Sequence[Loss]) -> None:
         """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
@@ -141,17 +189,24 @@ class CapturedTraining:
             CaptureError: It cannot be run as one device step.
             IPUOutOfMemoryError: It does not fit.
         """
-        batches = micro_batches(losses)
-        if len({batch.recipe.key for batch in batches}) > 1:
-            batches = [merged(losses)]
-        wanted = self._wanted(batches)
-        if self._compiled is None or not self._compiled.serves(wanted):
-            self._compile(wanted)
+        batches = self._recipes.micro_batches(losses)
+        recipe = batches[0].recipe
+        if any(batch.recipe is not recipe for batch in batches):
+            # A device call repeats one recipe.
+            batches = [self._recipes.micro_batch(losses)]
+        outputs = _needed(batches)
+        modes = self._modes.now()
+        if self._compiled is None or not self._compiled.serves(batches, outputs, modes):
+            kept = next((each for each in self._kept if each.compiled.serves(batches, outputs, modes)), None)
+            if kept is not None:
+                self._resume(kept)
+            else:
+                self._compile(self._wanted(batches, outputs, modes))
         compiled = self._compiled
         assert compiled is not None
         leaves = _leaves(batches, compiled)
         try:
-            outputs = self._call(leaves)
+            results = self._call(leaves)
         except Exception as error:
             self._compiled = None
             if "out of memory" in str(error).lower():
@@ -164,7 +219,7 @@ class CapturedTraining:
         except BaseException:
             self._compiled = None
             raise
-        _settle(batches, compiled, outputs)
+        _settle(batches, compiled, results)
         write_known()
 
     def _call(self, leaves: List[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -179,33 +234,20 @@ class CapturedTraining:
         session.link.stepped(1)
         return outputs
 
-    def _wanted(self, batches: Sequence[MicroBatch]) -> _Compiled:
-        count = len(batches)
-        replicas = int(self._base.replication_factor)
+    def _wanted(self, batches: Sequence[MicroBatch], outputs: Set[Place], modes: ModesThen) -> _Compiled:
+        count, replicas = len(batches), self._replicas
         if self._compiled is None and count % replicas:
             raise CaptureError(
                 f"replicationFactor is {replicas}, but {count} micro-batches went backward before optimizer.step(): "
                 "replicas share the micro-batches of an update. Use gradient accumulation over a multiple of "
                 f"{replicas} micro-batches, or fewer replicas."
             )
-        device: Dict[Operation, int] = {operation: 0 for batch in batches for operation in batch.operations}
-        outputs: Set[Place] = set()
-        for batch in batches:
-            for position, operation in enumerate(batch.operations):
-                for reference in operation.results:
-                    value = reference()
-                    if value is not None and value.is_needed(device):
-                        outputs.add((position, value.index))
-        # The loss comes back in any case.
-        outputs -= _single_loss(batches[0])
         numbers = batches[0].numbers
         variable = {
             position
             for position in range(len(numbers))
             if any(batch.numbers[position] != numbers[position] for batch in batches)
         }
-        if self._modes is None:
-            self._modes = _modes(self.session.model)
         return _Compiled(
             batches[0].recipe,
             count,
@@ -213,11 +255,29 @@ class CapturedTraining:
             tuple(sorted(outputs)),
             numbers,
             frozenset(variable),
-            self._modes,
+            modes,
         )
+
+    def _resume(self, kept: _Kept) -> None:
+        """Let an earlier program serve from now on."""
+        self._kept.remove(kept)
+        self._keep()
+        self.session.resume_training(kept.program)
+        self._step, self._compiled = kept.step, kept.compiled
+
+    def _keep(self) -> None:
+        """Note the program that serves, so that it can serve again."""
+        program = self.session.training
+        if self._compiled is not None and self._step is not None and program is not None and program.compiled:
+            self._kept.append(_Kept(self._compiled, self._step, program))
+            if len(self._kept) >= _MOST_PROGRAMS:
+                self.session.drop_aside(self._kept.pop(0).program)
 
     def _compile(self, wanted: _Compiled) -> None:
         """Make the program that serves from now on; it is compiled when it runs."""
+        narrower = next((each for each in self._kept if each.compiled.computes_like(wanted)), None)
+        if narrower is not None:
+            self._resume(narrower)
         before = self._compiled
         if before is not None:
             wanted = _generalised(before, wanted)
@@ -251,7 +311,14 @@ class CapturedTraining:
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:
-            self.session.replace_training(step, options)
+            keep = before is not None and not before.computes_like(wanted)
+            if before is not None and before.modes.trained != wanted.modes.trained:
+                # The state of the optimizer is of other parameters.
+                self._kept.clear()
+                keep = False
+            if keep:
+                self._keep()
+            self.session.replace_training(step, options, keep=keep)
         self._step = step
         self._compiled = wanted
         self.compilations += 1
@@ -262,7 +329,7 @@ class CapturedTraining:
         elif before.count != wanted.count:
             what = f"{wanted.count} micro-batches make an update, it was {before.count}"
         elif before.modes != wanted.modes:
-            what = "other modules are in training mode, or other parameters require gradients"
+            what = "other modules are in training mode, other parameters require gradients, or attributes have changed"
         elif before.variable != wanted.variable:
             changed = [before.numbers[position] for position in sorted(wanted.variable - before.variable)]
             what = f"numbers in it change ({changed}); from now on they are inputs"
@@ -291,23 +358,35 @@ def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
 
 def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Tensor]:
     """Return the inputs of the device call: those of the micro-batches, one after another."""
-    columns = list(zip(*[batch.tensors() for batch in batches]))
-    leaves = [_joined(column) for column in columns]
+    leaves = [_joined(column) for column in zip(*[batch.tensors() for batch in batches])]
     for position in sorted(compiled.variable):
         leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
     return leaves
 
 
 def _joined(column: Sequence[torch.Tensor]) -> torch.Tensor:
-    if not column[0].dim():
-        return torch.stack(list(column))
-    return column[0].contiguous() if len(column) == 1 else torch.cat(list(column))
+    if len(column) == 1:
+        return column[0].contiguous() if column[0].dim() else column[0].reshape(1)
+    return torch.cat(list(column)) if column[0].dim() else torch.stack(list(column))
 
 
-def _single_loss(batch: MicroBatch) -> Set[Place]:
+def _needed(batches: Sequence[MicroBatch]) -> Set[Place]:
+    """Return the values that somebody may ask for; the loss comes back in any case."""
+    device = {operation: 0 for batch in batches for operation in batch.operations}
+    outputs: Set[Place] = set()
+    for batch in batches:
+        for position, operation in enumerate(batch.operations):
+            for reference in operation.results:
+                value = reference()
+                if value is not None and value.is_needed(device):
+                    outputs.add((position, value.index))
+    return outputs - _single_loss(batches[0])
+
+
+def _single_loss(batch: MicroBatch) -> FrozenSet[Place]:
     """Return the place of the loss if it is the only one, and no tensor of one element in some dimensions."""
-    losses = set(batch.recipe.losses)
-    return losses if len(losses) == 1 and not batch.loss_shape else set()
+    losses = batch.recipe.distinct_losses
+    return losses if len(losses) == 1 and not batch.loss_shape else _NOWHERE
 
 
 def _settle(batches: Sequence[MicroBatch], compiled: _Compiled, outputs: Sequence[torch.Tensor]) -> None:
@@ -316,14 +395,13 @@ def _settle(batches: Sequence[MicroBatch], compiled: _Compiled, outputs: Sequenc
         found[place] = outputs[0]
     for number, batch in enumerate(batches):
         for position, operation in enumerate(batch.operations):
-            tensors: List[Optional[torch.Tensor]] = []
             for reference in operation.results:
                 value = reference()
                 output = None if value is None else found.get((position, value.index))
-                tensors.append(
-                    None if output is None or value is None else _part(output, value.shape.size, number, len(batches))
-                )
-            operation.settle(tensors)
+                if value is not None and output is not None:
+                    value.take(_part(output, value.shape.size, number, len(batches)))
+            operation.finish()
+    CLOCK.values_came()
 
 
 def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) -> torch.Tensor:
@@ -335,11 +413,3 @@ def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) 
         return output[number]
     rows = output.shape[0] // count
     return output[number * rows : (number + 1) * rows]
-
-
-def _modes(model: torch.nn.Module) -> Tuple[bool, ...]:
-    flags = [module.training for module in model.modules()]
-    with torch._C.DisableTorchFunctionSubclass():
-        read = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-        flags += [read(parameter) for parameter in model.parameters()]
-    return tuple(flags)

@@ -83,6 +83,9 @@ class OptimizerLink:
             `get_state_dict`, which reads the device when it has to.
         write_state: Takes one to be used from the next call on; by default `set_state_dict`.
 
+    Attributes:
+        copying: Makes the copies from the device that happen here, and makes good the ones that fail.
+
     Raises:
         OptimizerError: The optimizer is linked already, or holds a parameter that has no name.
     """
@@ -96,6 +99,7 @@ class OptimizerLink:
         write_state: Optional[Callable[[Dict[str, Any]], None]] = None,
     ) -> None:
         self.conversion = conversion
+        self.copying: Callable[[Callable[[], Dict[str, Any]]], Dict[str, Any]] = _make
         self._source = conversion.source
         self._device = conversion.optimizer
         self._read_state = read_state or conversion.optimizer.get_state_dict
@@ -195,16 +199,20 @@ class OptimizerLink:
         self._newer_on_device = True
         self._loaded = False
         self._steps += updates
-        # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the second.
-        self._source._opt_called = True  # type: ignore[attr-defined]
+        self.note_earlier_steps()
         if "_step_count" in self._source.__dict__:
             self._source._step_count += updates  # type: ignore[attr-defined]
+
+    def note_earlier_steps(self) -> None:
+        """Note that there were updates, maybe in a process before this one: schedules may step without a warning."""
+        # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at this, older ones at the count.
+        self._source._opt_called = True  # type: ignore[attr-defined]
 
     def refresh_state(self) -> None:
         """Bring the state that the user's optimizer shows up to date with the device's."""
         if not self._newer_on_device or self.conversion.passed_through:
             return
-        current = self._read_state()
+        current = self.copying(self._read_state)
         device_state = current.get("ipu_state")
         if device_state is None:
             return
@@ -271,7 +279,7 @@ class OptimizerLink:
 
     def read(self) -> SavedState:
         """Return a copy of the newest state, for `put_back`."""
-        current = self._read_state()
+        current = self.copying(self._read_state)
         device = {
             name: None if tensors is None else {key: tensor.detach().clone() for key, tensor in tensors.items()}
             for name, tensors in current.items()
@@ -327,13 +335,13 @@ class OptimizerLink:
         """
         if self.conversion.passed_through or not self._source.__dict__["state"]:
             return
-        current = self._read_state()
+        current = self.copying(self._read_state)
         everything = self._converted_state(current, None)
         wanted = {name: tensor for name, tensor in everything.items() if name.split("___", 1)[-1] in trainable}
         self._write_state({"ipu_state": wanted, "ipu_param": current.get("ipu_param") or {}})
 
     def _send_state(self) -> None:
-        current = self._read_state()
+        current = self.copying(self._read_state)
         converted = self._converted_state(current, current.get("ipu_state"))
         self._loaded = True
         self._write_state({"ipu_state": converted, "ipu_param": current.get("ipu_param") or {}})
@@ -411,6 +419,10 @@ class OptimizerLink:
                 setattr(self._device, change.attribute, value)
             else:
                 self._device.param_groups[change.group][change.attribute] = value
+
+
+def _make(copy: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+    return copy()
 
 
 def _may_change_in_place(groups: Sequence[Any]) -> bool:

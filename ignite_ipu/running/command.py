@@ -56,11 +56,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _from_the_script(trace: Optional[TracebackType]) -> Optional[TracebackType]:
-    """Leave out the frames between this command and the script."""
+    """Leave out the frames between this command and the script: all of them, if Python could not read the script."""
     found = trace
     while found is not None:
         file = found.tb_frame.f_code.co_filename
         if not file.startswith((_PACKAGE, "<frozen")) and os.path.basename(file) != "runpy.py":
             return found
         found = found.tb_next
-    return trace
+    return None

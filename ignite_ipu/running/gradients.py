@@ -13,7 +13,8 @@ from torch import nn
 
 from ignite_ipu.deferred import CapturedModel
 from ignite_ipu.deferred.gradients import gradient_norm
-from ignite_ipu.deferred.model import parameter_of
+from ignite_ipu.deferred.owners import parameter_of
+from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
@@ -32,6 +33,7 @@ def substitute_gradients(patches: Patches, code: ScriptCode, journal: Journal) -
     patches.set(nn.utils, "clip_grad_norm_", clip)
     patches.set(nn.utils.clip_grad, "clip_grad_norm_", clip)
     patches.set(CapturedModel, "step", gradients.step(CapturedModel.step))
+    patches.set(CapturedTraining, "change_optimizer", gradients.change_optimizer(CapturedTraining.change_optimizer))
     patches.set(CapturedModel, "backward", gradients.backward(CapturedModel.backward))
     patches.set(CapturedModel, "zero_grad", gradients.zero_grad(CapturedModel.zero_grad))
     # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
@@ -85,6 +87,18 @@ class _Gradients:
                 self._clipped[capture] = False
 
         return step
+
+    def change_optimizer(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def change_optimizer(training: CapturedTraining, optimizer: Any) -> None:
+            original(training, optimizer)
+            for capture, clipped in list(self._clipped.items()):
+                if capture.training is training and not clipped:
+                    # Only what the optimizer before did was clipped.
+                    del self._clipped[capture]
+                    training.max_grad_norm = None
+
+        return change_optimizer
 
     def backward(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)

@@ -15,11 +15,18 @@ import torch
 import torch.utils.data
 from torch import nn
 
-from ignite_ipu.deferred import CapturedModel, CaptureSettings, DeferredTensor, capture_model, capture_optimizer
+from ignite_ipu.deferred import (
+    CapturedModel,
+    CaptureSettings,
+    DeferredTensor,
+    capture_model,
+    capture_optimizer,
+    captured,
+)
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.optimizer import release_optimizer
 from ignite_ipu.deferred.step import native, natively
-from ignite_ipu.deferred.structure import put_together, take_apart
+from ignite_ipu.running.data_edits import substitute_data
 from ignite_ipu.running.gradients import substitute_gradients
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
@@ -45,11 +52,13 @@ def substitute_loops(
     loops = _Loops(code, journal, CaptureSettings(replication_factor=replication_factor))
     patches.on_undo(loops.release)
     patches.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
+    patches.set(nn.Module, "named_parameters", loops.named_parameters(nn.Module.named_parameters))
     patches.set(CapturedModel, "call", loops.captured_call(CapturedModel.call))
     patches.set(torch.optim.Optimizer, "__init__", loops.optimizer(torch.optim.Optimizer.__init__))
     patches.set(torch.Tensor, "backward", loops.host_backward(torch.Tensor.backward))
     patches.set(DeferredTensor, "backward", loops.backward(DeferredTensor.backward))
     substitute_gradients(patches, code, journal)
+    substitute_data(patches)
 
 
 class _Loops:
@@ -68,10 +77,13 @@ class _Loops:
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+        # Modules that were asked for their parameters since the last optimizer was made, and those it was made for.
+        self._asked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def release(self) -> None:
         """Give models and optimizers back as the ordinary ones they were, with the newest weights."""
-        for model in list(self._models):
+        for model in {capture.whole for capture in list(self._models)}:
             model.close()
         for optimizer, hook in list(self._optimizers.items()):
             hook.remove()
@@ -91,24 +103,30 @@ class _Loops:
             session = IPUSession.of(module)
             if session.training is not None:
                 return self._evaluate(session, args, kwargs)
+            for root in self._roots_of(module):
+                self._models.add(capture_model(root, self._settings))
             self._models.add(capture_model(module, self._settings))
             return module(*args, **kwargs)
 
         return __call__
 
+    def named_parameters(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def named_parameters(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._asked.add(module)
+            return original(module, *args, **kwargs)
+
+        return named_parameters
+
     def captured_call(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def call(capture: CapturedModel, args: Any, kwargs: Any) -> Any:
             self._models.add(capture)  # an Accelerator has captured it, if nobody else
-            model = capture.session.model
+            model = capture.model
             training = torch.is_grad_enabled() and model.training
             became = "recorded for the device step of backward() and step()" if training else "an inference program"
             self._journal.note(self._code.current_line(), f"{type(model).__name__}()", became)
-            if not torch.is_inference_mode_enabled():
-                return original(capture, args, kwargs)
-            # A tracer has to see what happens to tensors, which inference mode does not record.
-            with torch.inference_mode(False), torch.no_grad():
-                return original(capture, *_recordable((args, kwargs)))
+            return original(capture, args, kwargs)
 
         return call
 
@@ -120,6 +138,7 @@ class _Loops:
                 return
             self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._refuse_host_step)
             capture_optimizer(optimizer)
+            self._note_roots(optimizer)
 
         return __init__
 
@@ -152,7 +171,7 @@ class _Loops:
                     raise self._journal.refuse(
                         line,
                         "backward()",
-                        f"no optimizer of torch.optim holds the weights of {type(capture.session.model).__name__}, so "
+                        f"no optimizer of torch.optim holds the weights of {capture.name}, so "
                         "they are updated by hand, and the device does not return gradients. Use an optimizer.",
                     )
 
@@ -171,11 +190,30 @@ class _Loops:
         evaluation = self._evaluations.get(session)
         if evaluation is None:
             evaluation = self._evaluations[session] = CapturedEvaluation(session, self._settings)
-        with torch.inference_mode(False), torch.no_grad():
-            return evaluation.run(*_recordable((args, kwargs)))
+        with torch.no_grad():
+            return evaluation.run(args, kwargs)
+
+    def _note_roots(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember the largest modules all of whose parameters an optimizer has been given."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        asked = [module for module in self._asked if not type(module).__module__.startswith(_OURS)]
+        self._asked.clear()
+        found = []
+        for module in asked:
+            own = [id(parameter) for parameter in module.parameters()]
+            if own and held.issuperset(own):
+                found.append(module)
+        inner = {id(child) for module in found for child in module.modules() if child is not module}
+        self._asked.clear()
+        self._roots.update(module for module in found if id(module) not in inner)
+
+    def _roots_of(self, module: nn.Module) -> List[nn.Module]:
+        """Return the modules that optimizers were made for and of which this one is a part."""
+        roots = [root for root in self._roots if root is not module and captured(root) is None]
+        return [root for root in roots if any(child is module for child in root.modules())]
 
     def _pending(self) -> Dict[CapturedModel, int]:
-        return {capture: len(capture.pending) for capture in list(self._models)}
+        return {capture.whole: len(capture.whole.pending) for capture in list(self._models)}
 
     def _optimizer_of(self, capture: CapturedModel) -> Optional[torch.optim.Optimizer]:
         own = {id(parameter) for parameter in capture.session.model.parameters()}
@@ -198,10 +236,3 @@ class _Loops:
                 "holds its parameters, and backward() on the loss."
             )
         raise self._journal.refuse(line, f"{name}.step()", reason)
-
-
-def _recordable(value: Any) -> Any:
-    """Return nested values with copies of the tensors that were made in inference mode."""
-    leaves: List[Any] = []
-    structure = take_apart(value, leaves)
-    return put_together(structure, [leaf.clone() if leaf.is_inference() else leaf for leaf in leaves])

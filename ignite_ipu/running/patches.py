@@ -32,7 +32,8 @@ class Patches:
 
     def set_everywhere(self, package: str, original: Any, value: Any) -> None:
         """Replace an object under every name that loaded modules of a package know it by."""
-        for module_name, module in list(sys.modules.items()):
+        # A copy in one step: another thread, or what is finalized on the way, may import modules.
+        for module_name, module in sys.modules.copy().items():
             if module_name == package or module_name.startswith(package + "."):
                 for name in [name for name, found in list(vars(module).items()) if found is original]:
                     self.set(module, name, value)

@@ -12,6 +12,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 
 from ignite_ipu import backend
 from ignite_ipu.cli import UserError
+from ignite_ipu.running.built_on_poptorch import any_built_on_poptorch
 from ignite_ipu.running.errors import RunError
 from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
@@ -29,8 +30,8 @@ def run_script(
 ) -> None:
     """Run a script as `__main__` on IPUs; what it changes in PyTorch and Ignite is changed back afterwards.
 
-    A script that uses PopTorch itself runs as it is, on the emulator where there is no SDK. With
-    `IGNITE_IPU_BACKEND=native` every script runs as it is.
+    A script that uses PopTorch, itself or by a package built on it, runs as it is, on the emulator where there is no
+    SDK. With `IGNITE_IPU_BACKEND=native` every script runs as it is.
 
     Args:
         path: The script.
@@ -40,22 +41,45 @@ def run_script(
 
     Raises:
         RunError: Something in it cannot be mapped to IPUs; the message names the line.
-        UserError: There is no such script.
+        UserError: There is no such script, or it is no text.
         BaseException: What the script raises, `SystemExit` too.
     """
-    if not os.path.isfile(path):
-        raise UserError(f"there is no script {path!r}")
+    _refuse_unreadable(path)
     with _as_program(path, argv):
         if backend.choice() == "native":
             runpy.run_path(path, run_name="__main__")
-        elif imports(path, "poptorch"):
+        elif imports(path, "poptorch") or any_built_on_poptorch(_all_imports(path)):
             _run_poptorch(path)
         else:
             _run_substituted(path, replication_factor, [] if substitutions is None else substitutions)
 
 
+def _refuse_unreadable(path: str) -> None:
+    """Refuse what cannot be a script; a mistake in its text is Python's to show."""
+    if os.path.isdir(path):
+        raise UserError(f"{path!r} is a directory; name the script in it")
+    if not os.path.isfile(path):
+        raise UserError(f"there is no script {path!r}")
+    if path.endswith(".pyc"):
+        return
+    try:
+        with tokenize.open(path) as opened:
+            binary = "\0" in opened.read()
+    except OSError as error:
+        raise UserError(f"the script {path!r} cannot be read: {error.strerror}") from error
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(f"{path!r} is not a Python script: {error}") from error
+    if binary:
+        raise UserError(f"{path!r} is not a Python script: it contains null bytes")
+
+
 def imports(path: str, package: str) -> bool:
     """Tell whether a script, or a module beside it that it imports, imports a package."""
+    return any(name.split(".")[0] == package for name in _all_imports(path))
+
+
+def _all_imports(path: str) -> Iterator[str]:
+    """Yield what a script and the modules beside it that it imports import."""
     waiting, seen = [os.path.abspath(path)], set()
     folder = os.path.dirname(waiting[0])
     while waiting:
@@ -63,12 +87,10 @@ def imports(path: str, package: str) -> bool:
         if file in seen:
             continue
         seen.add(file)
-        for name in _imports(file):
-            if name.split(".")[0] == package:
-                return True
+        for name in sorted(_imports(file)):
+            yield name
             base = os.path.join(folder, *name.split("."))
             waiting += [place for place in (f"{base}.py", os.path.join(base, "__init__.py")) if os.path.isfile(place)]
-    return False
 
 
 def _run_poptorch(path: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
-import pytest
 import torch
 import torch.nn.functional as F
-from accelerate.state import AcceleratorState, GradientState
 from ignite.engine import Engine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -17,13 +15,6 @@ from ignite_ipu import IPUAccelerator, backend, create_ipu_trainer, ipu_step
 STEPS, SEED = 2, 11
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
-
-
-@pytest.fixture(autouse=True)
-def _fresh_state() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def network() -> nn.Module:

@@ -6,12 +6,11 @@ import copy
 import inspect
 import io
 from pathlib import Path
-from typing import Any, Callable, Iterator, Tuple
+from typing import Any, Callable, Tuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 
 from ignite_ipu.accelerator import IPUAccelerator
@@ -20,14 +19,6 @@ from ignite_ipu.deferred import CaptureError
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
 Use = Callable[[nn.Module], Any]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_state() -> Iterator[None]:
-    """Let every test begin and end without accelerate's process-wide state."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def trained(updates: int) -> Tuple[IPUAccelerator, Any, Any]:

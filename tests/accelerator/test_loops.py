@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import ProjectConfiguration, find_executable_batch_size, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,23 +18,11 @@ from ignite_ipu.accelerator import IPUAccelerator
 from ignite_ipu.arguments import UnsupportedArgumentError
 from ignite_ipu.deferred import CaptureError, EarlyReadError, captured
 from ignite_ipu.emulator import faults
+from tests.accelerate_state import forget
 
 SAMPLES = 52
 X = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
-
-
-@pytest.fixture(autouse=True)
-def _fresh_state() -> Iterator[None]:
-    """Let every test begin and end without accelerate's process-wide state."""
-    _forget()
-    yield
-    _forget()
-
-
-def _forget() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def network() -> nn.Module:
@@ -88,7 +75,7 @@ def loop(accelerator: Any, clip: float = 0.0, epochs: int = 2, **more: Any) -> T
 def compared(run: Callable[[Any], Tuple[nn.Module, Any]], steps: int = 1, **arguments: Any) -> nn.Module:
     """Run something under both accelerators and compare weights and results; return the captured model."""
     native, expected = run(Accelerator(cpu=True, gradient_accumulation_steps=steps))
-    _forget()
+    forget()
     model, found = run(IPUAccelerator(gradient_accumulation_steps=steps, **arguments))
     for mine, theirs in zip(found, expected):
         assert mine == pytest.approx(theirs, rel=1e-4)
@@ -255,7 +242,7 @@ def test_number_formats_an_ipu_lacks(precision: str) -> None:
 def test_half_precision_products() -> None:
     """fp16 computes matrix products in half precision; training stays close to float32."""
     native, _ = loop(Accelerator(cpu=True))
-    _forget()
+    forget()
     accelerator = IPUAccelerator(mixed_precision="fp16")
     assert accelerator.mixed_precision == "fp16"
     model, _ = loop(accelerator)
@@ -270,7 +257,7 @@ def test_resuming_in_the_middle_of_an_epoch_is_bit_exact(tmp_path: Path, safe: b
     """save_state, load_state and skip_first_batches continue as if nothing had happened, dropout included."""
 
     def run(stop: int, resume: bool) -> nn.Module:
-        _forget()
+        forget()
         accelerator = IPUAccelerator(seed=7)
         set_seed(5)
         model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 2))

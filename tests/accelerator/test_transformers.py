@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -15,22 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 from ignite_ipu import backend
 from ignite_ipu.accelerator import IPUAccelerator
 from ignite_ipu.deferred import captured
+from tests.accelerate_state import forget
 
 transformers = pytest.importorskip("transformers")
 
 SAMPLES, LENGTH, WORDS = 48, 8, 64
-
-
-@pytest.fixture(autouse=True)
-def _fresh_state() -> Iterator[None]:
-    _forget()
-    yield
-    _forget()
-
-
-def _forget() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 class Sentences(Dataset):  # type: ignore[type-arg]
@@ -113,7 +101,7 @@ def fine_tune(accelerator: Any, make: Any) -> Tuple[nn.Module, List[float]]:
 def test_final_weights_are_accelerates(make: Any) -> None:
     """To float32 accuracy, with accumulation, clipping and a schedule; one compilation."""
     native, expected = fine_tune(Accelerator(cpu=True, gradient_accumulation_steps=2), make)
-    _forget()
+    forget()
     model, found = fine_tune(IPUAccelerator(gradient_accumulation_steps=2), make)
     assert found == pytest.approx(expected, rel=1e-3)
     states = [model.state_dict(), native.state_dict()]

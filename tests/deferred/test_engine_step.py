@@ -134,3 +134,14 @@ def test_clipping_on_the_device() -> None:
                 optimizer.step()
         models.append(model.state_dict())
     torch.testing.assert_close(models[1], models[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_native_run_has_the_step_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+
+    def train_step(engine: Engine, batch: Any) -> Any:
+        return batch
+
+    assert ipu_step(train_step) is train_step
+    with pytest.raises(ValueError, match="nothing clips"):
+        ipu_step(train_step, max_grad_norm=1.0)

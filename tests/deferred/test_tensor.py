@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 from collections import namedtuple
-from typing import Any, Tuple
+from typing import Any, Callable, Tuple
 
 import numpy as np
 import pytest
@@ -190,6 +190,49 @@ def test_totals_kept_in_place() -> None:
         optimizer.zero_grad()
         expected += loss.item()
     assert float(total) == pytest.approx(expected) == pytest.approx(float(alias))
+
+
+@pytest.mark.parametrize("read", [float, str, bool, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy])
+def test_other_names_of_a_total_have_no_old_value(read: Callable[[torch.Tensor], Any]) -> None:
+    """Reading them early is refused as it is for the total itself; afterwards they are ordinary tensors."""
+    model, optimizer = prepared()
+    old = total = torch.zeros(())
+    for _ in range(2):
+        loss = F.cross_entropy(model(X), Y)
+        total += loss.detach()
+        with pytest.raises(EarlyReadError, match="before the step has run"):
+            read(old)
+        assert repr(old) == repr(total) == "DeferredTensor(size=(), dtype=torch.float32, not computed yet)"
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert read(old) == read(total)
+        assert type(old) is torch.Tensor and not vars(old)
+
+
+def test_other_names_of_a_total_take_part() -> None:
+    """What is computed from them is what the native loop computes, from the value before as from the one after."""
+    results = []
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    own = torch.optim.SGD(native.parameters(), lr=0.1)
+    for net, update in ((native, own), (model, optimizer)):
+        old = total = torch.ones(2)
+        seen = []
+        for _ in range(3):
+            scores = net(X)
+            before = old * 2 + scores.detach().mean(0)
+            total += scores.detach().mean(0)
+            total *= 2
+            after = torch.stack([old, total]).sum() + old.clone()[0]
+            loss = F.cross_entropy(scores * old, Y) + (before.sum() * scores).mean()
+            loss.backward()
+            update.step()
+            update.zero_grad()
+            seen += [before.sum().item(), after.item(), old.sum().item(), loss.item()]
+        results.append(seen)
+    assert results[1] == pytest.approx(results[0])
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
 
 
 def test_losses_scaled_in_place() -> None:

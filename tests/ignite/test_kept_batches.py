@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.loaders import Loaders
 from tests.supervised import pair, task
 
 
@@ -46,3 +47,32 @@ def test_a_poptorch_loader_of_the_user_s_own_is_treated_alike():
     assert torch.equal(torch.cat(kept), task().tensors[1])
     loader.terminate()
     evaluator.ipu.close()
+
+
+def test_an_asynchronous_accessor_of_the_user_s_own_is_treated_alike():
+    poptorch = backend.poptorch()
+    model, _ = pair()
+    options = poptorch.Options()
+    evaluator = create_ipu_evaluator(model, options=options)
+    accessor = poptorch.AsynchronousDataAccessor(poptorch.DataLoader(options, task(), batch_size=8))
+    kept = []
+    evaluator.add_event_handler(Events.ITERATION_COMPLETED, lambda: kept.append(evaluator.state.batch[1]))
+    evaluator.run(accessor)
+    assert torch.equal(torch.cat(kept), task().tensors[1])
+    accessor.terminate()
+    evaluator.ipu.close()
+
+
+def test_batches_are_copied_only_where_memory_may_be_reused():
+    """What the loader says by public means decides: its type, and the mode that this library asked for."""
+    poptorch = backend.poptorch()
+    mode = poptorch.DataLoaderMode
+    native, options = DataLoader(task(), batch_size=8), poptorch.Options()
+    for wanted, copied in ((None, False), (mode.Sync, False), (mode.Async, True)):
+        loaders = Loaders(options, training=True, mode=wanted)
+        made = loaders.swap(native)
+        assert loaders.reuses_memory(made) == copied
+        if copied:
+            made.terminate()
+    assert loaders.reuses_memory(poptorch.DataLoader(options, task(), batch_size=8))
+    assert not loaders.reuses_memory([(1, 2)])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +61,87 @@ def test_python_s_arguments_are_put_back(script):
     before = list(sys.argv), list(sys.path)
     main(["run", script("import sys; sys.argv.append('x'); sys.path.append('y')")])
     assert (list(sys.argv), list(sys.path)) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("folder", None, "folder' is a directory; name the script in it"),
+        ("model.bin", b"\x80\x02PK\xff", "model.bin' is not a Python script: "),
+        ("archive.py", b"PK\x03\x04\x00\x00", "archive.py' is not a Python script: it contains null bytes"),
+    ],
+)
+def test_what_is_no_script_is_the_users_error(tmp_path, capsys, name, content, message):
+    path = tmp_path / name
+    path.mkdir() if content is None else path.write_bytes(content)
+    assert main(["run", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and "Traceback" not in shown
+
+
+def test_a_mistake_in_the_script_s_text_is_shown_as_python_shows_it(script, capsys):
+    path = script("import torch\ndef f(:\n    pass\n")
+    assert main(["run", path]) == 1
+    shown = capsys.readouterr().err
+    assert f'File "{path}", line 2' in shown and "SyntaxError" in shown
+    assert "ignite_ipu" not in shown and "runpy" not in shown
+
+
+def test_the_causes_of_an_exception_are_shown(script, capsys):
+    text = "try:\n    {}['x']\nexcept KeyError as error:\n    raise RuntimeError('no such key') from error\n"
+    assert main(["run", script(text)]) == 1
+    shown = capsys.readouterr().err
+    assert "KeyError: 'x'" in shown and "direct cause" in shown and "RuntimeError: no such key" in shown
+    assert "ignite_ipu" not in shown
+
+
+UNTIL_STOPPED = """
+import torch
+model = torch.nn.Linear(4, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def update():
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 4)).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+def _stop(process, sent):
+    """Send a signal, again while it shows no effect: Python drops an interrupt that arrives in a finalizer."""
+    for _ in range(6):
+        process.send_signal(sent)
+        try:
+            return process.communicate(timeout=10)[1]
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    return pytest.fail(f"signal {sent} has no effect")
+
+
+def test_a_stopped_run_leaves_its_ipus_to_the_next(script, tmp_path):
+    """There is one IPU: the second run trains on what the terminated one had."""
+    path = script(f"{UNTIL_STOPPED}print(update(), flush=True)\nwhile True:\n    update()\n")
+    environment = {
+        **os.environ,
+        "IGNITE_IPU_BACKEND": "emulator",
+        "IGNITE_IPU_EMULATED_IPUS": "1",
+        "IGNITE_IPU_RUNTIME_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "ignite_ipu", "run", "--quiet", path]
+    for sent, code in ((signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)):
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # A shell lets what it starts in the background ignore interrupts, and what that starts in turn.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        ) as process:
+            float(process.stdout.readline())
+            errors = _stop(process, sent)
+        assert process.returncode == code
+        assert b"Traceback" not in errors

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ignite_ipu import emulator
@@ -135,3 +137,74 @@ def test_parallel_runs_in_this_process(run):
     assert [line for line in ran.output if line[0].isdigit()] == ["0 1"]
     with pytest.raises(RunError, match="replication-factor"):
         run("import ignite.distributed as idist\nidist.Parallel(backend='nccl', nproc_per_node=2)")
+
+
+def test_a_main_function_in_parallel_resumes_from_its_checkpoint_as_natively(run, tmp_path, monkeypatch):
+    """Of two epochs the first is saved, an error ends the second, and another call of `Parallel.run` goes on."""
+    monkeypatch.chdir(tmp_path)
+    text = """
+        import json, torch
+        import ignite.distributed as idist
+        from ignite.engine import Engine, Events, create_supervised_evaluator
+        from ignite.handlers import Checkpoint, DiskSaver, PiecewiseLinear
+        from ignite.metrics import Accuracy, Loss
+        from torch import nn
+        from torch.utils.data import TensorDataset
+
+        def training(rank, results, resume_from):
+            torch.manual_seed(1)
+            data = TensorDataset(torch.randn(16, 3, 4, 4), torch.randint(2, (16,)))
+            loader = idist.auto_dataloader(data, batch_size=4, num_workers=0, shuffle=False)
+            layers = nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2)
+            model = idist.auto_model(nn.Sequential(*layers))
+            optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True))
+            loss_fn = nn.CrossEntropyLoss().to(idist.device())
+            schedule = PiecewiseLinear(optimizer, "lr", [(0, 0.0), (4, 0.2), (8, 0.0)])
+            scaler = torch.amp.GradScaler("cuda", enabled=False)
+
+            def step(engine, batch):
+                x, y = (part.to(idist.device(), non_blocking=True) for part in batch)
+                model.train()
+                loss = loss_fn(model(x), y)
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                return loss.item()
+
+            trainer = Engine(step)
+            trainer.add_event_handler(Events.ITERATION_STARTED, schedule)
+            evaluator = create_supervised_evaluator(
+                model, {"accuracy": Accuracy(), "loss": Loss(loss_fn)}, device=idist.device()
+            )
+            parts = {"trainer": trainer, "model": model, "optimizer": optimizer, "schedule": schedule}
+            saver = Checkpoint(parts, DiskSaver("saved", create_dir=True, require_empty=False), n_saved=None)
+            trainer.add_event_handler(Events.EPOCH_COMPLETED, saver)
+            if resume_from is None:
+                @trainer.on(Events.ITERATION_STARTED(once=7))
+                def fail():
+                    raise OSError("no power")
+            else:
+                Checkpoint.load_objects(parts, torch.load(resume_from, map_location="cpu", weights_only=False))
+
+            @trainer.on(Events.EPOCH_COMPLETED)
+            def evaluate():
+                metrics = evaluator.run(loader).metrics
+                rate = optimizer.param_groups[0]["lr"]
+                results.extend([metrics["accuracy"], metrics["loss"], trainer.state.output, rate])
+
+            try:
+                trainer.run(loader, max_epochs=2)
+            except OSError:
+                pass
+
+        results = []
+        with idist.Parallel(backend="nccl" if torch.cuda.is_available() else None) as parallel:
+            parallel.run(training, results, None)
+            parallel.run(training, results, "saved/checkpoint_4.pt")
+        print(json.dumps(results))
+        """
+    found = json.loads(run(text).output[-1])
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    assert found == pytest.approx(json.loads(run(text).output[-1]), rel=1e-4, abs=1e-6)
+    assert len(found) == 2 * 4

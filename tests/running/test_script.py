@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import ignite.engine
@@ -33,6 +34,90 @@ def test_exit_codes_and_exceptions_are_the_scripts_own(run):
     assert ended.value.code == 3
     with pytest.raises(KeyError):
         run("{}['missing']")
+
+
+def test_exit_with_a_text_and_interrupts_are_the_scripts_own(run):
+    with pytest.raises(SystemExit) as ended:
+        run("import sys; sys.exit('no data')")
+    assert ended.value.code == "no data"
+    with pytest.raises(KeyboardInterrupt):
+        run("raise KeyboardInterrupt")
+
+
+def test_a_script_reads_its_input_knows_its_file_and_writes_where_it_was_started(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("three lines\n"))
+    ran = run("import os, sys; print(os.path.basename(__file__), sys.stdin.read()); open('written', 'w').close()")
+    assert ran.output == ["script.py three lines", ""]
+    assert (tmp_path / "written").exists()
+
+
+def test_whole_models_of_the_scripts_own_classes_are_saved_and_train_on(run, tmp_path, monkeypatch):
+    """What `torch.save(model)` wrote after two updates goes on as the model itself does, and as natively."""
+    monkeypatch.chdir(tmp_path)
+    text = """
+        import torch
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+            def forward(self, x):
+                return self.layer(x)
+        def fit(model, optimizer):
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss = (model(x) - 1).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+            print(f"{loss.item():.5f}")
+        torch.manual_seed(0)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        x = torch.randn(8, 4, device=device)
+        model = Net().to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        fit(model, optimizer)
+        torch.save([model, optimizer.state_dict()], "model.pt")
+        fit(model, optimizer)
+        loaded, state = torch.load("model.pt", weights_only=False)
+        optimizer = torch.optim.Adam(loaded.parameters(), lr=0.1)
+        optimizer.load_state_dict(state)
+        print(type(loaded) is Net)
+        fit(loaded, optimizer)
+        """
+    found = run(text).output
+    assert found[1] == found[3] != found[0] and found[2] == "True"
+    monkeypatch.setenv(backend.VARIABLE, "native")
+    assert run(text).output == found
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_loaders_may_have_worker_processes(run, method):
+    """Spawned ones import the script again, under another name."""
+    ran = run(
+        """
+        import sys, torch
+        from torch.utils.data import DataLoader, Dataset
+        class Squares(Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, i):
+                return torch.full((3,), float(i)), torch.full((1,), float(i * i))
+        if __name__ == "__main__":
+            model = torch.nn.Linear(3, 1, bias=False).cuda()
+            torch.nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            loader = DataLoader(Squares(), 2, num_workers=1, pin_memory=True, multiprocessing_context=sys.argv[1])
+            for x, y in loader:
+                loss = (model(x.cuda()) - y.cuda()).pow(2).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(f"{loss.item():.4f}")
+        """,
+        method,
+    )
+    # Means of squared errors: 0 and 1 with no weights; then 4 and 9 with 0.1 * (2 * 1 / 2) in each of three.
+    assert ran.output == [f"{(0 + 1) / 2:.4f}", f"{((4 - 0.6) ** 2 + (9 - 0.9) ** 2) / 2:.4f}"]
 
 
 def attributes():

@@ -250,7 +250,10 @@ def deterministic(side):
     return whole, rest, keys
 
 
-@row("Engine.state_dict", note="also holds the random states of host and device, and the counts; native ones load")
+@row(
+    "Engine.state_dict",
+    note="also holds random states, counts and what attached metrics have added up; native ones load",
+)
 def state_dict(side):
     _, _, engine = side.setup()
     engine.state_dict_user_keys.append("alpha")

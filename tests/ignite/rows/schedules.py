@@ -182,17 +182,23 @@ def batch_size(side):
     return "accepted", trainer.state.iteration
 
 
-@row("FastaiLRFinder", note="model, optimizer and device are put back as they were")
+@row(
+    "FastaiLRFinder",
+    note="model, optimizer and device are put back as they were, and the random states too: the run that follows "
+    "shuffles as it would have without the finder, natively otherwise",
+)
 def lr_finder(side):
     model, optimizer, trainer = side.setup()
+    trainer.run(side.loader(), max_epochs=1)
     before = weights(model)
     finder = handlers.FastaiLRFinder()
     to_save = {"model": model, "optimizer": optimizer}
     with finder.attach(trainer, to_save=to_save, num_iter=12, end_lr=2.0, diverge_th=20.0) as finding:
-        finding.run(side.loader(), max_epochs=2)
+        finding.run(side.loader())
     found = finder.get_results()
     restored = weights(model)
-    assert all(torch.equal(restored[name], before[name]) for name in before)
+    assert found["lr"] and all(torch.equal(restored[name], before[name]) for name in before)
+    assert trainer.state.iteration == 6
     finder.apply_suggested_lr(optimizer)
     trainer.run(side.loader(), max_epochs=1)
     return found, optimizer.param_groups[0]["lr"], weights(model)

@@ -1,0 +1,230 @@
+"""What handlers add up over an epoch or a run, as plain data: metrics, stores of outputs, counters of patience.
+
+Ignite resets them when a run starts and when an epoch does, also when a run resumes in the middle of one. A checkpoint
+that holds them lets the resumed run end with the values of the uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple, Type
+
+import ignite.base
+import ignite.distributed as idist
+import numpy as np
+import torch
+from ignite.engine import Engine
+from ignite.handlers import EpochOutputStore
+from ignite.metrics import Metric
+
+__all__ = ["Accumulations"]
+
+_KINDS: Tuple[Type[Any], ...] = (Metric, EpochOutputStore)
+if hasattr(ignite.base, "ResettableHandler"):  # of Ignite 0.5.4: `EarlyStopping`, for example
+    _KINDS = (*_KINDS, ignite.base.ResettableHandler)
+_NESTED = "__metric__"
+_DEEPEST = 16
+_DTYPES = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
+_COLLECTIONS = (list, tuple, dict, set, frozenset, np.ndarray, bytearray, torch.Tensor)
+
+
+class _Odd(Exception):
+    """A value that is no plain data."""
+
+
+class _Kept:
+    """One object that adds up, and what its attributes were when it was attached."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = weakref.ref(owner)
+        self.name: Optional[str] = None
+        self.before: Dict[str, Any] = {}
+        for name, value in vars(owner).items():
+            try:
+                self.before[name] = _plain(value)
+            except _Odd:
+                continue
+
+
+class Accumulations:
+    """The metrics, `EpochOutputStore`s and resettable handlers that are attached to an engine.
+
+    An object is carried by its attributes that have changed since it was attached, if they are plain data: tensors,
+    numbers, strings, and lists, tuples and dictionaries of these. What it is configured with is not touched.
+    """
+
+    def __init__(self) -> None:
+        self._kept: List[_Kept] = []
+
+    def note(self, handler: Any, arguments: Iterable[Any]) -> bool:
+        """Look at a handler that is being attached, with the arguments it will get; tell whether it adds up."""
+        owner = getattr(handler, "__self__", None)
+        if not isinstance(owner, _KINDS):
+            return False
+        kept = next((known for known in self._kept if known.owner() is owner), None)
+        if kept is None:
+            self._kept = [known for known in self._kept if known.owner() is not None]
+            kept = _Kept(owner)
+            self._kept.append(kept)
+        if isinstance(owner, Metric) and kept.name is None:
+            kept.name = next((argument for argument in arguments if isinstance(argument, str)), None)
+        return True
+
+    def state_dict(self, values: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return what has been added up so far.
+
+        Args:
+            values: The engine's `state.metrics`; those that are plain data are carried, too.
+        """
+        if idist.get_world_size() > 1:
+            # Each process adds up its own part, and a checkpoint is written by one of them.
+            return {"objects": {}, "values": {}}
+        objects = {name: _changed(kept.owner(), kept.before) for name, kept in self._named()}
+        return {"objects": objects, "values": _plain_ones(values)}
+
+    def load_state_dict(self, state: Mapping[str, Any], values: MutableMapping[str, Any]) -> List[str]:
+        """Go on adding up from there.
+
+        Args:
+            state: What `state_dict` returned.
+            values: The engine's `state.metrics`.
+
+        Returns:
+            What could not be put back: the names of objects that start anew.
+        """
+        values.update(copy.deepcopy(dict(state["values"])))
+        anew = []
+        for name, kept in self._named():
+            attributes = state["objects"].get(name)
+            try:
+                if attributes is None:
+                    raise _Odd
+                _put_back(vars(kept.owner()), attributes)
+            except _Odd:
+                anew.append(name)
+        return anew
+
+    def show_stores(self, engine: Engine) -> None:
+        """Put what each `EpochOutputStore` holds into the engine's state, as it does at the end of an epoch."""
+        for _, kept in self._named():
+            owner = kept.owner()
+            if isinstance(owner, EpochOutputStore) and getattr(owner, "name", None) is not None:
+                owner.store(engine)
+
+    def names(self) -> List[str]:
+        """Return the names of the objects: a metric's own, or else the type's with a number."""
+        return [name for name, _ in self._named()]
+
+    def _named(self) -> List[Tuple[str, _Kept]]:
+        named: Dict[str, _Kept] = {}
+        for kept in self._kept:
+            owner = kept.owner()
+            if owner is None:
+                continue
+            name = kept.name or type(owner).__name__
+            number = 1
+            while name in named:
+                number += 1
+                name = f"{kept.name or type(owner).__name__} {number}"
+            named[name] = kept
+        return list(named.items())
+
+
+def _changed(owner: Any, before: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    """Return the attributes that are not what they were; None when one of them cannot be carried."""
+    found: Dict[str, Any] = {}
+    for name, value in vars(owner).items():
+        try:
+            now = _plain(value)
+        except _Odd:
+            if name in before or isinstance(value, _COLLECTIONS):
+                return None
+            continue  # functions, devices, engines: what it was configured with
+        if name not in before or not _same(now, before[name]):
+            found[name] = now
+    return found
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a copy of plain data.
+
+    Raises:
+        _Odd: It is something else.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic):
+        return _plain(value.item(), depth)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dtype in _DTYPES:
+        return value.detach().cpu().clone()
+    if depth == _DEEPEST:
+        raise _Odd
+    if isinstance(value, Metric):
+        return {_NESTED: _plain_ones(vars(value), depth + 1)}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item, depth + 1) for item in value)
+    if isinstance(value, dict) and all(_is_key(key) for key in value):
+        return {key: _plain(item, depth + 1) for key, item in value.items()}
+    raise _Odd
+
+
+def _plain_ones(values: Mapping[str, Any], depth: int = 0) -> Dict[str, Any]:
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = _plain(value, depth)
+        except _Odd:
+            if isinstance(value, _COLLECTIONS) and depth:
+                raise
+    return found
+
+
+def _is_key(key: Any) -> bool:
+    # What a checkpoint file may have as a key.
+    return type(key) is str or (type(key) is int and abs(key) < 1 << 31)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def _put_back(attributes: Dict[str, Any], saved: Mapping[str, Any]) -> None:
+    for name, value in saved.items():
+        attributes[name] = _restored(attributes.get(name), value)
+
+
+def _restored(now: Any, saved: Any) -> Any:
+    """Return the saved value in the form of the present one."""
+    if isinstance(saved, dict) and _NESTED in saved:
+        if not isinstance(now, Metric):
+            raise _Odd  # metrics that came to be on the way
+        _put_back(vars(now), saved[_NESTED])
+        return now
+    if isinstance(saved, dict):
+        own = isinstance(now, dict)
+        values = {key: _restored(now.get(key) if own else None, value) for key, value in saved.items()}
+        if not own or type(now) is dict:
+            return values
+        # Counters and dictionaries with a default stay what they are.
+        again = copy.copy(now)
+        again.clear()
+        again.update(values)
+        return again
+    if isinstance(saved, (list, tuple)):
+        same_length = isinstance(now, (list, tuple)) and len(now) == len(saved)
+        return type(saved)(
+            _restored(present, value) for present, value in zip(now if same_length else [None] * len(saved), saved)
+        )
+    return saved.clone() if isinstance(saved, torch.Tensor) else saved

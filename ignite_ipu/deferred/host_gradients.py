@@ -1,0 +1,55 @@
+"""What the host computes from captured weights in PyTorch's ordinary way: its gradients would not reach the device."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import torch
+
+from ignite_ipu.deferred.errors import CaptureError, Line, shown
+from ignite_ipu.deferred.owners import parameter_of
+
+__all__ = ["refuse_weights_of_the_host"]
+
+_MOST_NAMES = 3
+_REMEDY = (
+    "For c * sum(p.pow(2)), give an optimizer that adds weight_decay to gradients (SGD, Adam, RMSprop) "
+    "weight_decay=2 * c. Anything else, compute in a forward that is captured: prepare a module whose forward returns "
+    "the model's output and the penalty. To look at the value alone, compute it under torch.no_grad()."
+)
+
+
+def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
+    """Refuse a tensor that PyTorch has computed on the host from captured weights, as a penalty on them is.
+
+    Raises:
+        CaptureError: It is one.
+    """
+    names = _weights_behind(tensor)
+    if not names:
+        return
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    raise CaptureError(
+        f"A tensor of shape {tuple(tensor.shape)} at {shown(line)} was computed from weights of the captured model "
+        f"alone ({', '.join(names[:_MOST_NAMES])}{more}), as a penalty on weights is. That ran on the host, so its "
+        f"gradient would not reach the device. {_REMEDY}"
+    )
+
+
+def _weights_behind(tensor: torch.Tensor) -> List[str]:
+    """Return the names of the captured parameters that a tensor of the host would be differentiated to."""
+    names = []
+    seen = set()
+    waiting: List[Any] = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        # Nodes that add up the gradient of a leaf have the leaf.
+        leaf = getattr(node, "variable", None)
+        owner = None if leaf is None else parameter_of(leaf)
+        if owner is not None:
+            names.append(owner[1])
+        waiting += [before for before, _ in node.next_functions]
+    return sorted(names)

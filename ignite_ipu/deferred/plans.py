@@ -1,0 +1,137 @@
+"""The plans of recorded calls: found once for each kind of call, and then by looking at its arguments alone.
+
+A loop makes the same calls in every iteration. What a call gives is found out by making it on PyTorch's meta device the
+first time; afterwards its arguments lead to the plan, and recording costs nothing that grows with the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence
+
+import torch
+
+from ignite_ipu.deferred.errors import CaptureError, Line, shown
+from ignite_ipu.deferred.graph import CLOCK, Input, Number, Plan, Shape, name_of
+from ignite_ipu.deferred.owners import OWNED
+from ignite_ipu.deferred.structure import PLAIN, Structure, put_together, take_apart
+
+__all__ = ["Plans", "inferred_plan", "is_arithmetic", "seen_before"]
+
+_META = torch.device("meta")
+_MOST = 4096
+_ARITHMETIC = frozenset(["add", "sub", "mul", "div", "radd", "rsub", "rmul", "rdiv", "truediv", "rtruediv"])
+_TENSOR = torch.Tensor
+_INFERRED: Dict[Hashable, Plan] = {}
+
+
+class Plans:
+    """Plans by the arguments of calls.
+
+    Args:
+        deferred: The class of tensors that have no value yet.
+    """
+
+    def __init__(self, deferred: type) -> None:
+        self._deferred = deferred
+        self._plans: Dict[Hashable, Plan] = {}
+
+    def look_up(self, key: List[Any], values: Iterable[Any], leaves: List[Any], arithmetic: bool) -> Optional[Plan]:
+        """Return the plan of a call, None if it is the first of its kind or takes more than a look at its arguments.
+
+        Args:
+            key: What distinguishes the call besides its arguments; grows by what these contribute.
+            values: The arguments.
+            leaves: Grows by the leaves of the arguments.
+            arithmetic: Whether floats are leaves.
+        """
+        return self._plans.get(tuple(key)) if self._scan(key, values, leaves, arithmetic) else None
+
+    def learn(self, key: List[Any], values: Iterable[Any], arithmetic: bool, plan: Plan) -> None:
+        """Remember the plan of a call that was recorded the long way; the other arguments are those of `look_up`."""
+        if self._scan(key, values, [], arithmetic):
+            if len(self._plans) >= _MOST:
+                self._plans.clear()
+            self._plans[tuple(key)] = plan
+
+    def _scan(self, key: List[Any], values: Iterable[Any], leaves: List[Any], arithmetic: bool) -> bool:
+        deferred, settled = self._deferred, CLOCK.settled
+        for value in values:
+            kind = type(value)
+            if kind is deferred:
+                own = value.value
+                tensor = own.tensor
+                if tensor is None:
+                    if own.operation.number <= settled:
+                        return False
+                    key.append(own.shape)
+                    leaves.append(own)
+                    continue
+            elif kind is _TENSOR:
+                tensor = value
+            elif kind is float and arithmetic:
+                key.append(float)
+                leaves.append(Number(value))
+                continue
+            elif kind in PLAIN:
+                key.append(kind)
+                key.append(value)
+                continue
+            else:
+                return False
+            if tensor.requires_grad or id(tensor) in OWNED or not tensor.is_cpu:
+                return False
+            key.append((tensor.shape, tensor.stride(), tensor.dtype))
+            leaves.append(Input(tensor))
+        return True
+
+
+def seen_before(plans: Dict[Hashable, Plan], key: Hashable, make: Callable[[], Plan]) -> Plan:
+    """Return the plan for a key, made the first time."""
+    plan = plans.get(key)
+    if plan is None:
+        if len(plans) >= _MOST:
+            plans.clear()
+        plan = plans[key] = make()
+    return plan
+
+
+def inferred_plan(
+    function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
+) -> Plan:
+    """Return the plan of a call, found by making it on the meta device the first time.
+
+    Raises:
+        CaptureError: The shape of a result depends on values, or the device could not compute the call.
+    """
+    shapes = tuple([leaf.shape.key if not isinstance(leaf, Number) else float for leaf in leaves])
+    key = (function, structure.key, grad, shapes)
+    return seen_before(_INFERRED, key, lambda: _inferred(function, structure, leaves, grad, line))
+
+
+def is_arithmetic(name: str) -> bool:
+    """Tell whether floats among the arguments of a function are numbers that may change from step to step."""
+    return name.strip("_") in _ARITHMETIC
+
+
+def _inferred(
+    function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
+) -> Plan:
+    metas = [leaf.value if isinstance(leaf, Number) else leaf.shape.meta() for leaf in leaves]
+    storages = {meta.untyped_storage()._cdata for meta in metas if isinstance(meta, torch.Tensor)}
+    args, kwargs = put_together(structure, metas)
+    kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
+    try:
+        with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error).lower() and "data-dependent" not in str(error):
+            raise
+        raise CaptureError(
+            f"{name_of(function)} at {shown(line)} needs values to know the shape of its result, and the step has not "
+            "run yet. Keep shapes fixed (for example torch.where, or a mask that multiplies), or compute it after "
+            f"optimizer.step(). ({type(error).__name__}: {error})"
+        ) from error
+    tensors: List[torch.Tensor] = []
+    result_structure = take_apart(result, tensors)
+    shapes = [Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors]
+    return Plan(function, structure, grad, result_structure, shapes)

@@ -1,0 +1,108 @@
+"""Notices when somebody may have written into the weights of a wrapped model, without looking at them.
+
+Asking every tensor of a model whether it was written into takes longer than everything else that happens on the host in
+a training step. PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, through which
+whoever touches a weight downloads the newest ones first. The same classes tell here that a weight was touched.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, Iterable, Tuple
+
+import torch
+from torch import nn
+
+__all__ = ["Touches"]
+
+# Through these, memory is written without PyTorch counting it as a change of the tensor.
+_UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
+_HOLDER = "_ignite_ipu_touches"
+
+
+class Touches:
+    """What happened to the tensors of a wrapped model since they were last looked at.
+
+    Args:
+        tensors: Its parameters and buffers.
+        before_first: A bound method, held weakly: called before the first touch since `forget`, and so before the
+            download that it causes.
+
+    Attributes:
+        any: Whether somebody touched a tensor.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], before_first: Callable[[], None]) -> None:
+        self.any = True
+        self._before_first: Any = weakref.WeakMethod(before_first)
+        self._replaced = False
+        self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        for tensor_class in {type(tensor) for tensor in tensors} - {torch.Tensor, nn.Parameter}:
+            _watch(tensor_class, self)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.any = self._replaced = False
+        self._before.clear()
+
+    def uncounted_write(self) -> bool:
+        """Tell whether a tensor was written in one of the ways that PyTorch does not count."""
+        return self._replaced or any(not torch.equal(_plain(now), then) for now, then in self._before.values())
+
+    def note(self) -> None:
+        """Take notice of a touch."""
+        before_first = self._before_first()
+        if before_first is not None:
+            before_first()
+        self.any = True
+
+    def note_exposed(self, tensor: torch.Tensor) -> None:
+        """Take notice that the memory of a tensor, which holds the newest values, was handed out."""
+        if id(tensor) not in self._before:
+            self._before[id(tensor)] = (tensor, _plain(tensor).clone())
+
+    def note_replaced(self) -> None:
+        """Take notice that a tensor was given other memory."""
+        self._replaced = True
+
+
+def _watch(tensor_class: Any, touches: Touches) -> None:
+    known = tensor_class.__dict__.get(_HOLDER)
+    if known is not None:
+        # A program that was set aside trains again.
+        known[0] = touches
+        return
+    holder = [touches]
+    setattr(tensor_class, _HOLDER, holder)
+    get, function = tensor_class.__getattribute__, tensor_class.__torch_function__
+
+    def getattribute(self: Any, name: str) -> Any:
+        if name == "__class__":
+            return get(self, name)
+        touches = holder[0]
+        if not touches.any:
+            touches.note()
+        found = get(self, name)
+        if name in _UNCOUNTED:
+            touches.note_exposed(self)
+        return found
+
+    def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        touches = holder[0]
+        if not touches.any:
+            touches.note()
+        if func == _SET_DATA:
+            touches.note_replaced()
+        return function(func, types, args, kwargs)
+
+    tensor_class.__getattribute__ = getattribute
+    tensor_class.__torch_function__ = classmethod(torch_function)
+
+
+_SET_DATA: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as an ordinary tensor, without touching it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)

@@ -1,0 +1,56 @@
+"""A program that is killed and started again ends with the weights of one that was not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import torch
+
+from tests.accelerate_state import forget
+from tests.accelerator import checkpointing_script
+
+
+def start(arguments: List[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", checkpointing_script.__name__, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def same_files(one: Path, other: Path) -> None:
+    expected, found = torch.load(one, weights_only=True), torch.load(other, weights_only=True)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_a_killed_program_continues_to_the_same_bits(tmp_path: Path) -> None:
+    """In the middle of an epoch: shuffling, dropout, moments, schedule and accumulation go on in another process."""
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    with start(["--checkpointing_steps", "4", "--output_dir", str(parted)]) as program:
+        # Meanwhile, the run that nothing happens to.
+        checkpointing_script.main(["--checkpointing_steps", "4", "--output_dir", str(whole)])
+        assert program.stdout is not None
+        assert "saved step_16\n" in iter(program.stdout.readline, "")
+        program.kill()
+    (parted / "final.bin").unlink(missing_ok=True)
+    state = str(parted / "step_16")
+    again = ["--checkpointing_steps", "4", "--output_dir", str(parted), "--resume_from_checkpoint", state]
+    with start(again) as program:
+        told, _ = program.communicate()
+    assert program.returncode == 0
+    assert told.split()[1::2] == [f"step_{number}" for number in range(20, 37, 4)]
+    same_files(whole / "final.bin", parted / "final.bin")
+
+
+def test_a_state_of_every_epoch(tmp_path: Path) -> None:
+    """What is saved at the end of an epoch begins the next one."""
+    checkpointing_script.main(["--checkpointing_steps", "epoch", "--output_dir", str(tmp_path)])
+    final = tmp_path / "final.bin"
+    final.rename(tmp_path / "whole.bin")
+    forget()
+    state = str(tmp_path / "epoch_0")
+    again = ["--checkpointing_steps", "epoch", "--output_dir", str(tmp_path), "--resume_from_checkpoint", state]
+    checkpointing_script.main(again)
+    same_files(tmp_path / "whole.bin", final)

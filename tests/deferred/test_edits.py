@@ -1,0 +1,167 @@
+"""Weights that a loop edits between updates reach the device, and noticing it costs nothing for each weight."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, List
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.weights import LostEditError
+
+X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+UPDATES = 3
+
+
+def network(depth: int = 1) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), *[nn.Linear(8, 8) for _ in range(depth)], nn.Linear(8, 2))
+
+
+def prepared(depth: int = 1) -> Any:
+    model = network(depth)
+    capture_model(model, CaptureSettings())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    capture_optimizer(optimizer)
+    return model, optimizer
+
+
+def update(model: Any, optimizer: Any) -> None:
+    F.cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def clamp_data(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.2, 0.2)
+
+
+def replace_data(model: Any) -> None:
+    model[0].weight.data = model[0].weight.data.clamp(-0.2, 0.2)
+
+
+def write_numpy(model: Any) -> None:
+    memory = model[0].weight.data.numpy()
+    memory *= 0.9
+
+
+@torch.no_grad()
+def scale_all(model: Any) -> None:
+    torch._foreach_mul_(list(model.parameters()), 0.9)
+
+
+@torch.no_grad()
+def write_one(model: Any) -> None:
+    model[0].weight[0, 0] = 0.5
+
+
+EDITS = [
+    clamp_data,
+    replace_data,
+    write_numpy,
+    scale_all,
+    write_one,
+    lambda model: model[0].weight.detach().clamp_(-0.2, 0.2),
+    lambda model: nn.init.zeros_(model[0].bias),
+    lambda model: nn.utils.vector_to_parameters(
+        nn.utils.parameters_to_vector(model.parameters()) * 0.9, model.parameters()
+    ),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_reach_the_device(edit: Callable[[Any], Any]) -> None:
+    """Whichever way PyTorch has of writing into a weight, the native weights come out, by one upload for each edit."""
+    native = network()
+    own = torch.optim.AdamW(native.parameters(), lr=0.05)
+    model, optimizer = prepared()
+    for net, optim in ((native, own), (model, optimizer)):
+        for _ in range(UPDATES):
+            update(net, optim)
+            edit(net)
+    count = counters(model)
+    assert (count.weight_downloads, count.weight_uploads) == (UPDATES, UPDATES)
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda model: None, lambda model: model[0].weight.norm(), lambda model: model[0].weight.data.norm()]
+)
+def test_reading_uploads_nothing(read: Callable[[Any], Any]) -> None:
+    """Looking at weights downloads them; only what was written goes back."""
+    model, optimizer = prepared()
+    for _ in range(UPDATES):
+        update(model, optimizer)
+        read(model)
+    assert counters(model).weight_uploads == 1
+
+
+def test_an_edit_through_an_old_alias_is_an_error() -> None:
+    """What detach() returned before a step is the host's memory, and the newest weights are the device's."""
+    model, optimizer = prepared()
+    update(model, optimizer)
+    alias = model[0].weight.detach()
+    update(model, optimizer)
+    alias.zero_()
+    update(model, optimizer)
+    assert model[0].weight.abs().sum() > 0  # the device's weights, downloaded over the edit
+    with pytest.raises(LostEditError, match=r"0\.weight of the model was written through a tensor that shares"):
+        update(model, optimizer)
+    update(model, optimizer)
+
+
+def test_freezing_without_a_call_of_train_is_noticed() -> None:
+    """A layer frozen in the middle of an epoch keeps its weights from then on, and a dropout can be switched off."""
+    model, optimizer = prepared()
+    update(model, optimizer)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    update(model, optimizer)
+    assert torch.equal(model[0].weight, before)
+    compilations = captured(model).training.compilations  # type: ignore[union-attr]
+    model[1].eval()
+    update(model, optimizer)
+    assert captured(model).training.compilations == compilations + 1  # type: ignore[union-attr]
+
+
+def test_an_iteration_does_the_same_work_for_any_number_of_weights() -> None:
+    """As many Python and C functions are called for 6 weights as for 206."""
+    assert calls_of_an_iteration(1) == calls_of_an_iteration(101)
+
+
+def calls_of_an_iteration(depth: int) -> List[str]:
+    """Return the names of the functions called by one captured iteration, without those of the device call."""
+    model, optimizer = prepared(depth)
+    update(model, optimizer)
+    calls: List[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+        elif event == "c_call":
+            calls.append(argument.__name__)
+
+    executor = captured(model).session.training.executor  # type: ignore[union-attr]
+    with mock.patch.object(type(executor), "__call__", return_value=[torch.zeros(())]):
+        update(model, optimizer)
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            update(model, optimizer)
+        finally:
+            sys.setprofile(before)
+    return calls
+
+
+def counters(model: Any) -> Any:
+    capture = captured(model)
+    assert capture is not None and capture.session.training is not None
+    return backend.poptorch().counters(capture.session.training.executor)

@@ -1,0 +1,224 @@
+"""Which modules a device step trains: several models of one optimizer, parts called alone, other optimizers later."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from ignite_ipu.running import RunError
+
+HEAD = """
+import json, torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+x, y = torch.randn(8, 4, device=device), torch.randint(2, (8,), device=device)
+out = []
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features, self.head = nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)
+    def forward(self, x):
+        return self.head(self.features(x))
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss = loss()
+    loss.backward()
+    optimizer.step()
+    out.append(loss.item())
+"""
+TAIL = """
+print(json.dumps(out))
+"""
+SCRIPTS = {
+    "an encoder and a decoder": """
+encoder, decoder = nn.GRU(4, 6, batch_first=True).to(device), nn.Linear(6, 2).to(device)
+optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=0.05)
+for _ in range(3):
+    update(optimizer, lambda: F.cross_entropy(decoder(encoder(x[:, None])[0][:, 0]), y))
+    with torch.no_grad():
+        out.append(decoder(encoder(x[:, None])[0][:, 0]).sum().item())
+out.append(decoder.state_dict()["weight"].sum().item())
+out.append(optimizer.state_dict()["state"][0]["exp_avg"].sum().item())
+""",
+    "a siamese pair and its head, clipped together": """
+tower, head = nn.Linear(4, 6).to(device), nn.Linear(6, 2).to(device)
+optimizer = torch.optim.AdamW([{"params": tower.parameters()}, {"params": head.parameters(), "lr": 0.1}], lr=0.05)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(head((tower(x) - tower(x.flip(0))).abs()), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_([*tower.parameters(), *head.parameters()], 0.3)
+    optimizer.step()
+    out.append(loss.item())
+""",
+    "parts of a model called one by one, and the whole": """
+model = Net().to(device)
+model.unused = nn.Linear(3, 3)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(model.head(model.features(x)), y))
+update(optimizer, lambda: F.cross_entropy(model(x), y))
+""",
+    "features of the model in training, and a wrapper around it": """
+model = Net().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+wrapper = nn.Sequential(model, nn.Softmax(1))
+for _ in range(3):
+    model.train()
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+    wrapper.eval()
+    with torch.inference_mode():
+        out += [model.features(x).sum().item(), wrapper(x)[:, 0].sum().item()]
+""",
+    "a warm-up of the head, then the whole with another optimizer": """
+model = Net().to(device)
+model.features.requires_grad_(False)
+optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1, momentum=0.9)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+model.features.requires_grad_(True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for _ in range(2):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    out.append(loss.item())
+out += [parameter.sum().item() for parameter in model.parameters()]
+""",
+    "layers frozen and unfrozen, with the optimizer's state": """
+model = Net().to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+for trained in (True, False, True):
+    model.features[0].weight.requires_grad = trained
+    for _ in range(2):
+        update(optimizer, lambda: F.cross_entropy(model(x), y))
+""",
+    "a layer set to evaluation mode between two updates": """
+model = Net().to(device)
+model.features.append(nn.BatchNorm1d(6))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+update(optimizer, lambda: F.cross_entropy(model(x), y))
+model.features[2].eval()
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+""",
+    "a model that joins with a parameter group": """
+tower, first, second = nn.Linear(4, 6).to(device), nn.Linear(6, 2).to(device), nn.Linear(6, 2).to(device)
+optimizer = torch.optim.Adam([*tower.parameters(), *first.parameters()], lr=0.05)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(first(tower(x)), y))
+optimizer.add_param_group({"params": second.parameters(), "lr": 0.2})
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(first(tower(x)) + second(tower(x)), y))
+""",
+    "a model trained alone, then with a second one": """
+tower, head = nn.Linear(4, 4).to(device), nn.Linear(4, 2).to(device)
+optimizer = torch.optim.SGD(tower.parameters(), lr=0.1)
+for _ in range(2):
+    update(optimizer, lambda: F.mse_loss(tower(x), x))
+optimizer = torch.optim.SGD([*tower.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(head(tower(x)), y))
+""",
+    "two models one after the other, and the first again": """
+def fit(model, optimizer):
+    for _ in range(2):
+        update(optimizer, lambda: F.cross_entropy(model(x), y))
+first, second = Net().to(device), Net().to(device)
+optimizers = [torch.optim.Adam(model.parameters(), lr=0.05) for model in (first, second)]
+for model, optimizer in [(first, optimizers[0]), (second, optimizers[1]), (first, optimizers[0])]:
+    fit(model, optimizer)
+""",
+    "evaluation without torch.no_grad()": """
+model = Net().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for _ in range(2):
+    model.train()
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+    model.eval()
+    scores = model(x)
+    out += [F.cross_entropy(scores, y).item(), float(scores.requires_grad), scores.detach().numpy().sum().item()]
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_updates_are_the_native_ones(run, monkeypatch, name):
+    text = HEAD + SCRIPTS[name] + TAIL
+    found = json.loads(run(text).output[-1])
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    assert found == pytest.approx(json.loads(run(text).output[-1]), rel=1e-4, abs=1e-6)
+
+
+REFUSED = {
+    "two steps from one backward": (
+        """
+model = Net()
+first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())
+F.cross_entropy(model(x), y).backward()
+first.step()
+second.step()  # here
+""",
+        "the update was made already, by another optimizer",
+    ),
+    "a value read before the other optimizer's step": (
+        """
+model = Net()
+first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())
+loss = F.cross_entropy(model(x), y)
+loss.backward()
+loss.item()
+for optimizer in (second, first):
+    optimizer.step()  # here
+""",
+        "by another optimizer of the same weights",
+    ),
+    "a layer unfrozen that no optimizer holds": (
+        """
+model = Net()
+model.features.requires_grad_(False)
+optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+update(optimizer, lambda: F.cross_entropy(model(x), y))
+model.features.requires_grad_(True)
+loss = F.cross_entropy(model(x), y)
+optimizer.zero_grad()
+F.cross_entropy(model(x), y).backward()
+optimizer.step()  # here
+""",
+        "Trainable parameters are in no group of the optimizer",
+    ),
+    "an encoder in evaluation mode that is to be trained": (
+        """
+encoder, decoder = nn.Linear(4, 6), nn.Linear(6, 2)
+optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+encoder.eval()
+scores = decoder(encoder(x))  # here
+F.cross_entropy(scores, y).backward()
+""",
+        "call model.train() to train that",
+    ),
+    "a wrapper trained after what it consists of": (
+        """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+update(optimizer, lambda: F.cross_entropy(model(x), y))
+F.cross_entropy(nn.Sequential(model, nn.Linear(2, 2))(x), y)  # here
+""",
+        "trains as a model of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_one_step_cannot_do_is_refused_at_its_line(run, name):
+    text, reason = REFUSED[name]
+    with pytest.raises(RunError, match=re.escape(reason)) as refused:
+        run(HEAD + text)
+    (line,) = [number for number, content in enumerate((HEAD + text).splitlines(), 1) if content.endswith("# here")]
+    assert f"script.py:{line}" in str(refused.value)

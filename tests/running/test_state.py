@@ -1,0 +1,168 @@
+"""State that a script carries from batch to batch in Python: the native result, or a refusal at the line."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from ignite_ipu.running import RunError
+
+HEAD = """
+import copy, json, torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+batches = torch.randn(5, 8, 4, device=device)
+out = []
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale, self.count, self.state = nn.Linear(4, 4), 1.0, 0, None
+def update(loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    out.append(loss.item())
+"""
+SCRIPTS = {
+    "a hidden state, detached and passed on": """
+model = nn.LSTM(4, 4).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+state = None
+for x in batches:
+    state = None if state is None else tuple(part.detach() for part in state)
+    y, state = model(x, state)
+    update(F.mse_loss(y, x))
+""",
+    "a running mean in a Python float": """
+model, mean = nn.Linear(4, 1).to(device), 0.0
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+for x in batches:
+    update((model(x) - x[:, :1]).pow(2).mean() * (1 + mean))
+    mean = 0.9 * mean + 0.1 * out[-1]
+""",
+    "a number of the model that the loop anneals": """
+class Annealed(Model):
+    def forward(self, x):
+        return self.layer(x) * self.scale
+model = Annealed().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, x in enumerate(batches):
+    model.scale = 1 / (number + 1)
+    update(F.mse_loss(model(x), x))
+    model.eval()
+    with torch.no_grad():
+        out.append(model(x).sum().item())
+    model.train()
+""",
+    "a dropout rate and a mask that are replaced": """
+class Masked(Model):
+    def forward(self, x):
+        return F.dropout(self.layer(x), self.scale) * self.state.to(x.device)
+model = Masked().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.scale = 0.0
+for number, x in enumerate(batches):
+    model.state = torch.arange(4) < number
+    update(F.mse_loss(model(x), x))
+""",
+    "a momentum encoder by assignment, and a queue of its keys": """
+queries = nn.Linear(4, 4).to(device)
+keys, queue = copy.deepcopy(queries), torch.randn(16, 4, device=device)
+keys.requires_grad_(False)
+optimizer = torch.optim.SGD(queries.parameters(), lr=0.5)
+for number, x in enumerate(batches):
+    with torch.no_grad():
+        for theirs, mine in zip(keys.parameters(), queries.parameters()):
+            theirs.data = theirs.data * 0.5 + mine.data * 0.5
+        key = keys(x)
+    query = queries(x)
+    scores = torch.cat([(query * key).sum(1, keepdim=True), query @ queue.clone().T], 1)
+    update(F.cross_entropy(scores, torch.zeros(len(x), dtype=torch.long, device=device)))
+    queue[number * 2 : number * 2 + 8] = key
+""",
+    "a teacher that follows in place through data": """
+student = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device)
+teacher = copy.deepcopy(student).eval()
+optimizer = torch.optim.Adam(student.parameters(), lr=0.1)
+for x in batches:
+    with torch.no_grad():
+        target = teacher(x)
+    update(F.mse_loss(student(x), x + target))
+    for theirs, mine in zip(teacher.parameters(), student.parameters()):
+        theirs.data.mul_(0.5).add_(mine.data, alpha=0.5)
+""",
+    "weights clipped through data": """
+model = nn.Linear(4, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+for x in batches:
+    update((model(x) - x[:, :1]).pow(2).mean())
+    kept = [parameter.data for parameter in model.parameters()]
+    for values in kept:
+        values.clamp_(-0.1, 0.1)
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_losses_are_the_native_ones(run, monkeypatch, name):
+    text = HEAD + SCRIPTS[name] + "print(json.dumps(out))\n"
+    found = json.loads(run(text).output[-1])
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    native = json.loads(run(text).output[-1])
+    assert len(set(native)) > 1
+    assert found == pytest.approx(native, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("self.count += 1; return self.layer(x) * self.count", "count"),
+        (
+            "self.state = (0 if self.state is None else self.state) + x.mean().detach(); return self.layer(x) * 2",
+            "state",
+        ),
+        ("self.scale *= 0.5; self.count += 1; return self.layer(x) * self.scale", "scale, count"),
+    ],
+)
+def test_a_forward_that_changes_attributes_is_refused(run, body, names):
+    text = HEAD + (
+        f"class Changing(Model):\n    def forward(self, x):\n        {body}\n"
+        "model = Changing()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "update(F.mse_loss(model(batches[0]), batches[0]))\n"
+    )
+    reason = re.escape(f"changes Python attributes in every call ({names})")
+    with pytest.raises(RunError, match=rf"script\.py:{len(text.splitlines())}\b.*{reason}"):
+        run(text)
+
+
+def test_an_edit_of_weights_from_before_an_update_is_refused(run):
+    text = HEAD + (
+        "model = nn.Linear(4, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.5)\n"
+        "update(F.mse_loss(model(batches[0]), batches[0]))\nkept = model.weight.data\n"
+        "update(F.mse_loss(model(batches[1]), batches[1]))\nkept.clamp_(-0.1, 0.1)\n"
+        "update(F.mse_loss(model(batches[2]), batches[2]))\n"
+    )
+    with pytest.raises(RunError, match=r"written through parameter\.data from before the last update"):
+        run(text)
+
+
+def test_a_cache_that_the_first_call_fills_is_none(run):
+    ran = run(
+        HEAD
+        + """
+class Caching(Model):
+    def forward(self, x):
+        if self.state is None:
+            self.state = 2.0
+        return self.layer(x) * self.state
+model = Caching()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+update(F.mse_loss(model(batches[0]), batches[0]))
+print("trained")
+"""
+    )
+    assert ran.output == ["trained"]
