@@ -12,7 +12,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.errors import CaptureError, current_line, shown
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.structure import words
 
 __all__ = ["DeviceGradient", "DeviceGradients"]
@@ -118,7 +119,7 @@ class DeviceGradients:
                 gradient = _GRADIENT.__get__(parameter)
                 if gradient is not None and type(gradient) is not DeviceGradient:
                     raise CaptureError(
-                        f"step() at {shown(current_line())}: nothing of the captured model went backward, but a "
+                        f"step() at {current_line()}: nothing of the captured model went backward, but a "
                         f"parameter of shape {tuple(parameter.shape)} has a gradient that the host has computed, which "
                         "would be lost. Compute the loss from what the model returns in training mode; a penalty on "
                         "its weights, in its forward. To drop the gradient, set parameter.grad = None."
@@ -160,7 +161,7 @@ def _error(arguments: List[Any]) -> CaptureError:
         value = arguments.pop()
         if isinstance(value, DeviceGradient):
             return CaptureError(
-                f"The gradient of a parameter is used at {shown(current_line())}, but gradients exist on the device "
+                f"The gradient of a parameter is used at {current_line()}, but gradients exist on the device "
                 f"alone. To clip them, {value.remedy}. They are cleared by optimizer.zero_grad()."
             )
         if isinstance(value, (list, tuple)):

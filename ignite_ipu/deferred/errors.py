@@ -1,4 +1,4 @@
-"""What can go wrong with a captured step, and where the user's code stood.
+"""What can go wrong with a captured step.
 
 RuntimeError
  +-- CaptureError              a step that cannot be run as one device step
@@ -8,23 +8,7 @@ RuntimeError
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
-from types import FrameType
-from typing import Optional, Tuple
-
-import torch
-
-__all__ = ["CaptureError", "EarlyReadError", "IPUOutOfMemoryError", "Line", "current_line", "shown"]
-
-Line = Tuple[str, int]
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_NOT_THE_USERS = (_OURS, _TORCH, "<frozen")
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("accelerate", "ignite", "torch"))
+__all__ = ["CaptureError", "EarlyReadError", "IPUOutOfMemoryError"]
 
 
 class CaptureError(RuntimeError):
@@ -40,28 +24,3 @@ class IPUOutOfMemoryError(RuntimeError):
 
     The message ends the way memory-retry helpers such as accelerate's `find_executable_batch_size` look for.
     """
-
-
-def current_line() -> Line:
-    """Return file and line of the innermost frame that is the user's own code."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    line = ("<unknown>", 0)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if _is_users(file):
-            return file, frame.f_lineno
-        line = (file, frame.f_lineno)
-        frame = frame.f_back
-    return line
-
-
-@functools.lru_cache(maxsize=None)
-def _is_users(file: str) -> bool:
-    if file.startswith(_NOT_THE_USERS) or any(library in file for library in _LIBRARIES):
-        return False
-    return not file.startswith(_STANDARD) or "site-packages" in file
-
-
-def shown(line: Line) -> str:
-    """Return a line as messages name it."""
-    return f"{line[0]}:{line[1]}"

@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tupl
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.errors import CaptureError, current_line, shown
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.python_state import PythonState
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CalledStep
@@ -84,7 +85,7 @@ class CapturedEvaluation:
 
     def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
         if not tensors:
-            raise CaptureError(f"The model was called without a tensor at {shown(current_line())}.")
+            raise CaptureError(f"The model was called without a tensor at {current_line()}.")
         shapes = [tuple(tensor.shape) for tensor in tensors]
         step = CalledStep(model, structure, shapes, self._settings.half_products)
         options = self._session.evaluation_options(device_iterations=1, replication_factor=1)
@@ -134,7 +135,7 @@ def _check_deterministic(model: nn.Module) -> None:
         if draws or (isinstance(module, _COUNTS) and module.track_running_stats):
             what = "draw random numbers" if draws else "update its statistics"
             raise CaptureError(
-                f"The model was called at {shown(current_line())} without gradients but in training mode, in which "
+                f"The model was called at {current_line()} without gradients but in training mode, in which "
                 f"{name or type(module).__name__} would {what}: an inference program does neither. Call model.eval() "
                 "before evaluating."
             )

@@ -6,8 +6,9 @@ from typing import Iterable, Union
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError, current_line, shown
+from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import Operation, Plan, Shape
+from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.model import CapturedModel
 from ignite_ipu.deferred.structure import take_apart
 from ignite_ipu.deferred.tensor import deferred_results
@@ -31,7 +32,7 @@ def check_all_parameters(model: CapturedModel, parameters: Union[torch.Tensor, I
     ]
     if given and missing:
         raise CaptureError(
-            f"clip_grad_norm_ at {shown(current_line())} leaves out {len(missing)} trained parameters ({missing[0]}, "
+            f"clip_grad_norm_ at {current_line()} leaves out {len(missing)} trained parameters ({missing[0]}, "
             "...); a device clips the global norm of all. Pass model.parameters() of the prepared model."
         )
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError, EarlyReadError, Line, shown
+from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
+from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Input:
                 self.tensor = self.tensor.detach()
         if self.tensor._version != self._version:
             raise CaptureError(
-                f"A tensor of shape {self.shape.size} was used in the training step at {shown(line)} and changed in "
+                f"A tensor of shape {self.shape.size} was used in the training step at {line} and changed in "
                 "place afterwards, before the step ran with optimizer.step(). Change a copy of it, or change it after "
                 "optimizer.step()."
             )

@@ -6,7 +6,8 @@ from typing import Any, List
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError, Line, shown
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.owners import parameter_of
 
 __all__ = ["refuse_weights_of_the_host"]
@@ -30,7 +31,7 @@ def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
         return
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     raise CaptureError(
-        f"A tensor of shape {tuple(tensor.shape)} at {shown(line)} was computed from weights of the captured model "
+        f"A tensor of shape {tuple(tensor.shape)} at {line} was computed from weights of the captured model "
         f"alone ({', '.join(names[:_MOST_NAMES])}{more}), as a penalty on weights is. That ran on the host, so its "
         f"gradient would not reach the device. {_REMEDY}"
     )

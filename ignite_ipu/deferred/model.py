@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.device_gradients import DeviceGradients
-from ignite_ipu.deferred.errors import CaptureError, EarlyReadError, Line, current_line, shown
+from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
+from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import own, parameter_of
 from ignite_ipu.deferred.plans import Plans, seen_before
 from ignite_ipu.deferred.python_state import PythonState
@@ -151,7 +152,7 @@ class CapturedModel:
         if owners - {self.whole}:
             names = " and ".join(sorted(owner.name for owner in owners - {self.whole}))
             raise CaptureError(
-                f"{self.name} was called in training mode at {shown(current_line())}, but some of its weights are "
+                f"{self.name} was called in training mode at {current_line()}, but some of its weights are "
                 f"those of {names}, which a device step trains as a model of its own. Call {self.name} before what it "
                 f"consists of, or make the optimizer from the parameters of {self.name}."
             )
@@ -174,7 +175,7 @@ class CapturedModel:
                 changed = state.changed(before)
         if changed or not state.complete:
             raise CaptureError(
-                f"The forward of {self.name}, called at {shown(current_line())}, changes Python attributes in every "
+                f"The forward of {self.name}, called at {current_line()}, changes Python attributes in every "
                 f"call ({', '.join(changed) or 'new ones'}), but a compiled program runs it once, while it is traced: "
                 "later steps would have the values of the first. Give it what changes as an argument, and return "
                 "what it keeps; or register a buffer and write into it in place."
@@ -191,8 +192,8 @@ class CapturedModel:
         """Take a loss that went backward."""
         if self._early is not None:
             raise CaptureError(
-                f"The value read at {shown(self._early)} made the update run before optimizer.step(), and now another "
-                f"loss went backward at {shown(loss.line)} without that step: the update was made from one micro-batch "
+                f"The value read at {self._early} made the update run before optimizer.step(), and now another "
+                f"loss went backward at {loss.line} without that step: the update was made from one micro-batch "
                 "where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
@@ -210,7 +211,7 @@ class CapturedModel:
             link = self.session.link
             if link is not None and link.changes():
                 raise CaptureError(
-                    f"The value read at {shown(self._early)} made the update run before optimizer.step(), and the "
+                    f"The value read at {self._early} made the update run before optimizer.step(), and the "
                     "optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
             self._early = None
@@ -230,12 +231,12 @@ class CapturedModel:
         """
         if self._early is not None:
             raise CaptureError(
-                f"The value read at {shown(self._early)} made the update run before optimizer.step(), and "
-                f"now zero_grad() at {shown(current_line())} asks to drop its gradients. Read values after "
+                f"The value read at {self._early} made the update run before optimizer.step(), and "
+                f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after "
                 "optimizer.step()."
             )
         for loss in self.pending:
-            _give_up(loss, f"its gradients were dropped by zero_grad() at {shown(current_line())}")
+            _give_up(loss, f"its gradients were dropped by zero_grad() at {current_line()}")
         self.pending.clear()
 
     def run_early(self, value: Value, what: str) -> None:
@@ -248,7 +249,7 @@ class CapturedModel:
         own = {operation for operation in ancestors(value) if operation.model and operation.model.whole is self}
         if not own <= {operation for loss in self.pending for operation in loss.operations}:
             raise EarlyReadError(
-                f"{what} at {shown(line)} asks for a value of the training step before the step has run: its loss has "
+                f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
                 "not gone backward. Move the line after backward (or optimizer.step()); to keep a sum, add "
                 "loss.detach() and read the sum later. For a forward pass without training, call model.eval() or use "
                 "torch.no_grad()."
@@ -256,7 +257,7 @@ class CapturedModel:
         reason = self.postponed()
         if reason is not None:
             raise EarlyReadError(
-                f"{what} at {shown(line)} asks for a value that comes with the weight update, and {reason}. Keep "
+                f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
                 "loss.detach() and read it after the update."
             )
         self._run()
@@ -273,9 +274,9 @@ class CapturedModel:
         if other is optimizer:
             return
         if other is not None and (self._early is not None or not self.pending):
-            what = f"for the value read at {shown(self._early)}" if self._early is not None else "already"
+            what = f"for the value read at {self._early}" if self._early is not None else "already"
             raise CaptureError(
-                f"{type(optimizer).__name__}.step() at {shown(current_line())}: the update was made {what}, by another "
+                f"{type(optimizer).__name__}.step() at {current_line()}: the update was made {what}, by another "
                 f"optimizer of the same weights, a {type(other).__name__}. One optimizer makes one update: call "
                 "zero_grad() and backward() before each step(), and read values after it."
             )
@@ -376,18 +377,18 @@ def mark_loss(value: Value) -> None:
     line = current_line()
     if value.known:
         raise CaptureError(
-            f"backward() at {shown(line)}: the step of this loss has run already, and with it its backward pass."
+            f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
         )
     operations = ancestors(value)
     _check_not_given_up(operations, "backward()", line)
     if value.shape.size and max(value.shape.size) != 1:
         raise CaptureError(
-            f"backward() at {shown(line)} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
+            f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
             "Reduce it with mean() or sum()."
         )
     if not value.shape.requires_grad:
         raise CaptureError(
-            f"backward() at {shown(line)} was called on a value that does not depend on trainable weights (it was "
+            f"backward() at {line} was called on a value that does not depend on trainable weights (it was "
             "detached, or computed without gradients), so nothing would be trained."
         )
     models = _models_of(operations)
@@ -399,7 +400,7 @@ def mark_loss(value: Value) -> None:
     if len(models) != 1:
         names = " and ".join(sorted(model.name for model in models))
         raise CaptureError(
-            f"The loss at {shown(line)} was computed from several captured models ({names}). One device step trains "
+            f"The loss at {line} was computed from several captured models ({names}). One device step trains "
             "one model, or several by one optimizer: this pattern (a generator trained through its discriminator, "
             "an encoder with an optimizer of its own) is not supported. Use one optimizer with a parameter group for "
             "each model; or, where one is not trained by this loss, call it in eval mode under torch.no_grad() (a "
@@ -459,9 +460,7 @@ def _models_of(operations: Sequence[Operation]) -> List[CapturedModel]:
 def _check_not_given_up(operations: Sequence[Operation], what: str, line: Line) -> None:
     for operation in operations:
         if operation.problem is not None:
-            raise EarlyReadError(
-                f"{what} at {shown(line)} asks for a value that will never exist: {operation.problem}."
-            )
+            raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
 
 
 def _give_up(loss: Loss, problem: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequ
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError, Line, shown
+from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import CLOCK, Input, Number, Plan, Shape, name_of
+from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.owners import OWNED
 from ignite_ipu.deferred.structure import PLAIN, Structure, put_together, take_apart
 
@@ -127,7 +128,7 @@ def _inferred(
         if "meta" not in str(error).lower() and "data-dependent" not in str(error):
             raise
         raise CaptureError(
-            f"{name_of(function)} at {shown(line)} needs values to know the shape of its result, and the step has not "
+            f"{name_of(function)} at {line} needs values to know the shape of its result, and the step has not "
             "run yet. Keep shapes fixed (for example torch.where, or a mask that multiplies), or compute it after "
             f"optimizer.step(). ({type(error).__name__}: {error})"
         ) from error

@@ -6,8 +6,8 @@ from typing import Any, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.errors import Line, shown
 from ignite_ipu.deferred.graph import Input, Number, Operation, Value
+from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.step import Recipe, RecipeStep
 
 __all__ = ["Loss", "MicroBatch", "Recipes", "ancestors", "describe_change"]
@@ -226,7 +226,7 @@ def _by_number(operation: Operation) -> int:
 
 def _named(step: RecipeStep) -> str:
     name = "the call of the model" if step.function is None else getattr(step.function, "__name__", "a function")
-    return f"{name.strip('_')} ({shown(step.line)})"
+    return f"{name.strip('_')} ({step.line})"
 
 
 def _described(tensor: Tuple[Tuple[int, ...], torch.dtype]) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.errors import CaptureError, Line
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.step import BatchStep, guarded

@@ -7,9 +7,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError, Line, current_line, shown
+from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
+from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.plans import Plans, inferred_plan, is_arithmetic
 from ignite_ipu.deferred.structure import is_tensor, put_together, take_apart, take_call_apart, words
@@ -190,7 +191,7 @@ def _input(tensor: torch.Tensor, line: Line) -> Input:
     if _requires_grad(tensor):
         refuse_weights_of_the_host(tensor, line)
         raise CaptureError(
-            f"A tensor of shape {tuple(tensor.shape)} at {shown(line)} requires gradients, but it is no part of the "
+            f"A tensor of shape {tuple(tensor.shape)} at {line} requires gradients, but it is no part of the "
             "captured model, so the device could not train through it. If it is a parameter, make it one of the model "
             "that is prepared (a loss with weights of its own, too: put both into one module); if a model in "
             "evaluation mode computed it, call model.train() to train that, or use torch.no_grad(); else call detach() "
@@ -198,7 +199,7 @@ def _input(tensor: torch.Tensor, line: Line) -> Input:
         )
     if tensor.device.type != "cpu":
         raise CaptureError(
-            f"A tensor on {tensor.device} takes part in the step at {shown(line)}; PopTorch copies from the host's "
+            f"A tensor on {tensor.device} takes part in the step at {line}; PopTorch copies from the host's "
             "memory. Leave it on the CPU."
         )
     return Input(tensor, Shape.of(tensor, False))
@@ -215,7 +216,7 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         return _property(func, args[0])
     if name in ("__set__", "__delete__"):
         raise CaptureError(
-            f"tensor.{_descriptor_name(func)} = ... at {shown(current_line())} cannot be recorded: the tensor is "
+            f"tensor.{_descriptor_name(func)} = ... at {current_line()} cannot be recorded: the tensor is "
             "computed on the device. Make a new tensor instead."
         )
     if name in _METADATA:
@@ -225,15 +226,15 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
     if name in ("cpu", "pin_memory") and not args[0].value.known:
         return args[0]
     if name in ("cuda", "xpu", "npu"):
-        raise CaptureError(f".{name}() at {shown(current_line())}: the step runs on an IPU. Remove the call.")
+        raise CaptureError(f".{name}() at {current_line()}: the step runs on an IPU. Remove the call.")
     if name in _REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
-        raise CaptureError(f"{name}() at {shown(current_line())} cannot be recorded: {_REFUSED[name]}.")
+        raise CaptureError(f"{name}() at {current_line()} cannot be recorded: {_REFUSED[name]}.")
     if name == "backward":
         _backward(*args, **kwargs)
         return None
     if name in ("grad", "_engine_run_backward"):
         raise CaptureError(
-            f"torch.autograd.grad at {shown(current_line())} asks for gradients, which exist on the device alone. Use "
+            f"torch.autograd.grad at {current_line()} asks for gradients, which exist on the device alone. Use "
             "backward() and optimizer.step()."
         )
     if name == "__iter__":
@@ -287,7 +288,7 @@ def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype
     for value in (*args[1:], *kwargs.values()):
         if isinstance(value, (str, torch.device)) and torch.device(value).type not in ("cpu", "ipu"):
             raise CaptureError(
-                f".to({str(value)!r}) at {shown(current_line())}: the step runs on an IPU, and what comes back is on "
+                f".to({str(value)!r}) at {current_line()}: the step runs on an IPU, and what comes back is on "
                 "the host. Use accelerator.device, or remove the call."
             )
         wanted = value.dtype if isinstance(value, torch.Tensor) else value
@@ -340,7 +341,7 @@ def _record_in_place(
     ordinary = not isinstance(target, DeferredTensor)
     if plain is None or (ordinary and name not in _OPERATORS):
         raise CaptureError(
-            f"{name_of(func)} at {shown(line)} writes values that do not exist yet into a tensor. Write total = total "
+            f"{name_of(func)} at {line} writes values that do not exist yet into a tensor. Write total = total "
             "+ loss.detach() instead of total.add_(loss.detach()), compute a new tensor (torch.where, torch.cat), or "
             "do it after optimizer.step()."
         )
@@ -355,8 +356,7 @@ def _record_in_place(
             "shares memory with another tensor of the step" if target.value.viewed else "would change shape or type"
         )
         raise CaptureError(
-            f"{name_of(func)} at {shown(line)} works in place on a tensor that {reason}. Write x = x + y instead of "
-            "x += y."
+            f"{name_of(func)} at {line} works in place on a tensor that {reason}. Write x = x + y instead of x += y."
         )
     # The user's tensor stands for the new value from here on.
     target.value.handle = _gone

@@ -11,8 +11,9 @@ from typing import Any, Callable, FrozenSet, List, Optional, Sequence, Set, Tupl
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError, current_line, shown
+from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
 from ignite_ipu.deferred.graph import CLOCK
+from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.modes import Modes, ModesThen
 from ignite_ipu.deferred.recipes import Loss, MicroBatch, Recipes, describe_change
 from ignite_ipu.deferred.settings import CaptureSettings
@@ -122,11 +123,11 @@ class CapturedTraining:
         """
         line = current_line()
         if norm_type != 2:
-            raise CaptureError(f"Clipping at {shown(line)} by the {norm_type}-norm: an IPU clips by the 2-norm only.")
+            raise CaptureError(f"Clipping at {line} by the {norm_type}-norm: an IPU clips by the 2-norm only.")
         if self.prepared and max_norm != self.max_grad_norm:
             compiled = "without clipping" if self.max_grad_norm is None else f"to clip to {self.max_grad_norm}"
             raise CaptureError(
-                f"Clipping to {max_norm} at {shown(line)}, but the step was compiled {compiled}, which cannot change. "
+                f"Clipping to {max_norm} at {line}, but the step was compiled {compiled}, which cannot change. "
                 "Clip in every update, to the same norm, and read no value of the first step before clipping."
             )
         self.max_grad_norm = max_norm

@@ -107,7 +107,7 @@ class Signature:
             count += 1
         parameters = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
         rest = list(zip(compiled.positional[count:], parameters[count:]))
-        if compiled.keyword or len(compiled.positional) != len(parameters):
+        if compiled.keyword or len(compiled.positional) != max(count, len(parameters)):
             return None
         if any(value is not parameter.default or isinstance(value, torch.Tensor) for value, parameter in rest):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from tests.accelerator import checkpointing_script
 
 def start(arguments: List[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", checkpointing_script.__name__, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # Sums over another number of threads have other last bits; the tests' own process has one.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def same_files(one: Path, other: Path) -> None:

@@ -317,3 +317,24 @@ def test_calls_with_plain_tensors_alone_are_told_by_their_shapes():
         assert not fits(shapes, args)
     assert signature.shapes_of_tensors(signature.bind((x, y), {"scale": 2.0}).frozen()) is None
     assert signature.shapes_of_tensors(signature.bind((x, [y]), {}).frozen()) is None
+
+
+def test_variadic_tensors_need_no_binding_either():
+    """As many as were compiled, of the same shapes and types; otherwise binding raises its errors."""
+
+    def forward(first, *rest):
+        """Take any number of tensors."""
+
+    signature = Signature(forward)
+    given = (X, Y[0], X.int())
+    shapes = signature.shapes_of_tensors(signature.bind(given, {}).frozen())
+    assert shapes == [(value.shape, value.dtype) for value in given]
+    assert fits(shapes, given)
+    assert signature.shapes_of_tensors(signature.bind((X, 2, Y), {}).frozen()) is None
+
+    model = model_of(lambda self, *values: sum(values))
+    assert torch.equal(model(X, Y, X), X + Y + X)
+    assert torch.equal(model(Y, X, Y), Y + X + Y)
+    for values, words in (((X, Y), "Number of positional"), ((X, Y[:1], X), "Shape mismatch"), ((X, Y, 1), "Type")):
+        with pytest.raises(poptorch.Error, match=words):
+            model(*values)

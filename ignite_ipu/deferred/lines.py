@@ -1,0 +1,55 @@
+"""Where the user's code stood when something was recorded."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+from types import CodeType, FrameType
+from typing import Optional
+
+import torch
+
+__all__ = ["Line", "current_line"]
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_NOT_THE_USERS = (_OURS, _TORCH, "<frozen")
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("accelerate", "ignite", "torch"))
+
+
+class Line:
+    """A line of code. Its number is found when a message names it, for which Python searches the whole function."""
+
+    __slots__ = ("_code", "_instruction")
+
+    def __init__(self, code: CodeType, instruction: int) -> None:
+        self._code = code
+        self._instruction = instruction
+
+    def __str__(self) -> str:
+        number: Optional[int] = self._code.co_firstlineno
+        for start, line in dis.findlinestarts(self._code):
+            if start <= self._instruction:
+                number = line or number
+        return f"{self._code.co_filename}:{number}"
+
+
+def current_line() -> Line:
+    """Return the line of the innermost frame that is the user's own code; the outermost line where none is."""
+    frame: FrameType = sys._getframe(1)
+    while not _is_users(frame.f_code.co_filename):
+        outer: Optional[FrameType] = frame.f_back
+        if outer is None:
+            break
+        frame = outer
+    return Line(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_users(file: str) -> bool:
+    if file.startswith(_NOT_THE_USERS) or any(library in file for library in _LIBRARIES):
+        return False
+    return not file.startswith(_STANDARD) or "site-packages" in file

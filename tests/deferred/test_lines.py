@@ -1,0 +1,56 @@
+"""Lines that messages name: found from an instruction, they are the ones that Python's frames tell."""
+
+from __future__ import annotations
+
+import sys
+
+from ignite.engine import Engine, Events
+
+from ignite_ipu.deferred.lines import Line, current_line
+
+
+def both():
+    """Return the line of the caller as this library and as Python names it."""
+    frame = sys._getframe(1)
+    return str(Line(frame.f_code, frame.f_lasti)), f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def test_every_kind_of_statement():
+    pairs = [both()]
+    pairs.append(
+        both(),
+    )
+    pairs += [
+        both()
+        for _ in range(2)
+    ]  # fmt: skip
+    for pair in (
+        both(),
+        both(),
+    ):
+        pairs.append(pair)
+    try:
+        pairs.append(both())
+        raise ValueError
+    except ValueError:
+        pairs.append(both())
+    finally:
+        pairs.append(both())
+    with open(__file__) as _:
+        pairs.append((lambda: both())())
+    pairs.append([both(), len(str(1 + 1)) and both()][1] if pairs else both())
+    assert len(pairs) == 11
+    assert len({pythons for _, pythons in pairs}) > 8
+    for ours, pythons in pairs:
+        assert ours == pythons
+
+
+def test_what_libraries_call_is_the_users_line():
+    """A handler is called by Ignite's engine: the line is the handler's."""
+    lines = []
+    engine = Engine(lambda engine, batch: None)
+    engine.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: lines.append(both()))
+    engine.add_event_handler(Events.COMPLETED, lambda: lines.append((str(current_line()), both()[1])))
+    engine.run([0])
+    for ours, pythons in lines:
+        assert ours == pythons and __file__ in ours
