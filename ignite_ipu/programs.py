@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, List, Optional, Sequence
+import logging
+from typing import Any, Callable, Hashable, List, Optional, Sequence
 
 from torch import nn
 
@@ -12,11 +13,14 @@ from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
 from ignite_ipu.options import check_ipus, output_mode
 from ignite_ipu.placing import Placing
+from ignite_ipu.python_state import PythonState
 from ignite_ipu.rows import row_count
 from ignite_ipu.step import BatchStep
 from ignite_ipu.weights import Weights
 
 __all__ = ["Program"]
+
+_logger = logging.getLogger("ignite_ipu")
 
 
 class Program:
@@ -38,6 +42,7 @@ class Program:
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
         copying: Makes the copies from the device that happen here, and makes good the ones that fail.
+        on_frozen: Called with what forward changes in every call, which a program does once.
     """
 
     def __init__(
@@ -61,6 +66,9 @@ class Program:
         self.micro_batches_per_replica: int = options.device_iterations * options.Training.gradient_accumulation
         self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
         self.copying: Callable[[Callable[[], Any]], Any] = _make
+        self.on_frozen: Callable[[str], None] = _logger.warning
+        self._attributes: Optional[PythonState] = None
+        self._traced: List[Hashable] = []
         self._classes: List[type] = []
         self._wrap = wrap
         self._weights = weights
@@ -91,6 +99,13 @@ class Program:
     def arguments(self, *parts: Any) -> List[Any]:
         """Return what to call the program with for one batch."""
         return self.step.arguments(*parts, micro_batches=self.micro_batches)
+
+    def changed_attributes(self) -> List[str]:
+        """Return the names of the model's Python attributes that had other values when the program was traced."""
+        if self._attributes is None:
+            return []
+        now = self._attributes.values()
+        return [] if now is self._traced or now == self._traced else self._attributes.changed(self._traced)
 
     def read_random_state(self) -> Optional[List[int]]:
         """Return the random state, None before the program was compiled."""
@@ -157,7 +172,7 @@ class Program:
         self.executor.destroy()
         self.random_state = state
         self._weights.remove(self.executor)
-        self.executor = None
+        self.executor = self._attributes = None
         self.step.forget_layout()
         if attached:
             self._fire(IPUEvents.DEVICE_DETACHED)
@@ -180,6 +195,7 @@ class Program:
         successor = Program(step, options, self._wrap, self.training, self._weights, self._fire, self.placing)
         successor.random_state = self.random_state
         successor.copying = self.copying
+        successor.on_frozen = self.on_frozen
         return successor
 
     def set_aside(self, stand_in: Any) -> None:
@@ -227,13 +243,29 @@ class Program:
         self._fire(IPUEvents.COMPILE_STARTED)
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
+        attributes = PythonState(self.step.model)
+        before = attributes.values()
         try:
             with contextlib.nullcontext() if self.placing is None else self.placing.applied():
                 self.executor.compile(*leaves)
         except BaseException:
             self.step.forget_layout()
             raise
+        if attributes.changed(before):
+            # What the trace set up, such as a cache, stays as it is in another call.
+            self._report_frozen(self.step.changed_in_a_call(leaves, self.micro_batches))
+        self._attributes = attributes
+        self._traced = attributes.values()
         self._fire(IPUEvents.COMPILE_COMPLETED)
+
+    def _report_frozen(self, changed: List[str]) -> None:
+        if changed:
+            self.on_frozen(
+                f"The forward of {type(self.step.model).__qualname__} changes Python attributes in every call "
+                f"({', '.join(changed)}), but a compiled program runs it once, while it is traced: later steps have "
+                "the values of the first. Give it what changes as an argument, and return what it keeps; or register a "
+                "buffer and write into it in place."
+            )
 
 
 def _make(copy: Callable[[], Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import operator
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
@@ -16,6 +15,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.copies import copy_as_ordinary_tensors
 from ignite_ipu.events import IPUEvents
+from ignite_ipu.loading import follow_loading
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.options import check_ipus, evaluation_options
 from ignite_ipu.pipeline.request import PipelineRequest
@@ -68,6 +68,7 @@ class IPUSession:
         active: The program that was called last.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
         guard: Makes the device calls instead of this session, if there is one: a `Recovery` handler's.
+        on_frozen: Called with what forward changes in every call, which a program does once; logs a warning.
         shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
 
     Raises:
@@ -84,6 +85,7 @@ class IPUSession:
         self.evaluations: List[Program] = []
         self.active: Optional[Program] = None
         self.guard: Optional[CallGuard] = None
+        self.on_frozen: Callable[[str], None] = logger.warning
         self.shares_ipus = False
         self.data: Optional[str] = None
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -93,7 +95,7 @@ class IPUSession:
         self._trainable: Optional[Trainable] = None
         self._evaluation_options: Dict[Any, Any] = {}
         _SESSIONS[model] = weakref.ref(self)
-        _follow_loading(model, self)
+        follow_loading(model, self.weights)
 
     @classmethod
     def of(cls, model: nn.Module) -> IPUSession:
@@ -140,6 +142,7 @@ class IPUSession:
         # Before it has any state: what an executor holds while its program is set aside.
         self._stand_in = copy.copy(conversion.optimizer)
         self.training = Program(step, options, wrap, True, self.weights, self.fire, placing)
+        self.training.on_frozen = self._report_frozen
         self._trainable = Trainable(step)
         self._updates_per_call = options.device_iterations
 
@@ -271,6 +274,7 @@ class IPUSession:
         check_ipus(options)
         placing = None if pipeline is None else Placing(pipeline, step, options, False)
         program = Program(step, options, _wrap_for_inference, False, self.weights, self.fire, placing)
+        program.on_frozen = self._report_frozen
         self.evaluations.append(program)
         return program
 
@@ -313,6 +317,7 @@ class IPUSession:
         program, link = self.training, self.link
         if program is None or link is None:
             raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        self._follow_attributes(program)
         leaves = program.arguments(x, y)
         if self.guard is None:
             self.prepare_call(leaves, (x, y))
@@ -370,6 +375,7 @@ class IPUSession:
         return self.guard.evaluate(program, functools.partial(self._infer, program, parts))
 
     def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
+        self._follow_attributes(program)
         leaves = program.arguments(*parts)
         return self.call_inference(program, leaves, parts[0] if len(parts) == 1 else parts)
 
@@ -454,15 +460,36 @@ class IPUSession:
     def _programs(self) -> List[Program]:
         return [*([self.training] if self.training is not None else []), *self._aside, *self.evaluations]
 
+    def _follow_attributes(self, program: Program) -> None:
+        """Compile again for other values of the model's Python attributes, which are constants of a program."""
+        changed = program.changed_attributes()
+        if changed:
+            logger.warning(
+                "Python attributes of the model were changed (%s), and they are constants of a program: it is compiled "
+                "again. On IPUs each compilation takes minutes: make what changes often an input or a buffer.",
+                ", ".join(changed),
+            )
+            self._compile_again(program)
+
     def _compile_for_other_parameters(self, program: Program, link: OptimizerLink, trainable: Trainable) -> None:
         check_parameters(link.conversion.source, program.step)
         if program.compiled:
             logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", trainable.change())
+            self._compile_again(program)
+        trainable.note()
+
+    def _compile_again(self, program: Program) -> None:
+        """Have the next call compile, with the weights and the optimizer's state of this moment."""
+        link = self.link if program is self.training else None
+        if link is not None:
             link.refresh_state()
             self.weights.to_host()
-            program.destroy()
-            link.send_again(trainable.names())
-        trainable.note()
+        program.destroy()
+        if link is not None and self._trainable is not None:
+            link.send_again(self._trainable.names())
+
+    def _report_frozen(self, text: str) -> None:
+        self.on_frozen(text)
 
     def _make_room_for(self, wanted: Program) -> None:
         if self.shares_ipus:
@@ -508,24 +535,3 @@ def _check_on_host(model: nn.Module) -> None:
                 f"The model's {name} is on {tensor.device}. PopTorch copies a model to the IPU from the host's memory: "
                 "leave it on the CPU (remove .to(device) and .cuda())."
             )
-
-
-def _follow_loading(model: nn.Module, session: IPUSession) -> None:
-    model.register_load_state_dict_post_hook(_NotesLoading(session))  # type: ignore[no-untyped-call]
-
-
-class _NotesLoading:
-    """Notices `model.load_state_dict`: what it loads is the newest."""
-
-    def __init__(self, session: IPUSession) -> None:
-        self._session = weakref.ref(session)
-
-    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
-        session = self._session()
-        if session is not None:
-            session.weights.host_changed()
-
-    def __reduce__(self) -> Any:
-        # A pickle or a copy of the model has no session. In its place goes something that does nothing when it is
-        # called so, and that can be loaded where this library is not installed.
-        return functools.partial, (operator.setitem, {})

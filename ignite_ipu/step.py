@@ -12,6 +12,7 @@ from ignite_ipu import backend
 from ignite_ipu.batches import BatchLayout
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
+from ignite_ipu.python_state import changed_by
 from ignite_ipu.rows import map_tensors, tensors_in
 from ignite_ipu.tracing import declared_as_tracing, without_generation_cache
 
@@ -75,6 +76,19 @@ class BatchStep(nn.Module):
         """Tell whether another step compiles to the same program."""
         mine = (type(self), self.model, self.model_fn, self.model_transform, self.half_products)
         return mine == (type(other), other.model, other.model_fn, other.model_transform, other.half_products)
+
+    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return the names of the Python attributes of the model that a call on the host changes.
+
+        Weights, buffers and random states are left as they are.
+
+        Args:
+            leaves: What a device call would be given, of which one micro-batch is taken.
+            micro_batches: How many there are in it.
+        """
+        x = self.batch([leaf[: len(leaf) // micro_batches] for leaf in leaves])[0]
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), _copied_buffers(self.model):
+            return changed_by(self.model, lambda: self.call_model(x))[1]
 
     def forget_layout(self) -> None:
         """Let the next batch decide the layout again, for use before a compilation."""
@@ -141,6 +155,22 @@ def guarded(model: nn.Module) -> Iterator[bool]:
     else:
         # On the host PyTorch computes every loss.
         yield False
+
+
+@contextmanager
+def _copied_buffers(model: nn.Module) -> Iterator[None]:
+    """Give the modules copies of their buffers in the `with` block."""
+    own = [module.__dict__["_buffers"] for module in model.modules()]
+    before = [dict(buffers) for buffers in own]
+    for buffers in own:
+        with torch._C.DisableTorchFunctionSubclass():
+            copies = {name: None if value is None else torch.Tensor.clone(value) for name, value in buffers.items()}
+        buffers.update(copies)
+    try:
+        yield
+    finally:
+        for buffers, values in zip(own, before):
+            buffers.update(values)
 
 
 def check_output(output: Any) -> None:

@@ -10,11 +10,11 @@ from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
-from ignite_ipu.deferred.python_state import PythonState
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CalledStep
 from ignite_ipu.deferred.structure import put_together, take_apart
 from ignite_ipu.programs import Program
+from ignite_ipu.python_state import PythonState
 from ignite_ipu.rows import split_rows, take_rows
 from ignite_ipu.session import IPUSession
 

@@ -19,13 +19,13 @@ from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import own, parameter_of
 from ignite_ipu.deferred.plans import Plans, seen_before
-from ignite_ipu.deferred.python_state import PythonState
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import native, natively
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart, take_call_apart
 from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
+from ignite_ipu.python_state import changed_by
 from ignite_ipu.session import IPUSession
 from ignite_ipu.tracing import without_generation_cache
 
@@ -162,21 +162,19 @@ class CapturedModel:
         ]
         args, kwargs = put_together(structure, values)
         buffers = {name: torch.Tensor.detach(buffer).clone() for name, buffer in model.named_buffers()}
+
+        def call() -> Any:
+            return torch.func.functional_call(model, buffers, args, kwargs)
+
         with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
-            state = PythonState(model)
-            before = state.values()
-            output = torch.func.functional_call(model, buffers, args, kwargs)
-            changed = state.changed(before)
-            if changed or not state.complete:
+            output, changed = changed_by(model, call)
+            if changed:
                 # What the first call set up, such as a cache, stays as it is in the second.
-                state = PythonState(model)
-                before = state.values()
-                torch.func.functional_call(model, buffers, args, kwargs)
-                changed = state.changed(before)
-        if changed or not state.complete:
+                _, changed = changed_by(model, call)
+        if changed:
             raise CaptureError(
                 f"The forward of {self.name}, called at {current_line()}, changes Python attributes in every "
-                f"call ({', '.join(changed) or 'new ones'}), but a compiled program runs it once, while it is traced: "
+                f"call ({', '.join(changed)}), but a compiled program runs it once, while it is traced: "
                 "later steps would have the values of the first. Give it what changes as an argument, and return "
                 "what it keeps; or register a buffer and write into it in place."
             )

@@ -7,7 +7,7 @@ from typing import Callable, Hashable, List, NamedTuple, Optional
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.python_state import PythonState
+from ignite_ipu.python_state import PythonState
 from ignite_ipu.weights import Weights
 
 __all__ = ["Modes", "ModesThen"]

@@ -128,6 +128,10 @@ class CapturedStep(BatchStep):
         """Tell whether another step compiles to the same program: none does."""
         return other is self
 
+    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return nothing: a model is tried before it is captured."""
+        return []
+
     def forget_layout(self) -> None:
         """Keep everything: a recipe does not depend on the first batch."""
 
@@ -206,6 +210,10 @@ class CalledStep(BatchStep):
     def computes_like(self, other: BatchStep) -> bool:
         """Tell whether another step compiles to the same program: none does."""
         return other is self
+
+    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return nothing: with other attributes the next call is another program's."""
+        return []
 
     def forget_layout(self) -> None:
         """Keep everything: the call's structure is given."""

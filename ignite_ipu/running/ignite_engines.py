@@ -67,7 +67,13 @@ def _factory(
         if steps != 1:
             became += f", an iteration of which is one update from {steps} batches"
         journal.note(line, f"{original.__name__}()", became)
-        return ours(**arguments, **extra)
+
+        def refuse_frozen(text: str) -> None:
+            raise journal.refuse(line, f"{original.__name__}()", text)
+
+        engine = ours(**arguments, **extra)
+        engine.ipu.on_frozen = refuse_frozen
+        return engine
 
     return create
 

@@ -104,6 +104,24 @@ for x in batches:
     for values in kept:
         values.clamp_(-0.1, 0.1)
 """,
+    "a number that a handler of Ignite's trainer anneals": """
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+class Annealed(Model):
+    def forward(self, x):
+        return self.layer(x) * self.scale
+model = Annealed().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = create_supervised_trainer(model, optimizer, F.mse_loss, device)
+evaluator = create_supervised_evaluator(model, device=device)
+pairs = [(x, x) for x in batches]
+@trainer.on(Events.ITERATION_COMPLETED)
+def anneal():
+    model.scale = 1 / (trainer.state.iteration + 1)
+    out.append(trainer.state.output)
+    evaluator.run(pairs[:1])
+    out.append(evaluator.state.output[0].sum().item())
+trainer.run(pairs)
+""",
 }
 
 
@@ -136,6 +154,20 @@ def test_a_forward_that_changes_attributes_is_refused(run, body, names):
     )
     reason = re.escape(f"changes Python attributes in every call ({names})")
     with pytest.raises(RunError, match=rf"script\.py:{len(text.splitlines())}\b.*{reason}"):
+        run(text)
+
+
+def test_a_forward_that_changes_attributes_is_refused_in_ignites_trainer_too(run):
+    text = HEAD + (
+        "from ignite.engine import create_supervised_trainer\n"
+        "class Changing(Model):\n    def forward(self, x):\n"
+        "        self.count += 1; return self.layer(x) * self.count\n"
+        "model = Changing()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "trainer = create_supervised_trainer(model, optimizer, F.mse_loss, device)\n"
+    )
+    line = len(text.splitlines())
+    text += "trainer.run([(x, x) for x in batches])\n"
+    with pytest.raises(RunError, match=rf"script\.py:{line}\b.*every call \(count\)"):
         run(text)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import operator
-from typing import Any, Callable, Dict, Hashable, List, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Tuple, TypeVar
 
 import torch
 from torch import nn
 
-__all__ = ["PythonState"]
+__all__ = ["PythonState", "changed_by"]
 
+T = TypeVar("T")
 _PLAIN = (int, float, complex, str, bytes, enum.Enum, type(None), torch.dtype)
 _READABLE = (*_PLAIN, torch.Tensor, list, tuple, dict)
 _OWN = frozenset([*vars(nn.Module()), "_is_full_backward_hook", "_forward_hooks_always_called"])
@@ -70,6 +71,15 @@ class PythonState:
         """Return the names of the attributes that had other values before."""
         pairs = zip(self._names, before, self.values())
         return [f"{path}.{name}" if path else name for (path, name), old, new in pairs if old != new]
+
+
+def changed_by(model: nn.Module, call: Callable[[], T]) -> Tuple[T, List[str]]:
+    """Return what `call` returns, and the names of the attributes of `model` that it has changed, set or deleted."""
+    state = PythonState(model)
+    before = state.values()
+    result = call()
+    changed = state.changed(before)
+    return result, changed if changed or state.complete else ["new ones"]
 
 
 def _value(value: Any) -> Hashable:

@@ -1,0 +1,145 @@
+"""What a model keeps in Python attributes: engines give the native result, or say that they cannot."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.python_state import changed_by
+from tests.supervised import assert_same_weights, network, task
+
+
+class Annealed(nn.Module):
+    """A network whose output is scaled by a number, a list and a tensor that others may change."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.dropout = network(), nn.Dropout(0.0)
+        self.scale, self.powers, self.mask = 1.0, [1, 1, 1], torch.ones(3)
+
+    def forward(self, x):
+        weights = torch.tensor([self.scale**power for power in self.powers])
+        return self.dropout(self.inner(x)) * weights * self.mask.to(x.device)
+
+
+def anneal_number(model, step):
+    model.scale = 1 / step
+
+
+def anneal_list(model, step):
+    model.scale, model.powers[step % 3] = 0.5, step
+
+
+def anneal_tensor(model, step):
+    model.mask[step % 3] *= 0.5
+
+
+def anneal_layer(model, step):
+    model.dropout.p = float(step % 2)
+
+
+def trained(create_trainer, create_evaluator, anneal):
+    """Return a model trained for two epochs, annealed after each iteration and evaluated after each epoch."""
+    model = Annealed()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    trainer = create_trainer(model, optimizer, nn.functional.cross_entropy)
+    evaluator = create_evaluator(model)
+    predictions = []
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(every=3), lambda: anneal(model, trainer.state.iteration))
+    evaluator.add_event_handler(Events.ITERATION_COMPLETED, lambda: predictions.append(evaluator.state.output[0]))
+    loader = DataLoader(task(), batch_size=16)
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(loader))
+    trainer.run(loader, max_epochs=2)
+    return model, predictions
+
+
+@pytest.mark.parametrize("anneal", [anneal_number, anneal_list, anneal_tensor, anneal_layer])
+def test_annealed_attributes_train_and_evaluate_as_natively(anneal, caplog):
+    native, expected = trained(create_supervised_trainer, create_supervised_evaluator, anneal)
+    model, predictions = trained(create_ipu_trainer, create_ipu_evaluator, anneal)
+    for ours, theirs in zip(predictions, expected):
+        torch.testing.assert_close(ours, theirs)
+    assert_same_weights(model, native)
+    names = {record.args[0] for record in caplog.records if "were changed" in record.message}
+    assert names and names <= {"scale", "powers", "powers, scale", "scale, powers", "mask", "dropout.p"}
+    assert "minutes" in caplog.text
+
+
+def test_attributes_that_stay_compile_once(caplog):
+    """Values that are set again to what they were, and attributes that no forward has seen, change nothing."""
+    model = Annealed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = create_ipu_trainer(model, optimizer, nn.functional.cross_entropy)
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def set_again():
+        model.scale, model.powers, model.seen = 1.0, [1, 1, 1], trainer.state.iteration
+
+    trainer.run(DataLoader(task(), batch_size=16), max_epochs=2)
+    assert poptorch.counters(trainer.ipu.training.executor).compiles == 1
+    assert "changed" not in caplog.text
+
+
+class Counting(nn.Module):
+    """Scales by the number of its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.calls = nn.Linear(6, 3), nn.BatchNorm1d(3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.norm(self.inner(x)) / self.calls
+
+
+class Caching(Counting):
+    """Sets something up in its first call."""
+
+    def forward(self, x):
+        self.calls = self.calls or 3
+        return self.norm(self.inner(x)) / self.calls
+
+
+def test_a_forward_that_counts_its_calls_is_reported_once(caplog):
+    model = Counting()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
+    trainer.run(DataLoader(task(), batch_size=16), max_epochs=2)
+    (record,) = [
+        record for record in caplog.records if record.levelno == logging.WARNING and "every call" in record.message
+    ]
+    assert "Counting" in record.message and "(calls)" in record.message and "buffer" in record.message
+
+
+def test_what_the_first_call_sets_up_is_nobodys_concern(caplog):
+    """And looking for it leaves statistics and random states alone."""
+    model, native = Caching(), Caching()
+    native.load_state_dict(model.state_dict())
+    settings = (nn.functional.cross_entropy,)
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), *settings)
+    before = torch.get_rng_state()
+    loader = DataLoader(task(), batch_size=16, generator=torch.Generator())
+    trainer.run(loader, max_epochs=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    create_supervised_trainer(native, torch.optim.SGD(native.parameters(), lr=0.1), *settings).run(loader)
+    assert "every call" not in caplog.text
+    torch.testing.assert_close(model.norm.running_mean, native.norm.running_mean)
+    assert_same_weights(model.inner, native.inner)
+
+
+def test_names_of_what_a_call_changes():
+    model = Annealed()
+
+    def change():
+        model.scale, model.inner[1].note = 2.0, "new"
+        return 5
+
+    assert changed_by(model, change) == (5, ["scale"])
+    assert changed_by(model, change) == (5, [])
+    assert changed_by(model, lambda: setattr(model, "other", 1)) == (None, ["new ones"])
