@@ -16,6 +16,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.loss_rules import LossError, check_loss_module
+from ignite_ipu.python_state import PythonState
 from ignite_ipu.step import BatchStep, check_output, describe_value, guarded
 
 __all__ = ["LossError", "TrainingStep", "find_loss"]
@@ -55,6 +56,10 @@ class TrainingStep(BatchStep):
         # A loss that is a module becomes a child, so that its buffers and parameters move to the device.
         self.loss_fn = loss_fn
         self.predictions = predictions
+
+    def python_state(self) -> PythonState:
+        """Return what the compiled step has from Python as constants, the loss's included."""
+        return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn)
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions.

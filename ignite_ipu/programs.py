@@ -67,7 +67,7 @@ class Program:
         self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
         self.copying: Callable[[Callable[[], Any]], Any] = _make
         self.on_frozen: Callable[[str], None] = _logger.warning
-        self._attributes: Optional[PythonState] = None
+        self._python: Optional[PythonState] = None
         self._traced: List[Hashable] = []
         self._classes: List[type] = []
         self._wrap = wrap
@@ -100,12 +100,17 @@ class Program:
         """Return what to call the program with for one batch."""
         return self.step.arguments(*parts, micro_batches=self.micro_batches)
 
-    def changed_attributes(self) -> List[str]:
-        """Return the names of the model's Python attributes that had other values when the program was traced."""
-        if self._attributes is None:
+    def changed_values(self) -> List[str]:
+        """Return the names of Python values that were others when the program was traced."""
+        attributes = self._python
+        if attributes is None:
             return []
-        now = self._attributes.values()
-        return [] if now is self._traced or now == self._traced else self._attributes.changed(self._traced)
+        if not attributes.leads_there:
+            before = dict(zip(attributes.names, self._traced))
+            attributes = self._python = self.step.python_state()
+            self._traced = [before.get(name) for name in attributes.names]
+        now = attributes.values()
+        return [] if now is self._traced or now == self._traced else attributes.changed(self._traced)
 
     def read_random_state(self) -> Optional[List[int]]:
         """Return the random state, None before the program was compiled."""
@@ -172,7 +177,7 @@ class Program:
         self.executor.destroy()
         self.random_state = state
         self._weights.remove(self.executor)
-        self.executor = self._attributes = None
+        self.executor = self._python = None
         self.step.forget_layout()
         if attached:
             self._fire(IPUEvents.DEVICE_DETACHED)
@@ -243,7 +248,7 @@ class Program:
         self._fire(IPUEvents.COMPILE_STARTED)
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
-        attributes = PythonState(self.step.model)
+        attributes = self.step.python_state()
         before = attributes.values()
         try:
             with contextlib.nullcontext() if self.placing is None else self.placing.applied():
@@ -254,14 +259,14 @@ class Program:
         if attributes.changed(before):
             # What the trace set up, such as a cache, stays as it is in another call.
             self._report_frozen(self.step.changed_in_a_call(leaves, self.micro_batches))
-        self._attributes = attributes
+        self._python = attributes
         self._traced = attributes.values()
         self._fire(IPUEvents.COMPILE_COMPLETED)
 
     def _report_frozen(self, changed: List[str]) -> None:
         if changed:
             self.on_frozen(
-                f"The forward of {type(self.step.model).__qualname__} changes Python attributes in every call "
+                f"The forward of {type(self.step.model).__qualname__} changes Python values in every call "
                 f"({', '.join(changed)}), but a compiled program runs it once, while it is traced: later steps have "
                 "the values of the first. Give it what changes as an argument, and return what it keeps; or register a "
                 "buffer and write into it in place."

@@ -1,17 +1,20 @@
-"""What a model keeps in Python attributes: a compiled program has their values of when it was traced.
+"""What a model's code reads from Python: a compiled program has the values of when it was traced.
 
-A number that a loop anneals, a dropout rate, a mask that is replaced: a changed value is another program. A `forward`
-that changes them itself would run once, while it is traced, and natively in every step.
+A number that a loop anneals, a dropout rate, a mask that is replaced: a changed value is another program, be it an
+attribute of the model or a global. A `forward` that changes them itself would run once, while it is traced, and
+natively in every step.
 """
 
 from __future__ import annotations
 
 import enum
 import operator
-from typing import Any, Callable, Dict, Hashable, List, Tuple, TypeVar
+from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple, TypeVar
 
 import torch
 from torch import nn
+
+from ignite_ipu.outer_values import Holder, outer_values
 
 __all__ = ["PythonState", "changed_by"]
 
@@ -25,24 +28,36 @@ _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
 
 
 class PythonState:
-    """The attributes of a model's modules that a trace reads as constants.
+    """The attributes of a model's modules, and the variables that its code names, which a trace reads as constants.
 
     Args:
         model: The model.
+        *others: Functions and objects that are called beside it, such as a loss.
+
+    Attributes:
+        names: What messages call the values.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._names: List[Tuple[str, str]] = []
-        self._places: List[Tuple[Dict[str, Any], str]] = []
+    def __init__(self, model: nn.Module, *others: Any) -> None:
+        self.names: List[str] = []
+        self._places: List[Tuple[Holder, str]] = []
         self._modules = [module.__dict__ for module in model.modules()]
         self._sizes = [len(attributes) for attributes in self._modules]
-        for path, module in model.named_modules():
+        named: List[Tuple[str, Any]] = list(model.named_modules())
+        for other in others:
+            named += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
+        for path, module in named:
+            attributes = getattr(module, "__dict__", {})
             # Of PyTorch's layers only numbers such as rates can change: the rest says of which shape they were made.
             kinds = (float,) if type(module).__module__.startswith("torch.nn.") else _READABLE
-            for name, value in module.__dict__.items():
+            for name, value in attributes.items():
                 if name not in _OWN and isinstance(value, kinds):
-                    self._names.append((path, name))
-                    self._places.append((module.__dict__, name))
+                    self.names.append(f"{path}.{name}" if path else name)
+                    self._places.append((attributes, name))
+        # Objects that lead to values: with another in their place, the values are elsewhere.
+        self._leading: List[Any] = []
+        self._ways: List[Tuple[Holder, str]] = []
+        self._find_outer_values([part for _, part in named])
         # While they are the same objects, and none can be changed in place, the values are the same.
         self._found: List[Any] = []
         self._fixed = False
@@ -50,8 +65,18 @@ class PythonState:
 
     @property
     def complete(self) -> bool:
-        """Whether no attribute has come or gone since."""
-        return list(map(len, self._modules)) == self._sizes
+        """Whether no attribute has come or gone since, and values are still found at the same places."""
+        return list(map(len, self._modules)) == self._sizes and self.leads_there
+
+    @property
+    def leads_there(self) -> bool:
+        """Whether the objects that lead to values are the same."""
+        return all(map(operator.is_, [holder.get(key) for holder, key in self._ways], self._leading))
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Tell whether a model still consists of the same modules."""
+        modules = [module.__dict__ for module in model.modules()]
+        return len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
 
     def training(self) -> List[bool]:
         """Return whether each module is in training mode."""
@@ -69,8 +94,23 @@ class PythonState:
 
     def changed(self, before: List[Hashable]) -> List[str]:
         """Return the names of the attributes that had other values before."""
-        pairs = zip(self._names, before, self.values())
-        return [f"{path}.{name}" if path else name for (path, name), old, new in pairs if old != new]
+        pairs = zip(self.names, before, self.values())
+        return list(dict.fromkeys(name for name, old, new in pairs if old != new))
+
+    def _find_outer_values(self, parts: Sequence[Any]) -> None:
+        known = {(id(holder), key) for holder, key in self._places}
+        for part in parts:
+            for found in outer_values(part, _READABLE):
+                place = (id(found.holder), found.key)
+                if place in known:
+                    continue
+                known.add(place)
+                if isinstance(found.value, _READABLE):
+                    self.names.append(found.name)
+                    self._places.append((found.holder, found.key))
+                else:
+                    self._leading.append(found.value)
+                    self._ways.append((found.holder, found.key))
 
 
 def changed_by(model: nn.Module, call: Callable[[], T]) -> Tuple[T, List[str]]:

@@ -317,7 +317,7 @@ class IPUSession:
         program, link = self.training, self.link
         if program is None or link is None:
             raise SessionError("This model has no trainer: call create_ipu_trainer first.")
-        self._follow_attributes(program)
+        self._follow_values(program)
         leaves = program.arguments(x, y)
         if self.guard is None:
             self.prepare_call(leaves, (x, y))
@@ -375,7 +375,7 @@ class IPUSession:
         return self.guard.evaluate(program, functools.partial(self._infer, program, parts))
 
     def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
-        self._follow_attributes(program)
+        self._follow_values(program)
         leaves = program.arguments(*parts)
         return self.call_inference(program, leaves, parts[0] if len(parts) == 1 else parts)
 
@@ -460,12 +460,12 @@ class IPUSession:
     def _programs(self) -> List[Program]:
         return [*([self.training] if self.training is not None else []), *self._aside, *self.evaluations]
 
-    def _follow_attributes(self, program: Program) -> None:
-        """Compile again for other values of the model's Python attributes, which are constants of a program."""
-        changed = program.changed_attributes()
+    def _follow_values(self, program: Program) -> None:
+        """Compile again for other Python values, which are constants of a program."""
+        changed = program.changed_values()
         if changed:
             logger.warning(
-                "Python attributes of the model were changed (%s), and they are constants of a program: it is compiled "
+                "Python values that the program read while it was traced have changed (%s): it is compiled "
                 "again. On IPUs each compilation takes minutes: make what changes often an input or a buffer.",
                 ", ".join(changed),
             )

@@ -12,7 +12,7 @@ from ignite_ipu import backend
 from ignite_ipu.batches import BatchLayout
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
-from ignite_ipu.python_state import changed_by
+from ignite_ipu.python_state import PythonState, changed_by
 from ignite_ipu.rows import map_tensors, tensors_in
 from ignite_ipu.tracing import declared_as_tracing, without_generation_cache
 
@@ -77,8 +77,12 @@ class BatchStep(nn.Module):
         mine = (type(self), self.model, self.model_fn, self.model_transform, self.half_products)
         return mine == (type(other), other.model, other.model_fn, other.model_transform, other.half_products)
 
+    def python_state(self) -> PythonState:
+        """Return what the compiled step has from Python as constants."""
+        return PythonState(self.model, self.model_fn, self.model_transform)
+
     def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
-        """Return the names of the Python attributes of the model that a call on the host changes.
+        """Return the names of the Python values that the model reads and that a call of it on the host changes.
 
         Weights, buffers and random states are left as they are.
 

@@ -1,4 +1,4 @@
-"""What a model keeps in Python attributes: engines give the native result, or say that they cannot."""
+"""What a model reads from Python: engines give the native result, or say that they cannot."""
 
 from __future__ import annotations
 
@@ -67,9 +67,53 @@ def test_annealed_attributes_train_and_evaluate_as_natively(anneal, caplog):
     for ours, theirs in zip(predictions, expected):
         torch.testing.assert_close(ours, theirs)
     assert_same_weights(model, native)
-    names = {record.args[0] for record in caplog.records if "were changed" in record.message}
+    names = {record.args[0] for record in caplog.records if "have changed" in record.message}
     assert names and names <= {"scale", "powers", "powers, scale", "scale, powers", "mask", "dropout.p"}
     assert "minutes" in caplog.text
+
+
+MARGIN = 0.0
+
+
+class Margin(nn.Module):
+    """A loss with a number of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = 1.0
+
+    def forward(self, y_pred, y):
+        return self.weight * nn.functional.cross_entropy(y_pred - MARGIN * nn.functional.one_hot(y, 3), y)
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_annealed_losses_train_as_natively(as_function, monkeypatch):
+    """A loss's attributes, globals and closures."""
+
+    def weights(create_trainer):
+        loss, weight = Margin(), 1.0
+        model = network()
+
+        def function(y_pred, y):
+            return weight * loss(y_pred, y)
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        trainer = create_trainer(model, optimizer, function if as_function else loss)
+
+        @trainer.on(Events.ITERATION_COMPLETED(once=1))
+        def change_global():
+            monkeypatch.setitem(globals(), "MARGIN", 1.0)
+
+        @trainer.on(Events.ITERATION_COMPLETED(once=2))
+        def change_own():
+            nonlocal weight
+            loss.weight = weight = 3.0
+
+        trainer.run(DataLoader(task(), batch_size=16))
+        monkeypatch.setitem(globals(), "MARGIN", 0.0)
+        return model
+
+    assert_same_weights(weights(create_ipu_trainer), weights(create_supervised_trainer))
 
 
 def test_attributes_that_stay_compile_once(caplog):

@@ -173,7 +173,7 @@ class CapturedModel:
                 _, changed = changed_by(model, call)
         if changed:
             raise CaptureError(
-                f"The forward of {self.name}, called at {current_line()}, changes Python attributes in every "
+                f"The forward of {self.name}, called at {current_line()}, changes Python values in every "
                 f"call ({', '.join(changed)}), but a compiled program runs it once, while it is traced: "
                 "later steps would have the values of the first. Give it what changes as an argument, and return "
                 "what it keeps; or register a buffer and write into it in place."

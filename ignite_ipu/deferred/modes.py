@@ -21,12 +21,12 @@ class ModesThen(NamedTuple):
     Attributes:
         training: Whether each module is in training mode.
         trained: Whether each parameter requires gradients.
-        attributes: The values of Python attributes.
+        values: The Python values that the modules' code reads.
     """
 
     training: List[bool]
     trained: List[bool]
-    attributes: List[Hashable]
+    values: List[Hashable]
 
 
 class Modes:
@@ -44,19 +44,35 @@ class Modes:
         self._model = model
         self._weights = weights
         self._state: Optional[PythonState] = None
+        self._may_be_others = True
         self._parameters: List[torch.Tensor] = []
         self._trained: List[bool] = []
         self._looks = -1
 
     def look_again(self) -> None:
         """Look for modules and parameters again, of which there may be others now."""
-        self._state = None
+        self._may_be_others = True
+
+    def difference(self, before: ModesThen, now: ModesThen) -> str:
+        """Return in words what differs between two moments."""
+        if before.training != now.training:
+            return "other modules are in training mode"
+        if before.trained != now.trained:
+            return "other parameters require gradients"
+        names = [] if self._state is None else self._state.names
+        pairs = zip(names, before.values, now.values)
+        changed = list(dict.fromkeys(name for name, old, new in pairs if old != new))
+        same_places = len(before.values) == len(names)
+        return f"other Python values are read ({', '.join(changed)})" if same_places else "other Python values are read"
 
     def now(self) -> ModesThen:
         """Return the modes at this moment."""
         state = self._state
-        if state is None or not state.complete:
+        if state is None or not state.complete or (self._may_be_others and not state.is_of(self._model)):
             state = self._state = PythonState(self._model)
+            self._may_be_others = True
+        if self._may_be_others:
+            self._may_be_others = False
             self._parameters = list(self._model.parameters())
             self._looks = -1
         if self._looks != self._weights.looks:

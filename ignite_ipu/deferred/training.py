@@ -330,7 +330,7 @@ class CapturedTraining:
         elif before.count != wanted.count:
             what = f"{wanted.count} micro-batches make an update, it was {before.count}"
         elif before.modes != wanted.modes:
-            what = "other modules are in training mode, other parameters require gradients, or attributes have changed"
+            what = self._modes.difference(before.modes, wanted.modes)
         elif before.variable != wanted.variable:
             changed = [before.numbers[position] for position in sorted(wanted.variable - before.variable)]
             what = f"numbers in it change ({changed}); from now on they are inputs"

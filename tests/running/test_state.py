@@ -11,12 +11,13 @@ from ignite_ipu.running import RunError
 
 HEAD = """
 import copy, json, torch
+from types import SimpleNamespace
 from torch import nn
 from torch.nn import functional as F
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 batches = torch.randn(5, 8, 4, device=device)
-out = []
+out, calls = [], 0
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -104,6 +105,23 @@ for x in batches:
     for values in kept:
         values.clamp_(-0.1, 0.1)
 """,
+    "globals and a namespace that the loop anneals": """
+temperature, args, table = 1.0, SimpleNamespace(beta=1.0), {"bias": 0.0}
+def cooled(x):
+    return x / temperature
+class Annealed(Model):
+    def forward(self, x):
+        return cooled(self.layer(x)) * self.args.beta + table["bias"]
+model = Annealed().to(device)
+model.args = args
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, x in enumerate(batches):
+    update(F.mse_loss(model(x), x))
+    temperature, args.beta, table["bias"] = (2.0, 1.0, 0.0) if number == 0 else (2.0, 0.5, number * 0.1)
+    with torch.no_grad():
+        out.append(model.eval()(x).sum().item())
+    model.train()
+""",
     "a number that a handler of Ignite's trainer anneals": """
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 class Annealed(Model):
@@ -143,6 +161,7 @@ def test_losses_are_the_native_ones(run, monkeypatch, name):
             "self.state = (0 if self.state is None else self.state) + x.mean().detach(); return self.layer(x) * 2",
             "state",
         ),
+        ("global calls; calls += 1; return self.layer(x) * calls", "calls"),
         ("self.scale *= 0.5; self.count += 1; return self.layer(x) * self.scale", "scale, count"),
     ],
 )
@@ -152,7 +171,7 @@ def test_a_forward_that_changes_attributes_is_refused(run, body, names):
         "model = Changing()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "update(F.mse_loss(model(batches[0]), batches[0]))\n"
     )
-    reason = re.escape(f"changes Python attributes in every call ({names})")
+    reason = re.escape(f"changes Python values in every call ({names})")
     with pytest.raises(RunError, match=rf"script\.py:{len(text.splitlines())}\b.*{reason}"):
         run(text)
 

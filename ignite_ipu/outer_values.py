@@ -1,0 +1,223 @@
+"""Values that code reads by name from outside: globals, closure variables, and what hangs on these or on `self`.
+
+A compiled program has them as constants, like everything in Python. Only the user's own code is searched: what
+libraries keep in their globals is nobody's to anneal.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sysconfig
+import weakref
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, FrozenSet, Iterator, List, NamedTuple, Optional, Protocol, Tuple
+
+from torch import nn
+
+__all__ = ["Holder", "OuterValue", "outer_values"]
+
+# What each class has of the user's own functions.
+_METHODS: weakref.WeakKeyDictionary[type, List[FunctionType]] = weakref.WeakKeyDictionary()
+_GLOBAL, _CELL, _SELF = "global", "closure", "self"
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_LIBRARIES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Holder(Protocol):
+    """Where a value is looked up: the dictionary of a module or an object, or a closure's variable."""
+
+    def get(self, name: str) -> Any:
+        """Return the value of this moment, None for none."""
+
+
+class OuterValue(NamedTuple):
+    """One value that some code reads, or an object on the way to it.
+
+    Attributes:
+        name: What messages call it.
+        holder, key: Where it is.
+        value: The value when it was found.
+    """
+
+    name: str
+    holder: Holder
+    key: str
+    value: Any
+
+
+class _Path(NamedTuple):
+    """A name with the attributes that code reads from it."""
+
+    scope: str
+    names: Tuple[str, ...]
+
+
+class _Cell:
+    """A variable of an enclosing function."""
+
+    def __init__(self, cell: Any) -> None:
+        self._cell = cell
+
+    def get(self, name: str) -> Any:
+        """Return its value, None while it has none."""
+        try:
+            return self._cell.cell_contents
+        except ValueError:
+            return None
+
+
+class _Inherited:
+    """The attributes that an object has from its class, until it is given its own."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+    def get(self, name: str) -> Any:
+        """Return one, None for none."""
+        own = getattr(self.owner, "__dict__", {})
+        if name in own:
+            return own[name]
+        return next((vars(kind)[name] for kind in type(self.owner).__mro__ if name in vars(kind)), None)
+
+
+def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
+    """Yield the values of some kinds that the user's code reads by name when something is called.
+
+    Before each come the objects that lead to it: with another of these it would be another value.
+
+    Args:
+        called: A function, a module or another object that can be called.
+        kinds: Types of the values.
+    """
+    waiting = [(function, called) for function in _functions_of(called)]
+    known = {(id(function), id(called)) for function, _ in waiting}
+    while waiting:
+        function, instance = waiting.pop()
+        for path in _paths(function.__code__):
+            steps = _steps(path, function, instance, kinds)
+            if not steps:
+                continue
+            if isinstance(steps[-1].value, kinds):
+                yield from steps
+                continue
+            for part, own in _called(steps[-1]):
+                new = [each for each in _functions_of(part) if (id(each), id(own)) not in known]
+                if new:
+                    yield from steps
+                known.update((id(each), id(own)) for each in new)
+                waiting += [(each, own) for each in new]
+
+
+def _called(found: OuterValue) -> Iterator[Tuple[Any, Any]]:
+    """Yield what may be called when code names a value, each with what `self` is in it."""
+    if isinstance(found.value, nn.Module):
+        yield from ((module, module) for module in found.value.modules())
+    else:
+        yield found.value, found.holder.owner if isinstance(found.holder, _Inherited) else found.value
+
+
+def _functions_of(called: Any) -> List[FunctionType]:
+    """Return the user's own functions that a call may run: itself, its methods, and functions it has been given."""
+    called = _unwrapped(called)
+    if _is_users(called):
+        return [called]
+    kind = type(called)
+    methods = _METHODS.get(kind)
+    if methods is None:
+        members = [
+            _unwrapped(value) for base in kind.__mro__ for name, value in vars(base).items() if name != "__init__"
+        ]
+        methods = _METHODS[kind] = list(filter(_is_users, members))
+    return [*methods, *filter(_is_users, getattr(called, "__dict__", {}).values())]
+
+
+def _unwrapped(member: Any) -> Any:
+    """Return the function that a property or a kind of method holds."""
+    if isinstance(member, property):
+        return member.fget
+    return member.__func__ if isinstance(member, (staticmethod, classmethod, MethodType)) else member
+
+
+def _steps(path: _Path, function: FunctionType, instance: Optional[Any], kinds: Tuple[type, ...]) -> List[OuterValue]:
+    """Return what is found along a path, up to the first value of one of the kinds."""
+    first, *rest = path.names
+    steps: List[OuterValue] = []
+    if path.scope == _SELF:
+        value = instance
+    else:
+        holder: Any = function.__globals__
+        if path.scope == _CELL:
+            holder = _Cell((function.__closure__ or ())[function.__code__.co_freevars.index(first)])
+        value = holder.get(first)
+        steps.append(OuterValue(first, holder, first, value))
+    for depth, name in enumerate(rest, 2):
+        holder = None if value is None or isinstance(value, kinds) else _attributes_with(name, value)
+        if holder is None:
+            break
+        value = holder.get(name)
+        steps.append(OuterValue(".".join(path.names[:depth]), holder, name, value))
+    return steps
+
+
+def _attributes_with(name: str, value: Any) -> Optional[Any]:
+    """Return where an attribute of a value is: its own dictionary, or what its class has; None where it is nowhere."""
+    if isinstance(value, ModuleType) and not _is_users_file(getattr(value, "__file__", None) or "<frozen>"):
+        return None
+    own = getattr(value, "__dict__", {})
+    if name in own:
+        return own
+    inherited = _Inherited(value)
+    return None if inherited.get(name) is None else inherited
+
+
+def _is_users(function: Any) -> bool:
+    """Tell whether something is a function of the user's own, and no library's."""
+    return isinstance(function, FunctionType) and _is_users_file(function.__code__.co_filename)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_users_file(file: str) -> bool:
+    return not file.startswith((*_LIBRARIES, _PACKAGE, "<frozen"))
+
+
+@functools.lru_cache(maxsize=None)
+def _paths(code: CodeType) -> FrozenSet[_Path]:
+    """Return the names that code reads from outside, those of the functions within it included."""
+    return frozenset(_read_by(code, code.co_varnames[0] if code.co_argcount else None, frozenset(code.co_freevars)))
+
+
+def _read_by(code: CodeType, own: Optional[str], free: FrozenSet[str]) -> Iterator[_Path]:
+    instructions = list(dis.get_instructions(code))
+    for number, instruction in enumerate(instructions):
+        scope, name = _scope(instruction, own, free)
+        if scope is None:
+            continue
+        names = [name]
+        for following in instructions[number + 1 :]:
+            if following.opname not in _ATTRIBUTE:
+                break
+            names.append(following.argval)
+        yield _Path(scope, tuple(names))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner = frozenset(constant.co_freevars)
+            yield from _read_by(constant, own if own in inner else None, free & inner)
+
+
+def _scope(instruction: dis.Instruction, own: Optional[str], free: FrozenSet[str]) -> Tuple[Optional[str], str]:
+    operation, name = instruction.opname, instruction.argval
+    if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+        return _GLOBAL, name
+    if operation == "LOAD_DEREF" and name == own:
+        return _SELF, name
+    if operation == "LOAD_DEREF" and name in free:
+        return _CELL, name
+    if operation.startswith("LOAD_FAST"):
+        # Later Pythons load two variables at once.
+        last = name[-1] if isinstance(name, tuple) else name
+        if own is not None and last == own:
+            return _SELF, last
+    return None, ""
