@@ -90,6 +90,7 @@ class IPUSession:
         self.data: Optional[str] = None
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._updates_per_call = 0
+        self._looks = 0
         self._aside: List[Program] = []
         self._stand_in: Optional[Any] = None
         self._trainable: Optional[Trainable] = None
@@ -313,11 +314,17 @@ class IPUSession:
             SessionError: The model has no trainer.
             BatchError: The batch cannot be cut, or is not like the first one.
             ConstantAttributeError: A hyper-parameter that is compiled in was changed.
+            LostEditError: Somebody wrote into a weight where the newest one was not.
         """
         program, link = self.training, self.link
         if program is None or link is None:
             raise SessionError("This model has no trainer: call create_ipu_trainer first.")
         self._follow_values(program)
+        self.weights.notice_edits()
+        if self._looks != self.weights.looks:
+            # Somebody touched a parameter, which is also how one is frozen.
+            self._looks = self.weights.looks
+            self._follow_trainable()
         leaves = program.arguments(x, y)
         if self.guard is None:
             self.prepare_call(leaves, (x, y))
@@ -395,7 +402,16 @@ class IPUSession:
         """See at the start of an epoch whether the programs still fit the model.
 
         Layers that were frozen or unfrozen make the training program be compiled again. It takes a look at every
-        parameter, so it is not done in each step.
+        parameter, so it is done in a step only after somebody touched one.
+
+        Raises:
+            SessionError: Some were replaced, added or removed.
+        """
+        self.refuse_replaced()
+        self._follow_trainable()
+
+    def refuse_replaced(self) -> None:
+        """Refuse a model whose tensors are not those of the session.
 
         Raises:
             SessionError: Some were replaced, added or removed.
@@ -407,9 +423,6 @@ class IPUSession:
                 "programs and the optimizer hold the tensors of that time. Change parameters in place (with copy_() "
                 "under torch.no_grad(), or load_state_dict), or call trainer.ipu.close() and create the engines again."
             )
-        program, link, trainable = self.training, self.link, self._trainable
-        if program is not None and link is not None and trainable is not None and any(trainable.change()):
-            self._compile_for_other_parameters(program, link, trainable)
 
     # -- giving back ----------------------------------------------------------------------------------------------
 
@@ -471,10 +484,17 @@ class IPUSession:
             )
             self._compile_again(program)
 
-    def _compile_for_other_parameters(self, program: Program, link: OptimizerLink, trainable: Trainable) -> None:
+    def _follow_trainable(self) -> None:
+        """Compile again for other trainable parameters."""
+        program, link, trainable = self.training, self.link, self._trainable
+        if program is None or link is None or trainable is None:
+            return
+        change = trainable.change()
+        if not any(change):
+            return
         check_parameters(link.conversion.source, program.step)
         if program.compiled:
-            logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", trainable.change())
+            logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", change)
             self._compile_again(program)
         trainable.note()
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from ignite.engine import Events
+from ignite.engine import Events, create_supervised_trainer
 from ignite.metrics import Accuracy
 from torch import nn
 from torch.utils.data import DataLoader
@@ -124,6 +124,63 @@ def test_weights_set_on_the_host_reach_the_device():
         reference[0].weight.mul_(0.5)
     train_natively(reference, reference_optimizer, loader())
     assert_same_weights(model, reference)
+
+
+def clip_in_place(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.clamp_(-0.2, 0.2)
+
+
+def clip_through_data(model):
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.2, 0.2)
+
+
+def load_into(model):
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+
+
+def freeze(model):
+    model[0].requires_grad_(not model[0].weight.requires_grad)
+
+
+def freeze_by_attribute(model):
+    model[2].bias.requires_grad = not model[2].bias.requires_grad
+
+
+@pytest.mark.parametrize("change", [clip_in_place, clip_through_data, load_into, freeze, freeze_by_attribute])
+def test_what_handlers_do_to_weights_holds_from_the_next_iteration(change):
+    """As on Ignite's own engine, whose weights are changed between iterations."""
+
+    def trained(create_trainer):
+        model, optimizer = pair(lr=0.5)
+        trainer = create_trainer(model, optimizer, CROSS_ENTROPY)
+        losses = []
+        trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: losses.append(trainer.state.output))
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(every=3), lambda: change(model))
+        trainer.run(loader(), max_epochs=2)
+        return model, losses
+
+    (model, losses), (reference, expected) = trained(create_ipu_trainer), trained(create_supervised_trainer)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert_same_weights(model, reference)
+
+
+def test_reading_weights_in_every_iteration_uploads_nothing():
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: model[0].weight.norm().item())
+    trainer.run(loader())
+    assert counts(trainer.ipu.training).weight_uploads == 1
+
+
+def test_a_layer_that_is_replaced_within_an_epoch_is_refused_at_its_end():
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: setattr(model, "2", nn.Linear(8, 3)))
+    with pytest.raises(SessionError, match=r"2\.weight, 2\.bias of the model was replaced"):
+        trainer.run(loader(), max_epochs=1)
 
 
 def test_an_optimizer_state_goes_from_gpu_style_training_to_the_ipu_and_back():

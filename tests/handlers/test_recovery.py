@@ -166,6 +166,24 @@ def test_weights_loaded_between_two_calls_are_part_of_the_repetition(tmp_path):
     assert_same_weights(*results, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("call", [4, 5, 6, 7])
+def test_weights_edited_between_two_calls_are_part_of_the_repetition(tmp_path, call):
+    results = []
+    for calls in ((), (call,)):
+        trainer, model, _ = trainer_of()
+
+        def clip(_, model=model):
+            with torch.no_grad():
+                model[0].weight.clamp_(-0.2, 0.2)
+
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(every=2), clip)
+        Recovery(tmp_path, every=100, backoff=0.0).attach(trainer)
+        with faults(*calls):
+            trainer.run(LOADER)
+        results.append(model)
+    assert_same_weights(*results, rtol=0, atol=0)
+
+
 def test_a_fault_of_a_copy_loses_nothing_that_was_loaded(tmp_path):
     """Wherever a copy fails: what the host has set and the device has not got, and what the device alone has, stay."""
     results, faults_seen = [], []

@@ -122,6 +122,18 @@ for number, x in enumerate(batches):
         out.append(model.eval()(x).sum().item())
     model.train()
 """,
+    "weights that a handler of Ignite's trainer clips": """
+from ignite.engine import Events, create_supervised_trainer
+model = nn.Linear(4, 4).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+trainer = create_supervised_trainer(model, optimizer, F.mse_loss, device)
+@trainer.on(Events.ITERATION_COMPLETED)
+def clip():
+    out.append(trainer.state.output)
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.1, 0.1)
+trainer.run([(x, x) for x in batches], max_epochs=2)
+""",
     "a number that a handler of Ignite's trainer anneals": """
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 class Annealed(Model):
