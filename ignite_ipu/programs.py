@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import Any, Callable, Hashable, List, Optional, Sequence
 
 from torch import nn
@@ -19,8 +18,6 @@ from ignite_ipu.step import BatchStep
 from ignite_ipu.weights import Weights
 
 __all__ = ["Program"]
-
-_logger = logging.getLogger("ignite_ipu")
 
 
 class Program:
@@ -42,7 +39,7 @@ class Program:
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
         copying: Makes the copies from the device that happen here, and makes good the ones that fail.
-        on_frozen: Called with what forward changes in every call, which a program does once.
+        on_trace: Called with this program, a batch's leaves, and the Python values that forward changed in its trace.
     """
 
     def __init__(
@@ -66,9 +63,10 @@ class Program:
         self.micro_batches_per_replica: int = options.device_iterations * options.Training.gradient_accumulation
         self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
         self.copying: Callable[[Callable[[], Any]], Any] = _make
-        self.on_frozen: Callable[[str], None] = _logger.warning
+        self.on_trace: Callable[[Program, Sequence[Any], List[str]], None] = _nobody
         self._python: Optional[PythonState] = None
         self._traced: List[Hashable] = []
+        self._changed_by_trace: List[str] = []
         self._classes: List[type] = []
         self._wrap = wrap
         self._weights = weights
@@ -108,6 +106,7 @@ class Program:
         if not attributes.leads_there:
             before = dict(zip(attributes.names, self._traced))
             attributes = self._python = self.step.python_state()
+            attributes.leave_out(self._changed_by_trace)
             self._traced = [before.get(name) for name in attributes.names]
         now = attributes.values()
         return [] if now is self._traced or now == self._traced else attributes.changed(self._traced)
@@ -200,7 +199,7 @@ class Program:
         successor = Program(step, options, self._wrap, self.training, self._weights, self._fire, self.placing)
         successor.random_state = self.random_state
         successor.copying = self.copying
-        successor.on_frozen = self.on_frozen
+        successor.on_trace = self.on_trace
         return successor
 
     def set_aside(self, stand_in: Any) -> None:
@@ -256,21 +255,19 @@ class Program:
         except BaseException:
             self.step.forget_layout()
             raise
-        if attributes.changed(before):
-            # What the trace set up, such as a cache, stays as it is in another call.
-            self._report_frozen(self.step.changed_in_a_call(leaves, self.micro_batches))
+        changed = attributes.changed(before)
+        if changed:
+            self.on_trace(self, leaves, changed)
+        # Each trace of the model, another program's too, would change them again.
+        self._changed_by_trace = changed
+        attributes.leave_out(changed)
         self._python = attributes
         self._traced = attributes.values()
         self._fire(IPUEvents.COMPILE_COMPLETED)
 
-    def _report_frozen(self, changed: List[str]) -> None:
-        if changed:
-            self.on_frozen(
-                f"The forward of {type(self.step.model).__qualname__} changes Python values in every call "
-                f"({', '.join(changed)}), but a compiled program runs it once, while it is traced: later steps have "
-                "the values of the first. Give it what changes as an argument, and return what it keeps; or register a "
-                "buffer and write into it in place."
-            )
+
+def _nobody(program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
+    pass
 
 
 def _make(copy: Callable[[], Any]) -> Any:

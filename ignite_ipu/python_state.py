@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Collection, Dict, Hashable, List, Sequence, Tuple, TypeVar
 
 import torch
 from torch import nn
@@ -91,6 +91,12 @@ class PythonState:
         self._fixed = all(isinstance(value, _PLAIN) for value in found)
         self._values = [_value(value) for value in found]
         return self._values
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Forget values, by their names in messages."""
+        kept = [(name, place) for name, place in zip(self.names, self._places) if name not in names]
+        self.names, self._places = [name for name, _ in kept], [place for _, place in kept]
+        self._fixed = False
 
     def changed(self, before: List[Hashable]) -> List[str]:
         """Return the names of the attributes that had other values before."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import weakref
@@ -13,7 +12,6 @@ from ignite.engine import Engine
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.copies import copy_as_ordinary_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.loading import follow_loading
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
@@ -25,13 +23,17 @@ from ignite_ipu.rows import join_rows, row_count, select_rows, split_rows, take_
 from ignite_ipu.shared_weights import SharedWeights
 from ignite_ipu.step import BatchStep
 from ignite_ipu.summary import summarise
-from ignite_ipu.trainable import Trainable
+from ignite_ipu.trained import Trained
 from ignite_ipu.weights import Weights
 
 __all__ = ["CallGuard", "IPUSession", "SessionError"]
 
 logger = logging.getLogger("ignite_ipu")
 
+_FROZEN_REMEDY = (
+    "Give forward what changes as an argument, and return what it keeps; or register a buffer and write into it in "
+    "place."
+)
 # Weak on both sides: a session holds its model, and lives as long as one of its engines.
 _SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()
 
@@ -62,13 +64,12 @@ class IPUSession:
     Attributes:
         model: The user's model.
         weights: Who holds the newest weights.
-        training: The training program, None without a trainer.
-        link: The tie between the user's optimizer and the device's, None without a trainer.
         evaluations: The inference programs.
         active: The program that was called last.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
         guard: Makes the device calls instead of this session, if there is one: a `Recovery` handler's.
-        on_frozen: Called with what forward changes in every call, which a program does once; logs a warning.
+        refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
+            once; None to warn of what a trace has changed, be it in every call or a cache of the first.
         shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
 
     Raises:
@@ -80,20 +81,15 @@ class IPUSession:
         self.model = model
         self.weights = Weights(model, self.fire)
         self._shared = SharedWeights(self.weights)
-        self.training: Optional[Program] = None
-        self.link: Optional[OptimizerLink] = None
         self.evaluations: List[Program] = []
         self.active: Optional[Program] = None
         self.guard: Optional[CallGuard] = None
-        self.on_frozen: Callable[[str], None] = logger.warning
+        self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.shares_ipus = False
         self.data: Optional[str] = None
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._updates_per_call = 0
         self._looks = 0
-        self._aside: List[Program] = []
-        self._stand_in: Optional[Any] = None
-        self._trainable: Optional[Trainable] = None
+        self._trained: Optional[Trained] = None
         self._evaluation_options: Dict[Any, Any] = {}
         _SESSIONS[model] = weakref.ref(self)
         follow_loading(model, self.weights)
@@ -111,6 +107,16 @@ class IPUSession:
         known = _SESSIONS.get(model)
         session = None if known is None else known()
         return cls(model) if session is None else session
+
+    @property
+    def training(self) -> Optional[Program]:
+        """The training program, None without a trainer."""
+        return None if self._trained is None else self._trained.program
+
+    @property
+    def link(self) -> Optional[OptimizerLink]:
+        """The tie between the user's optimizer and the device's, None without a trainer."""
+        return None if self._trained is None else self._trained.link
 
     # -- setting up -----------------------------------------------------------------------------------------------
 
@@ -135,89 +141,37 @@ class IPUSession:
         check_parameters(conversion.source, step)
         check_ipus(options)
         placing = None if pipeline is None else Placing(pipeline, step, options, True, conversion.source)
-        names = {name: parameter for name, parameter in step.named_parameters()}
-        self.link = OptimizerLink(conversion, names)
+        self._trained = Trained(step, conversion, options, self.weights, self.fire, placing)
+        self._trained.program.on_trace = self._report_frozen
         # The optimizer outlives the session: it must not stay tied to a device that is gone.
-        weakref.finalize(self, self.link.detach).atexit = False
-        wrap = functools.partial(_wrap_for_training, optimizer=conversion.optimizer)
-        # Before it has any state: what an executor holds while its program is set aside.
-        self._stand_in = copy.copy(conversion.optimizer)
-        self.training = Program(step, options, wrap, True, self.weights, self.fire, placing)
-        self.training.on_frozen = self._report_frozen
-        self._trainable = Trainable(step)
-        self._updates_per_call = options.device_iterations
+        weakref.finalize(self, self._trained.link.detach).atexit = False
 
     def replace_training(self, step: BatchStep, options: Any, keep: bool = False) -> None:
-        """Train by another program from now on, with the weights and the optimizer's state of the one before.
-
-        Args:
-            step: The module that trains.
-            options: `poptorch.Options` for training.
-            keep: Keep the compiled program for `resume_training`, unless parameters were frozen or unfrozen.
+        """Train by another program from now on; see `Trained.replace`.
 
         Raises:
             SessionError: The model has no trainer.
             OptimizerError: Parameters were unfrozen that the optimizer does not hold.
             OptionsError: No IPUs can be had for these options.
         """
-        program, link, trainable = self.training, self.link, self._trainable
-        if program is None or link is None or trainable is None:
-            raise SessionError("This model has no trainer, so there is nothing to replace.")
-        check_ipus(options)
-        changed = any(trainable.change())
-        if changed:
-            check_parameters(link.conversion.source, step)
-            link.refresh_state()
-            self.drop_aside()
-        if keep and program.compiled and not changed:
-            self._set_aside(program)
-            self.training = program.like(step, options)
-        else:
-            self.training = program.succeeded_by(step, options)
-        self._trainable = Trainable(step)
-        if changed:
-            link.send_again(self._trainable.names())
+        self._with_trainer().replace(step, options, keep)
 
     def resume_training(self, program: Program) -> None:
-        """Train by an earlier program again, which `replace_training` has kept.
+        """Train by an earlier program again, which `replace_training` has kept."""
+        self._with_trainer().resume(program)
 
-        Weights and optimizer state go to the host once, and from there to the program when it is loaded.
-        """
-        current, link = self.training, self.link
-        assert current is not None and link is not None
-        if current.compiled:
-            self._set_aside(current)
-        else:
-            current.destroy()
-            current.unwrap()
-        self._aside.remove(program)
-        program.take_back(link.conversion.optimizer, current.random_state)
-        self.training = program
-
-    def drop_aside(self, program: Optional[Program] = None) -> None:
-        """Destroy a program that was kept, or all of them."""
-        for kept in [program] if program is not None else list(self._aside):
-            self._aside.remove(kept)
-            kept.destroy()
-
-    def _set_aside(self, program: Program) -> None:
-        assert self._stand_in is not None
-        program.set_aside(copy.copy(self._stand_in))
-        self._aside.append(program)
+    def drop_aside(self, program: Program) -> None:
+        """Destroy a program that was kept."""
+        self._with_trainer().drop_aside(program)
 
     def stop_training(self) -> None:
         """Give the training program back; the optimizer is an ordinary one again, and another may train the model."""
-        program, link = self.training, self.link
-        if program is None or link is None:
+        if self._trained is None:
             return
-        link.refresh_state()
-        self.weights.to_host()
-        program.destroy()
-        self.drop_aside()
-        link.detach()
-        if self.active is program:
+        self._trained.stop()
+        if self.active is self._trained.program:
             self.active = None
-        self.link = self.training = None
+        self._trained = None
 
     def serve(self, part: nn.Module) -> None:
         """Be the session of a part of the model, too: an evaluator of the part evaluates with the newest weights."""
@@ -275,7 +229,7 @@ class IPUSession:
         check_ipus(options)
         placing = None if pipeline is None else Placing(pipeline, step, options, False)
         program = Program(step, options, _wrap_for_inference, False, self.weights, self.fire, placing)
-        program.on_frozen = self._report_frozen
+        program.on_trace = self._report_frozen
         self.evaluations.append(program)
         return program
 
@@ -316,15 +270,14 @@ class IPUSession:
             ConstantAttributeError: A hyper-parameter that is compiled in was changed.
             LostEditError: Somebody wrote into a weight where the newest one was not.
         """
-        program, link = self.training, self.link
-        if program is None or link is None:
-            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        trained = self._with_trainer()
+        program, link = trained.program, trained.link
         self._follow_values(program)
         self.weights.notice_edits()
         if self._looks != self.weights.looks:
             # Somebody touched a parameter, which is also how one is frozen.
             self._looks = self.weights.looks
-            self._follow_trainable()
+            trained.follow_trainable()
         leaves = program.arguments(x, y)
         if self.guard is None:
             self.prepare_call(leaves, (x, y))
@@ -333,7 +286,7 @@ class IPUSession:
             y_pred, loss = self.guard.train(leaves, (x, y))
         self.active = program
         self.weights.trained()
-        link.stepped(self._updates_per_call)
+        link.stepped(program.options.device_iterations)
         if y_pred is not None:
             x, y = self._matching(program, x, y)
         return x, y, y_pred, self._mean_loss(program, loss)
@@ -408,7 +361,8 @@ class IPUSession:
             SessionError: Some were replaced, added or removed.
         """
         self.refuse_replaced()
-        self._follow_trainable()
+        if self._trained is not None:
+            self._trained.follow_trainable()
 
     def refuse_replaced(self) -> None:
         """Refuse a model whose tensors are not those of the session.
@@ -444,10 +398,9 @@ class IPUSession:
     def close(self) -> None:
         """Release everything and end the session: the model and its optimizer are ordinary ones again."""
         self.release()
-        if self.link is not None:
-            self.link.detach()
-        self.link = self.training = self.active = None
-        self._aside.clear()
+        if self._trained is not None:
+            self._trained.link.detach()
+        self._trained = self.active = None
         self.evaluations.clear()
         for model in [model for model, known in _SESSIONS.items() if known() is self]:
             del _SESSIONS[model]
@@ -458,9 +411,7 @@ class IPUSession:
 
     def set_random_state(self, state: List[int]) -> None:
         """Continue a random stream with the next training step."""
-        program = self.training
-        if program is None:
-            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        program = self._with_trainer().program
         if self.guard is not None:
             self.guard.forget()
         if program.executor is not None and program.executor.isCompiled():
@@ -471,7 +422,13 @@ class IPUSession:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _programs(self) -> List[Program]:
-        return [*([self.training] if self.training is not None else []), *self._aside, *self.evaluations]
+        trained = [] if self._trained is None else [self._trained.program, *self._trained.aside]
+        return [*trained, *self.evaluations]
+
+    def _with_trainer(self) -> Trained:
+        if self._trained is None:
+            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        return self._trained
 
     def _follow_values(self, program: Program) -> None:
         """Compile again for other Python values, which are constants of a program."""
@@ -482,34 +439,30 @@ class IPUSession:
                 "again. On IPUs each compilation takes minutes: make what changes often an input or a buffer.",
                 ", ".join(changed),
             )
-            self._compile_again(program)
+            if self._trained is not None and program is self._trained.program:
+                self._trained.compile_again()
+            else:
+                program.destroy()
 
-    def _follow_trainable(self) -> None:
-        """Compile again for other trainable parameters."""
-        program, link, trainable = self.training, self.link, self._trainable
-        if program is None or link is None or trainable is None:
+    def _report_frozen(self, program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
+        name = type(program.step.model).__qualname__
+        if self.refuse_frozen is None:
+            logger.warning(
+                "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
+                "it again: what it changes in every call has the values of the first. %s",
+                name,
+                ", ".join(changed),
+                _FROZEN_REMEDY,
+            )
             return
-        change = trainable.change()
-        if not any(change):
-            return
-        check_parameters(link.conversion.source, program.step)
-        if program.compiled:
-            logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", change)
-            self._compile_again(program)
-        trainable.note()
-
-    def _compile_again(self, program: Program) -> None:
-        """Have the next call compile, with the weights and the optimizer's state of this moment."""
-        link = self.link if program is self.training else None
-        if link is not None:
-            link.refresh_state()
-            self.weights.to_host()
-        program.destroy()
-        if link is not None and self._trainable is not None:
-            link.send_again(self._trainable.names())
-
-    def _report_frozen(self, text: str) -> None:
-        self.on_frozen(text)
+        # What the trace set up, such as a cache, stays as it is in another call.
+        changed = program.step.changed_in_a_call(leaves, program.micro_batches)
+        if changed:
+            self.refuse_frozen(
+                f"The forward of {name} changes Python values in every call ({', '.join(changed)}), but a compiled "
+                "program runs it once, while it is traced: later steps would have the values of the first. "
+                + _FROZEN_REMEDY
+            )
 
     def _make_room_for(self, wanted: Program) -> None:
         if self.shares_ipus:
@@ -532,12 +485,6 @@ class IPUSession:
 
     def __repr__(self) -> str:
         return summarise(self)
-
-
-def _wrap_for_training(step: nn.Module, options: Any, optimizer: Any) -> Any:
-    executor = backend.poptorch().trainingModel(step, options=options, optimizer=optimizer)
-    copy_as_ordinary_tensors(step)
-    return executor
 
 
 def _wrap_for_inference(step: nn.Module, options: Any) -> Any:

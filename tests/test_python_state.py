@@ -161,20 +161,36 @@ def test_a_forward_that_counts_its_calls_is_reported_once(caplog):
     assert "Counting" in record.message and "(calls)" in record.message and "buffer" in record.message
 
 
-def test_what_the_first_call_sets_up_is_nobodys_concern(caplog):
+@pytest.mark.parametrize("kind", [Counting, Caching])
+def test_only_what_every_call_changes_is_refused_where_that_is_asked_for(kind):
     """And looking for it leaves statistics and random states alone."""
-    model, native = Caching(), Caching()
+    model, native = kind(), kind()
     native.load_state_dict(model.state_dict())
     settings = (nn.functional.cross_entropy,)
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), *settings)
+    reasons = []
+    trainer.ipu.refuse_frozen = reasons.append
     before = torch.get_rng_state()
     loader = DataLoader(task(), batch_size=16, generator=torch.Generator())
     trainer.run(loader, max_epochs=1)
     assert torch.equal(torch.get_rng_state(), before)
+    assert [("every call (calls)" in reason) for reason in reasons] == ([True] if kind is Counting else [])
     create_supervised_trainer(native, torch.optim.SGD(native.parameters(), lr=0.1), *settings).run(loader)
-    assert "every call" not in caplog.text
-    torch.testing.assert_close(model.norm.running_mean, native.norm.running_mean)
-    assert_same_weights(model.inner, native.inner)
+    if kind is Caching:
+        torch.testing.assert_close(model.norm.running_mean, native.norm.running_mean)
+        assert_same_weights(model.inner, native.inner)
+
+
+def test_a_forward_that_counts_its_calls_is_compiled_once_by_each_engine():
+    """Though each trace counts, too."""
+    model = Counting()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
+    evaluator = create_ipu_evaluator(model)
+    loader = DataLoader(task(), batch_size=16)
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(loader))
+    trainer.run(loader, max_epochs=3)
+    for program in (trainer.ipu.training, *trainer.ipu.evaluations):
+        assert poptorch.counters(program.executor).compiles == 1
 
 
 def test_names_of_what_a_call_changes():

@@ -72,7 +72,7 @@ def _factory(
             raise journal.refuse(line, f"{original.__name__}()", text)
 
         engine = ours(**arguments, **extra)
-        engine.ipu.on_frozen = refuse_frozen
+        engine.ipu.refuse_frozen = refuse_frozen
         return engine
 
     return create
