@@ -109,7 +109,7 @@ class Batching:
             Traced shape (s0, ...) becomes (m * s0, ...), a scalar (m,), for m values; one value keeps its shape.
         """
         if self.output_mode is OutputMode.Sum and len(collected) > 1:
-            collected = [[torch.stack(list(steps)).sum(0) for steps in zip(*collected)]]
+            collected = [[torch.stack(steps).sum(0, dtype=steps[0].dtype) for steps in zip(*collected)]]
         values = [value for step in collected for value in step]
         if len(values) == 1:
             whole = values[0].clone()

@@ -64,6 +64,18 @@ def test_sum_adds_over_iterations_separately_for_each_replica(d, r, b):
     assert torch.equal(rows, expected)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.float32], ids=str
+)
+def test_sums_are_of_the_type_of_what_they_add(dtype):
+    """Mode Sum keeps the output's type as every mode does, and wraps round within it."""
+    x = torch.tensor([[100], [60], [100], [3]]).to(dtype)
+    options = poptorch.Options().deviceIterations(4).outputMode(OutputMode.Sum)
+    rows, _ = run(options, x)
+    assert rows.dtype is dtype
+    assert torch.equal(rows, torch.tensor([[263]]).to(dtype))
+
+
 @given(groups=factors, periods=factors, r=factors, b=factors)
 def test_every_n_returns_each_nth_iteration(groups, periods, r, b):
     """Mode EveryN keeps device iterations N-1, 2N-1, ... ."""
