@@ -11,13 +11,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import faults, inference_mode, latency
+from ignite_ipu.emulator import faults, latency
 from ignite_ipu.emulator.arguments import Arguments, Shapes, check_call, check_for_compile, fits
 from ignite_ipu.emulator.callable_model import signature_of, traced_module
 from ignite_ipu.emulator.compile_turn import compile_turn
 from ignite_ipu.emulator.device import Meter
 from ignite_ipu.emulator.enums import ConnectionType
 from ignite_ipu.emulator.errors import Error, backend_error, python_error
+from ignite_ipu.emulator.isolation import unaffected
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.observation import Observation
 from ignite_ipu.emulator.options import Options
@@ -121,7 +122,7 @@ class PoplarExecutor:
 
     # -- weights --------------------------------------------------------------------------------------------------
 
-    @inference_mode.unaffected
+    @unaffected
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Download the weights when the device's are newer than the host's, and tell whether that happened."""
         if not self._dirty:
@@ -129,7 +130,7 @@ class PoplarExecutor:
         self.copyWeightsToHost()
         return True
 
-    @inference_mode.unaffected
+    @unaffected
     def copyWeightsToHost(self) -> None:
         """Download parameters and buffers into the host's tensors.
 
@@ -144,7 +145,7 @@ class PoplarExecutor:
             program.download()
         self._host_version += 1
 
-    @inference_mode.unaffected
+    @unaffected
     def copyWeightsToDevice(self) -> None:
         """Upload the host's parameters and buffers; what the device has learned since the last download is lost.
 
@@ -161,7 +162,7 @@ class PoplarExecutor:
                 self._fetch_weights()
                 program.upload()
 
-    @inference_mode.unaffected
+    @unaffected
     def copyNamedBuffersToDevice(self) -> None:
         """Upload the buffers that `Options.updatableNamedBuffers` lists.
 
@@ -209,7 +210,7 @@ class PoplarExecutor:
         """Tell whether there is a compiled program."""
         return self._program is not None
 
-    @inference_mode.unaffected
+    @unaffected
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running; on a compiled model only a warning is logged."""
         if self._program is not None:
@@ -254,7 +255,7 @@ class PoplarExecutor:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    @inference_mode.unaffected
+    @unaffected
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on one batch and return what forward returned, stacked as the output mode says.
 
@@ -287,7 +288,7 @@ class PoplarExecutor:
         """Tell whether the executor holds its IPUs."""
         return self._program is not None and self._program.attached
 
-    @inference_mode.unaffected
+    @unaffected
     def attachToDevice(self) -> None:
         """Take the IPUs and upload weights, optimizer and random state.
 
@@ -302,7 +303,7 @@ class PoplarExecutor:
             raise python_error("Device is already attached.")
         self._attach()
 
-    @inference_mode.unaffected
+    @unaffected
     def detachFromDevice(self) -> None:
         """Download what the device alone knows and give the IPUs back.
 
@@ -315,7 +316,7 @@ class PoplarExecutor:
         self._save_device_state()
         self._leave_device(program)
 
-    @inference_mode.unaffected
+    @unaffected
     def destroy(self) -> None:
         """Download what the device alone knows, free everything and unwrap the model; nothing when not compiled.
 

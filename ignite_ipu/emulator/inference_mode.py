@@ -1,16 +1,13 @@
-"""`torch.inference_mode` around a device call: what the call does is what it does without."""
+"""Leaving `torch.inference_mode` for a while."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from typing import Any, Callable, Iterator, TypeVar
+from typing import Iterator
 
 import torch
 
-__all__ = ["left", "unaffected"]
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+__all__ = ["left"]
 
 
 @contextlib.contextmanager
@@ -23,16 +20,3 @@ def left() -> Iterator[None]:
     enabled = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield
-
-
-def unaffected(function: _Function) -> _Function:
-    """Let a function run outside of inference mode, whoever calls it."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_inference_mode_enabled():
-            return function(*args, **kwargs)
-        with left():
-            return function(*args, **kwargs)
-
-    return call  # type: ignore[return-value]

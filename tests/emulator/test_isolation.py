@@ -1,0 +1,68 @@
+"""Contexts of PyTorch's around device calls change nothing that the device computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ignite_ipu import emulator as poptorch
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles what `linear` and `ones` return."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func in (nn.functional.linear, torch.ones) else result
+
+
+class Step(nn.Module):
+    """A layer and its loss, with a tensor made in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, x, y):
+        out = self.layer(x) + torch.ones(3, device=x.device)
+        return out, nn.functional.mse_loss(out, y)
+
+
+CONTEXTS = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "a default device": lambda: torch.device("meta"),
+    "a function mode": Doubling,
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_call_computes_what_it_computes_outside(name, compiled_before):
+    torch.manual_seed(0)
+    step, x, y = Step(), torch.randn(4, 16), torch.randn(4, 3)
+    reference = Step()
+    reference.load_state_dict(step.state_dict())
+    executor = poptorch.trainingModel(step, optimizer=poptorch.optim.SGD(step.parameters(), lr=0.5))
+    if compiled_before:
+        executor.compile(x, y)
+    with CONTEXTS[name]():
+        out, loss = executor(x, y)
+        trained = step.layer.weight.detach().clone()
+    expected, expected_loss = reference(x, y)
+    expected_loss.backward()
+    torch.testing.assert_close(out, expected.detach())
+    torch.testing.assert_close(loss, expected_loss.detach())
+    wanted = reference.layer.weight.detach() - 0.5 * reference.layer.weight.grad
+    assert trained.dtype is torch.float32
+    torch.testing.assert_close(step.layer.weight.detach(), wanted)
+
+
+def test_a_context_is_back_after_the_call_even_if_that_failed():
+    executor = poptorch.inferenceModel(nn.Linear(2, 2))
+    with torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(AssertionError, match="Too many arguments"):
+            executor(torch.ones(1, 2, device="cpu"), 1)
+        assert torch.ones(2).device.type == "meta"
+        assert (torch.ones(2, 2, device="cpu") @ torch.ones(2, 2, device="cpu")).dtype is torch.bfloat16
