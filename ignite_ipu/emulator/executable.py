@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -73,12 +74,19 @@ class Executable:
             return self._loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda iteration: None)
 
     def train(self, inputs: Tensors, step: TrainingStep) -> List[torch.Tensor]:
-        """Run one call: for each device iteration, all its micro-batches and then one update."""
-        if self.random.used is False:
-            with torch.enable_grad():
+        """Run one call: for each device iteration, all its micro-batches and then one update.
+
+        A call that fails in between has made the updates before that, and leaves no gradient behind.
+        """
+        drawn = contextlib.nullcontext() if self.random.used is False else self.random.drawn()
+        try:
+            with torch.enable_grad(), drawn:
                 return self._loop(inputs, step.run, step.update)
-        with torch.enable_grad(), self.random.drawn():
-            return self._loop(inputs, step.run, step.update)
+        except BaseException:
+            step.forget_gradients()
+            for buffers in self._written:
+                _cut_from_history(buffers)
+            raise
 
     def leaves(self, name: str) -> List[torch.Tensor]:
         """Return the tensors that autograd knows a weight by: one, or one for each group of replicas."""
@@ -130,9 +138,7 @@ class Executable:
                             value.clone() if place in written_inputs else value for place, value in enumerate(batch)
                         )
                     collected.append(self._kept(run(batch, replica)))
-                    for buffer in self._written[replica]:
-                        if buffer.requires_grad:
-                            buffer.detach_()
+                    _cut_from_history(self._written[replica])
                     if written_inputs:
                         for place in written_inputs:
                             originals[place].copy_(batch[place].detach())
@@ -178,3 +184,10 @@ class Executable:
 def _device_copy(value: torch.Tensor) -> torch.Tensor:
     dtype = torch.float32 if value.dtype is torch.float64 else value.dtype
     return value.detach().to(dtype, copy=True)
+
+
+def _cut_from_history(buffers: Tensors) -> None:
+    """Let buffers that forward wrote to be values alone, without the operators that they came from."""
+    for buffer in buffers:
+        if buffer.requires_grad:
+            buffer.detach_()

@@ -427,6 +427,10 @@ class PoplarExecutor:
         if arguments is not None:
             given = arguments.tensors_like(program.arguments)
         inputs = self._transfer.to_device(graph.inputs, given)
+        # A call that fails may have changed the weights before it did.
+        self._dirty = self._training
+        if self._optimizer is not None:
+            self._optimizer.before_run()
         started = time.perf_counter()
         outputs = program.run(inputs)
         if graph.written_inputs:
@@ -531,9 +535,6 @@ class PoplarExecutor:
         program.upload()
 
     def _after_run(self, program: Program, outputs: List[torch.Tensor], seconds: float) -> None:
-        self._dirty = self._training
-        if self._optimizer is not None:
-            self._optimizer.after_run()
         self._anchored = program.anchored(outputs)
         arithmetic = program.batching
         inputs = len(program.graph.inputs)

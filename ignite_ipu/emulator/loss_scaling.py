@@ -62,6 +62,10 @@ class AutomaticLossScaling:
                 small = int((gradient.abs() <= self._edge).sum())
                 self._counts += torch.tensor([gradient.numel() - small, gradient.numel()], dtype=torch.float64)
 
+    def forget(self) -> None:
+        """Start counting afresh."""
+        self._counts = torch.zeros(2, dtype=torch.float64)
+
     def after_update(self, scaling: float, reduce: Optional[Callable[[List[torch.Tensor]], None]] = None) -> float:
         """Return the loss scaling of the next update.
 

@@ -155,8 +155,8 @@ class OptimizerTracker:
         optimizer = self._optimizer
         return isinstance(optimizer, PoptorchOptimizer) and optimizer._pending_state() is not None
 
-    def after_run(self) -> None:
-        """Remember that the device's state has moved on."""
+    def before_run(self) -> None:
+        """Remember that the device's state moves on."""
         if isinstance(self._optimizer, PoptorchOptimizer):
             self._optimizer._device_is_newer()
 

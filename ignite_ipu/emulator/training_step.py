@@ -148,6 +148,12 @@ class TrainingStep:
             if self._scaling is not None:
                 self.optimizer.loss_scaling = self._scaling.after_update(self.optimizer.loss_scaling, self._reduce)
 
+    def forget_gradients(self) -> None:
+        """Start accumulating afresh without an update."""
+        self._sums, self._added = [], 0
+        if self._scaling is not None:
+            self._scaling.forget()
+
     def _gradients(self, loss: torch.Tensor, start: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         if self._used is not None and not self._grouped:
             return torch.autograd.grad([loss], self._leaves, [start])
