@@ -103,6 +103,21 @@ def test_arithmetic_after_a_loss_is_not_differentiated():
     assert value.item() == pytest.approx(plain.item() * 100) and gradient == plain_gradient
 
 
+def test_arithmetic_in_place_after_a_loss_is_not_differentiated_either():
+    """Whoever writes to the loss, by its name or through a view, writes to what is returned."""
+
+    def penalised(x, y):
+        loss = F.mse_loss(x, y)
+        loss += x.square().sum()
+        loss.view(1)[0] *= 3
+        return loss
+
+    value, gradient = trained(penalised, LOGITS, TARGETS)
+    plain, plain_gradient = trained(F.mse_loss, LOGITS, TARGETS)
+    assert gradient == plain_gradient
+    assert value.item() == pytest.approx(3 * (plain.item() + (2 * LOGITS).square().sum().item()))
+
+
 def test_a_vector_counts_as_its_sum():
     _, summed = trained(lambda x, y: F.mse_loss(x, y, reduction="sum"), LOGITS, TARGETS)
     vector, gradient = trained(lambda x, y: F.mse_loss(x, y, reduction="none"), LOGITS, TARGETS)
