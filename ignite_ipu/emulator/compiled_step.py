@@ -7,12 +7,14 @@ counts of steps, loss scaling) are a vector among their arguments, so that chang
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.emulator import saved_values
 from ignite_ipu.emulator.compiled import Run, Untraceable, check_kernels, forward_alone, own_memory, whole
 from ignite_ipu.emulator.graph import Graph
 from ignite_ipu.emulator.optim.device_optimizer import DeviceOptimizer, Layout
@@ -39,6 +41,7 @@ class Functions:
         name: What the log calls the program.
         used: For each trainable weight, whether the loss depends on it; None before the first trace.
         folded: Whether the share of a mean is in the loss gradient.
+        copies: Whether autograd saves copies, because forward writes over what the backward pass needs.
         micro_batch: Forward, backward and addition to the sums.
         updates: What ends in an update, by the layout of the optimizer; more than one where numbers became zero,
             or stopped to be, so that the update has other operators.
@@ -48,6 +51,7 @@ class Functions:
     name: str
     used: Optional[Tuple[bool, ...]] = None
     folded: bool = False
+    copies: bool = False
     micro_batch: Optional[Run] = None
     updates: Dict[Any, List[_Update]] = dataclasses.field(default_factory=dict)
     in_parts: Optional[Graph] = None
@@ -217,13 +221,23 @@ class CompiledStep(TrainingStep):
             mode = FakeTensorMode()
             shapes = [mode.from_tensor(value.detach()) for value in arguments]
             with mode, torch.random.fork_rng(devices=[]):
-                results, found = self._backward_of(shapes, 1.0)
+                results, found = self._backward_of_shapes(shapes)
         except Untraceable:
             raise
         except Exception as error:  # whatever the operators of a model say of tensors without values
             raise Untraceable(f"{type(error).__name__}: {error}") from error
         folded = self._foldable and results[self._loss].dtype is torch.float32
         return tuple(gradient is not None for gradient in found), folded
+
+    def _backward_of_shapes(self, shapes: Tensors) -> Tuple[Tensors, Sequence[Optional[torch.Tensor]]]:
+        """Go backward through tensors without values, and find out whether forward writes over what that needs."""
+        try:
+            return self._backward_of(shapes, 1.0)
+        except RuntimeError as error:
+            if not saved_values.were_overwritten(error):
+                raise
+        self._functions.copies = True
+        return self._backward_of(shapes, 1.0)
 
     def _backward_of(self, arguments: Tensors, scale: Any) -> Tuple[Tensors, Sequence[Optional[torch.Tensor]]]:
         """Return what the graph returns and the gradient of each trainable weight, in operators to be traced."""
@@ -233,7 +247,8 @@ class CompiledStep(TrainingStep):
             values[place] = values[place].detach().requires_grad_()
             leaves.append(values[place])
         with torch.enable_grad():
-            results = self._graph.run(*values)
+            with saved_values.copied() if self._functions.copies else contextlib.nullcontext():
+                results = self._graph.run(*values)
             loss = results[self._loss]
             if not loss.requires_grad:
                 raise Untraceable("the loss depends on no trainable weight")

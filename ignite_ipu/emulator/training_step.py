@@ -11,6 +11,7 @@ from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.loss_scaling import AutomaticLossScaling
 from ignite_ipu.emulator.optim import foreach
+from ignite_ipu.emulator.saved_values import SavedValues
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.executable import Executable
@@ -76,6 +77,7 @@ class TrainingStep:
         batching, graph = executable.batching, executable.graph
         assert graph.loss is not None
         self._loss = graph.loss
+        self._saved = SavedValues(graph)
         self._names = executable.trainable
         self._grouped = any(name in executable.grouped for name in self._names)
         self._leaves = tuple(leaf for name in self._names for leaf in executable.leaves(name))
@@ -102,9 +104,8 @@ class TrainingStep:
     def run(self, batch: Sequence[torch.Tensor], replica: int) -> Tuple[torch.Tensor, ...]:
         """Run one micro-batch forward and backward, and return what the graph returns."""
         executable = self._executable
-        results = executable.graph.run(*batch, *executable.arguments[replica])
-        self.backward(results, replica)
-        return results
+        arguments = (*batch, *executable.arguments[replica])
+        return self._saved.run(executable.graph.run, arguments, lambda results: self.backward(results, replica))
 
     def backward(self, results: Tuple[torch.Tensor, ...], replica: int) -> None:
         """Add one micro-batch's gradients to the accumulated ones."""

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator import compiled
 from ignite_ipu.emulator import optim as ipu
 from tests.emulator.test_compiled import (
+    Net,
     Prints,
     X,
     Y,
@@ -63,6 +65,20 @@ def test_every_optimizer_ends_where_it_does_uncompiled(name, switched_on, monkey
 def test_micro_batches_accumulate_as_uncompiled(sizes, switched_on, monkeypatch):
     found, expected = both(monkeypatch, MAKERS["adam"], options(**sizes))
     assert len(switched_on) == (1 if sizes == {"iterations": 4} else 2)
+    assert_same(found, expected)
+
+
+def test_values_that_forward_writes_over_are_kept_for_the_backward_pass(switched_on, monkeypatch):
+    class Overwritten(Net):
+        def forward(self, x, labels=None):
+            hidden = self.first(x)
+            square = hidden * hidden
+            hidden.add_(1)
+            out = self.last(self.norm(square + hidden))
+            return out, F.cross_entropy(out, labels)
+
+    found, expected = both(monkeypatch, MAKERS["adam"], options(), model=Overwritten)
+    assert len(switched_on) == 1
     assert_same(found, expected)
 
 
