@@ -93,7 +93,8 @@ def trace(
         naming: What operators are called after.
 
     Raises:
-        Error: What forward does cannot be compiled, or it replaced a parameter or buffer.
+        Error: What forward does cannot be compiled, or it replaced a parameter or buffer; or one of these is lazy or
+            on another device than the CPU.
     """
     refuse_compiled_modules(model)
     capture = Capture(placement, precision)
@@ -180,6 +181,7 @@ class _Place(Tuple[Dict[str, Any], str]):
 def _stand_in(
     capture: Capture, name: str, tensor: torch.Tensor, kind: str, training: bool, per_replica: Sequence[str]
 ) -> IpuTensor:
+    _check_on_host(name, tensor)
     host = plain(tensor)
     if not host.is_floating_point():
         logger.warning("%s is of type %s: it was downgraded to constant, its value is compiled in.", name, host.dtype)
@@ -190,6 +192,19 @@ def _stand_in(
     with torch._C.DisableTorchFunctionSubclass():
         requires_grad = training and bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
     return capture.add_weight(name, tensor, requires_grad, shown)
+
+
+def _check_on_host(name: str, tensor: torch.Tensor) -> None:
+    if nn.parameter.is_lazy(tensor):
+        raise python_error(
+            f"{name} is uninitialized: a lazy module takes its shape from the first batch, and shapes are compiled in. "
+            "Call the model once on the host before you wrap it."
+        )
+    if not tensor.is_cpu:
+        raise python_error(
+            f"{name} is on the device {str(tensor.device)!r}: the executor moves the model from the CPU to the IPU "
+            "itself. Leave the model on the CPU, or call .cpu() on it."
+        )
 
 
 def _traced_inputs(capture: Capture, arguments: Arguments, batching: Batching) -> Arguments:
