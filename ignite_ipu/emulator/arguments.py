@@ -159,7 +159,7 @@ def fits(shapes: Shapes, args: Sequence[Any]) -> bool:
     if len(args) != len(shapes):
         return False
     for value, (shape, dtype) in zip(args, shapes):
-        if type(value) is not torch.Tensor or value.dtype is not dtype or value.shape != shape:
+        if type(value) is not torch.Tensor or value.dtype is not dtype or value.shape != shape or not value.is_cpu:
             return False
     return True
 
@@ -168,12 +168,13 @@ def check_for_compile(arguments: Arguments) -> None:
     """Refuse tensors that cannot be compiled for, and warn of what has only partial support.
 
     Raises:
-        Error: A tensor has an unsupported type or no elements.
+        Error: A tensor is on another device than the CPU, has an unsupported type, or no elements.
     """
     for name, value in arguments.named():
         if isinstance(value, dict):
             logger.warning("Dicts as inputs only have partial support (argument %s); prefer a tuple.", name)
         for tensor_name, tensor in _named_tensors(name, value):
+            _check_device(tensor_name, tensor)
             if tensor.dtype not in _ACCEPTED or tensor.layout is not torch.strided:
                 kind = tensor.dtype if tensor.layout is torch.strided else f"{tensor.layout} of {tensor.dtype}"
                 raise backend_error(
@@ -213,6 +214,7 @@ def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) ->
     if isinstance(expected, torch.Tensor):
         if type(value) is not type(expected):
             raise _type_mismatch(name, type(expected), value)
+        _check_device(name, value)
         if value.dtype is not expected.dtype:
             raise python_error(
                 f"Data type mismatch for {name}: expected {expected.dtype} but got {value.dtype}.{_ADVICE}"
@@ -238,14 +240,41 @@ def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) ->
     elif flatten_tensors(expected):
         # Lists and custom types are compared as the tuple of their tensors.
         _compare(name, tuple(flatten_tensors(expected)), tuple(flatten_tensors(value)), {})
-    elif value != expected:
+    elif not _same(expected, value):
         raise python_error(f"Value mismatch for {name}: expected {expected!r} but got {value!r}.{_ADVICE}")
+
+
+def _same(expected: Any, value: Any) -> bool:
+    """Tell whether a frozen value is still what it was; arrays are compared element by element."""
+    if value is expected:
+        return True
+    if hasattr(expected, "__array__"):
+        return _same_arrays(expected, value)
+    try:
+        return bool(expected == value)
+    except ValueError:  # a list of arrays, for example
+        return _same_arrays(expected, value)
+
+
+def _same_arrays(expected: Any, value: Any) -> bool:
+    import numpy
+
+    first, second = numpy.asarray(expected), numpy.asarray(value)
+    return first.dtype == second.dtype and bool(numpy.array_equal(first, second))
 
 
 def _without_values(tensor: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():
         shape: torch.Tensor = torch.empty_like(tensor, device="meta", requires_grad=False)
         return shape if type(tensor) is torch.Tensor else shape.as_subclass(type(tensor))
+
+
+def _check_device(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_cpu:
+        raise backend_error(
+            f"Unsupported input device {str(tensor.device)!r} for {name}: an executor takes tensors on the CPU and "
+            "moves them to the IPU itself. Leave out what moved it, or call .cpu() on it."
+        )
 
 
 def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -300,6 +301,40 @@ def test_frozen_objects_are_compared_by_value():
     model(X, numpy.float32(1.5))
     with pytest.raises(poptorch.Error, match="Value mismatch for kind"):
         model(X, numpy.float32(2.5))
+
+
+ARRAY = numpy.array([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("compiled", "same", "other"),
+    [
+        (ARRAY, ARRAY.copy(), ARRAY + 1),
+        (ARRAY, ARRAY.copy(), ARRAY[:1]),
+        (ARRAY, ARRAY.copy(), ARRAY.astype(numpy.float32)),
+        ([ARRAY, ARRAY], [ARRAY.copy(), ARRAY.copy()], [ARRAY, ARRAY + 1]),
+        (math.nan, math.nan, 1.0),
+    ],
+)
+def test_frozen_values_that_do_not_compare_as_one(compiled, same, other):
+    """Arrays are equal if all their elements are; a default that is not a number is still the same default."""
+    model = model_of(lambda self, x, value: x * 1)
+    model(X, compiled)
+    model(X, same)
+    with pytest.raises(poptorch.Error, match="Value mismatch for value"):
+        model(X, other)
+
+
+def test_inputs_on_another_device_are_refused_on_every_call():
+    model = model_of(lambda self, x, more: x * 1)
+    with pytest.raises(
+        poptorch.Error, match="Unsupported input device 'meta' for x: an executor takes tensors on the CPU"
+    ):
+        model(X.to("meta"), [X])
+    model(X, [X])
+    for x, more in ((X.to("meta"), [X]), (X, [X.to("meta")])):
+        with pytest.raises(poptorch.Error, match="Unsupported input device 'meta'"):
+            model(x, more)
 
 
 def test_calls_with_plain_tensors_alone_are_told_by_their_shapes():
