@@ -270,9 +270,7 @@ class Operation:
     @property
     def computable(self) -> bool:
         """Whether the host can compute it from what is known."""
-        if self.done or self.plan.function is None or self.number > CLOCK.settled:
-            return False
-        return all(leaf.known for leaf in self.leaves if isinstance(leaf, Value))
+        return self._needed() is not None
 
     def give(self) -> List[Value]:
         """Return the values of the results."""
@@ -282,6 +280,27 @@ class Operation:
 
     def compute(self) -> None:
         """Compute the results on the host, from values that are known."""
+        for operation in sorted(self._needed() or (), key=_by_number):
+            operation._compute_own()
+
+    def _needed(self) -> Optional[Sequence[Operation]]:
+        """Return this and the operations that have to be computed before, None if one of them needs the device.
+
+        A total over many micro-batches is a chain of operations that is longer than Python's stack.
+        """
+        found = {self: None}
+        waiting = [self]
+        while waiting:
+            operation = waiting.pop()
+            if operation.done or operation.plan.function is None or operation.number > CLOCK.settled:
+                return None
+            for leaf in operation.leaves:
+                if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
+                    found[leaf.operation] = None
+                    waiting.append(leaf.operation)
+        return list(found)
+
+    def _compute_own(self) -> None:
         leaves = [self._on_host(leaf) for leaf in self.leaves]
         args, kwargs = put_together(self.plan.structure, leaves)
         function = self.plan.function
@@ -313,6 +332,10 @@ class Operation:
 def name_of(function: Callable[..., Any]) -> str:
     """Return what messages call a function of PyTorch's."""
     return str(getattr(function, "__name__", type(function).__name__)).strip("_")
+
+
+def _by_number(operation: Operation) -> int:
+    return operation.number
 
 
 def _nobody() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import sys
 from collections import namedtuple
 from typing import Any, Callable, Tuple
 
@@ -169,6 +170,30 @@ def test_learning_rate_changed_after_an_early_read() -> None:
     optimizer.param_groups[0]["lr"] = 0.01
     with pytest.raises(CaptureError, match="hyper-parameters were changed in between"):
         optimizer.step()
+
+
+def test_long_chains_beside_the_loss_have_a_value() -> None:
+    """A total over many micro-batches, or a long computation on a value, is longer than Python's stack."""
+    model, optimizer = prepared()
+    total, length = torch.zeros(()), 3 * sys.getrecursionlimit()
+    loss = F.cross_entropy(model(X), Y)
+    for _ in range(length):
+        total = total + loss.detach()
+    loss.backward()
+    optimizer.step()
+    assert total.item() == pytest.approx(length * loss.item(), rel=1e-3)
+
+
+def test_shared_values_are_computed_once() -> None:
+    """Doubling a value again and again takes as long as the number of operations, not as the number of paths."""
+    model, optimizer = prepared()
+    loss = F.cross_entropy(model(X), Y)
+    doubled = loss.detach()
+    for _ in range(64):
+        doubled = doubled + doubled
+    loss.backward()
+    optimizer.step()
+    assert doubled.item() == pytest.approx(loss.item() * 2.0**64)
 
 
 def test_debuggers_see_a_description() -> None:
