@@ -385,9 +385,9 @@ def _needed(batches: Sequence[MicroBatch]) -> Set[Place]:
 
 
 def _single_loss(batch: MicroBatch) -> FrozenSet[Place]:
-    """Return the place of the loss if it is the only one, and no tensor of one element in some dimensions."""
-    losses = batch.recipe.distinct_losses
-    return losses if len(losses) == 1 and not batch.loss_shape else _NOWHERE
+    """Return the place of the loss if it is what the device's loss is: alone, once, and without dimensions."""
+    recipe = batch.recipe
+    return recipe.distinct_losses if len(recipe.losses) == 1 and not batch.loss_shape else _NOWHERE
 
 
 def _settle(batches: Sequence[MicroBatch], compiled: _Compiled, outputs: Sequence[torch.Tensor]) -> None:

@@ -172,6 +172,24 @@ def test_model_called_twice_in_a_step() -> None:
     both(loop)
 
 
+def test_a_loss_that_goes_backward_twice_keeps_its_value() -> None:
+    """Its gradient counts twice, as in PyTorch; the number that is read is the loss."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
+        losses = []
+        for x, y in batches():
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    expected, found, _ = both(loop, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    assert found == pytest.approx(expected)
+
+
 def test_weights_in_the_loss() -> None:
     """A penalty on parameters that the loop itself computes is differentiated, too."""
 
