@@ -43,6 +43,8 @@ _REFUSED = {
 }
 # What `x += y` and its kin call, beside methods of these names.
 _OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
+# The factor of torch.add and torch.sub, which has to be a Python number.
+_ALPHA = "alpha"
 _CPU = torch.device("cpu")
 _MAKE = torch.Tensor._make_wrapper_subclass
 # Functions that were recorded before, and whether floats among their arguments are numbers that may change.
@@ -82,6 +84,7 @@ class DeferredTensor(torch.Tensor):
         if arithmetic is not None:
             leaves: List[Any] = []
             if kwargs:
+                arithmetic = arithmetic and _ALPHA not in kwargs
                 key, values = [func, torch.is_grad_enabled(), len(args), *kwargs], (*args, *kwargs.values())
             else:
                 key, values = [func, torch.is_grad_enabled()], args
@@ -305,7 +308,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     if "device" in kwargs:
         kwargs = {**kwargs, "device": None}
     leaves: List[Any] = []
-    arithmetic = is_arithmetic(name)
+    arithmetic = is_arithmetic(name) and _ALPHA not in kwargs
     structure = take_call_apart(args, kwargs, leaves, _is_tensor_or_float if arithmetic else is_tensor)
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
         return func(*_known(args), **_known(kwargs))
@@ -315,7 +318,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     plan = inferred_plan(func, structure, leaves, grad, line)
     start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
     _PLANS.learn(start, (*args, *kwargs.values()), arithmetic, plan)
-    _RECORDED[func] = arithmetic
+    _RECORDED[func] = is_arithmetic(name)
     return deferred_results(Operation(plan, None, leaves, line))
 
 

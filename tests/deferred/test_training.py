@@ -205,6 +205,25 @@ def test_weights_in_the_loss() -> None:
     both(loop)
 
 
+def test_the_factor_of_an_addition_may_change() -> None:
+    """`alpha=` stays the Python number that PyTorch wants; another one is another program."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
+        losses = []
+        for number, (x, y) in enumerate(batches(count=4)):
+            output = model(x)
+            loss = torch.add(F.cross_entropy(output, y), output.pow(2).mean() + 0.5, alpha=0.1 * (number // 2))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    expected, found, model = both(loop)
+    assert found == pytest.approx(expected)
+    assert compilations(model) == 2
+
+
 def test_changing_number_becomes_an_input(caplog: pytest.LogCaptureFixture) -> None:
     """A loss weight that is annealed costs one more compilation, not one per step."""
 
