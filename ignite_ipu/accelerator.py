@@ -341,7 +341,8 @@ class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
     def zero_grad(self, set_to_none: Optional[bool] = None) -> None:
         """Drop what was not used for an update when gradients are complete."""
         if self.gradient_state.sync_gradients:
-            self.optimizer.zero_grad()
+            # None means what it means to the optimizer when it is left out.
+            self.optimizer.zero_grad(set_to_none is not False)
 
 
 def _named(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:

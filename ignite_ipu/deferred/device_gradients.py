@@ -5,9 +5,11 @@ On the host `parameter.grad` would be None, and torch's own clipping in a captur
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from types import FrameType
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -78,9 +80,10 @@ class DeviceGradient(torch.Tensor):
 
 
 class DeviceGradients:
-    """Puts a `DeviceGradient` on each trained parameter of a model.
+    """Puts a `DeviceGradient` on each trained parameter of a model, and notices which of them the loop has taken off.
 
-    They stay from one update to the next, since a loop over parameters in each would cost more than capturing it.
+    They stay from one update to the next, since a loop over parameters in each would cost more than capturing it: a
+    gradient that is taken off is let go of, and tells so.
 
     Args:
         model: The user's model.
@@ -88,23 +91,49 @@ class DeviceGradients:
     """
 
     def __init__(self, model: nn.Module, remedy: Optional[str]) -> None:
-        self._parameters: List[torch.Tensor] = list(model.parameters())
+        self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._remedy = remedy
-        self._witness: Optional[torch.Tensor] = None
+        # By the number of the parameter; None where `remove` has taken the gradient off.
+        self._placed: Dict[int, Optional[weakref.ref[DeviceGradient]]] = {}
+        self._gone: Set[int] = set()
+        self._complete = False
 
     def place(self) -> None:
         """Put gradients on the parameters; cheap while they are there."""
-        if self._remedy is None:
+        if self._remedy is None or self._complete:
             return
         # Touched in the ordinary way, a parameter of a model in training would download all weights first.
         with torch._C.DisableTorchFunctionSubclass():
-            if self._witness is not None and type(_GRADIENT.__get__(self._witness)) is DeviceGradient:
-                return
-            for parameter in self._parameters:
-                if _requires_gradient(parameter):
+            for number, (_, parameter) in enumerate(self._named):
+                if _requires_gradient(parameter) and _GRADIENT.__get__(parameter) is None:
                     gradient = DeviceGradient(torch.Tensor.detach(parameter), self._remedy)
                     _GRADIENT.__set__(parameter, gradient)
-                    self._witness = parameter
+                    self._placed[number] = weakref.ref(gradient, functools.partial(self._note_gone, number))
+        self._complete = True
+
+    def _note_gone(self, number: int, reference: Any) -> None:
+        if self._placed.get(number) is reference:
+            self._gone.add(number)
+            self._complete = False
+
+    def taken_off(self) -> Tuple[List[str], bool]:
+        """Return the names of parameters whose gradients the loop has taken off since, and whether these are all.
+
+        Raises:
+            CaptureError: The loop has put another gradient there.
+        """
+        if not self._gone:
+            return [], False
+        self._refuse_others()
+        gone, self._gone = self._gone, set()
+        names = [self._named[number][0] for number in sorted(gone)]
+        with torch._C.DisableTorchFunctionSubclass():
+            left = [number for number in self._placed.keys() - gone if _requires_gradient(self._named[number][1])]
+        for number in gone:
+            reference = self._placed[number]
+            if reference is None or reference() is None:
+                del self._placed[number]
+        return names, not left
 
     def refuse_those_of_the_host(self) -> None:
         """Refuse an update for gradients that the host has computed.
@@ -112,26 +141,29 @@ class DeviceGradients:
         Raises:
             CaptureError: A parameter has one.
         """
-        if self._remedy is None:
-            return
+        if self._remedy is not None:
+            self._refuse_others()
+
+    def _refuse_others(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            for parameter in self._parameters:
+            for name, parameter in self._named:
                 gradient = _GRADIENT.__get__(parameter)
                 if gradient is not None and type(gradient) is not DeviceGradient:
                     raise CaptureError(
-                        f"step() at {current_line()}: nothing of the captured model went backward, but a "
-                        f"parameter of shape {tuple(parameter.shape)} has a gradient that the host has computed, which "
-                        "would be lost. Compute the loss from what the model returns in training mode; a penalty on "
-                        "its weights, in its forward. To drop the gradient, set parameter.grad = None."
+                        f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host "
+                        "has computed or set. The device's update would not use it, so it would be lost. Compute the "
+                        "loss from what the model returns in training mode; a penalty on its weights, in its forward. "
+                        "To drop the gradient, set parameter.grad = None."
                     )
 
     def remove(self) -> None:
         """Take them off, so that whoever looks at the parameters next finds ordinary ones."""
-        if self._witness is None:
+        if not self._placed:
             return
-        self._witness = None
+        self._placed = dict.fromkeys(self._placed)
+        self._complete = False
         with torch._C.DisableTorchFunctionSubclass():
-            for parameter in self._parameters:
+            for _, parameter in self._named:
                 if type(_GRADIENT.__get__(parameter)) is DeviceGradient:
                     _GRADIENT.__set__(parameter, None)
 

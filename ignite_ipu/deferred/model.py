@@ -73,6 +73,8 @@ class CapturedModel:
         self.pending: List[Loss] = []
         self.postponed = postponed
         self._early: Optional[Line] = None
+        # Where the last update was made, as long as its gradients have not been cleared.
+        self._uncleared: Optional[Line] = None
         self._templates: Dict[Hashable, Plan] = {}
         self._plans = Plans(DeferredTensor)
         self._tensors: Dict[str, torch.Tensor] = {}
@@ -195,8 +197,28 @@ class CapturedModel:
                 "where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
+        self._follow_gradients("backward()")
         self._gradients.place()
         self.pending.append(loss)
+
+    def _follow_gradients(self, what: str) -> None:
+        """Do with gradients on the device what the loop did with those on the host: it may set all of them to None.
+
+        Raises:
+            CaptureError: It did so with some of them, or too late.
+        """
+        names, all_of_them = self._gradients.taken_off()
+        if not names or not (self.pending or self._uncleared or self._early):
+            return
+        if not all_of_them:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CaptureError(
+                f"The gradient of {names[0]}{more} was set to None before {what} at {current_line()}, and the other "
+                "gradients were not. A device updates all weights that are trained: to leave some out, set "
+                "requires_grad_(False) on them before the model is called; to drop all gradients, call "
+                "optimizer.zero_grad()."
+            )
+        self.zero_grad()
 
     def step(self) -> None:
         """Make the weight update that `optimizer.step()` asks for.
@@ -205,6 +227,7 @@ class CapturedModel:
             CaptureError: The step cannot run on the device, or the host has computed the gradients.
             OptimizerError, LossError: The optimizer or the loss cannot.
         """
+        self._follow_gradients("step()")
         if self._early is not None:
             link = self.session.link
             if link is not None and link.changes():
@@ -212,17 +235,42 @@ class CapturedModel:
                     f"The value read at {self._early} made the update run before optimizer.step(), and the "
                     "optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
-            self._early = None
             self.training.finish_update()
+            self._uncleared, self._early = self._early, None
             return
         if self.pending:
             self.training.finish_update()
             self._run()
+            self._gradients.place()
+            self._uncleared = current_line()
         else:
+            self._check_cleared()
+            self._check_not_zeroed()
             self._gradients.refuse_those_of_the_host()
 
-    def zero_grad(self) -> None:
+    def _check_cleared(self) -> None:
+        if self._uncleared is not None:
+            raise CaptureError(
+                f"The update at {current_line()} would use the gradients of the one made at {self._uncleared} again, "
+                "because nothing has cleared them since; they were on the device, and are gone. Call "
+                "optimizer.zero_grad() after every optimizer.step(); to accumulate gradients over several backward "
+                "calls, call step() once after them."
+            )
+
+    def _check_not_zeroed(self) -> None:
+        if self.training.zeroed is not None and self.training.prepared:
+            raise CaptureError(
+                f"step() at {current_line()} follows no backward(), and gradients were made zero, not None, at "
+                f"{self.training.zeroed}: PyTorch would update weights with gradients of zero, by their momentum and "
+                "weight decay, while a device updates after a backward pass alone. Call zero_grad() without "
+                "set_to_none=False, or step() after backward() only."
+            )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop what went backward since the last update, as clearing gradients does.
+
+        Args:
+            set_to_none: Whether there are none from now on, or zeros.
 
         Raises:
             CaptureError: The update has run already, for a value that was read.
@@ -236,6 +284,8 @@ class CapturedModel:
         for loss in self.pending:
             _give_up(loss, f"its gradients were dropped by zero_grad() at {current_line()}")
         self.pending.clear()
+        self._uncleared = None
+        self.training.zeroed = None if set_to_none else current_line()
 
     def run_early(self, value: Value, what: str) -> None:
         """Run the update before `optimizer.step()`, for a value that somebody reads.
@@ -285,6 +335,7 @@ class CapturedModel:
         for before in {part.whole: None for part in parts}:
             self.pending += before.pending
             self._early = self._early or before._early
+            self._uncleared = self._uncleared or before._uncleared
             before.pending = []
         for part in parts:
             if part.session is not self.session:
@@ -319,6 +370,7 @@ class CapturedModel:
     def _run(self) -> None:
         from ignite_ipu.deferred.optimizer import find_optimizers
 
+        self._check_cleared()
         losses, self.pending = self.pending, []
         if self.training.optimizer is None:
             find_optimizers()
@@ -485,7 +537,7 @@ def _capturing_class(base: Any) -> Any:
         return base.train(self, mode)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        self.__dict__[_CAPTURE].whole.zero_grad()
+        self.__dict__[_CAPTURE].whole.zero_grad(set_to_none)
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         # Copies and files are of the original class, and capture nothing.

@@ -132,7 +132,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if model is None:
         type(self).zero_grad(self, set_to_none)
         return
-    model.zero_grad()
+    model.zero_grad(set_to_none)
     if model.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
         model.training.change_optimizer(self)

@@ -87,6 +87,11 @@ class Recipe:
         return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
 
     @functools.cached_property
+    def body(self) -> Hashable:
+        """Equal for recipes that differ in the shapes of tensors alone, as that of an incomplete batch does."""
+        return tuple([(step.function, step.structure.key, step.grad, step.part) for step in self.steps])
+
+    @functools.cached_property
     def distinct_losses(self) -> FrozenSet[Tuple[int, int]]:
         """The losses, each once."""
         return frozenset(self.losses)

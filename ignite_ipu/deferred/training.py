@@ -13,7 +13,7 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
 from ignite_ipu.deferred.graph import CLOCK
-from ignite_ipu.deferred.lines import current_line
+from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import Modes, ModesThen
 from ignite_ipu.deferred.recipes import Loss, MicroBatch, Recipes, describe_change
 from ignite_ipu.deferred.settings import CaptureSettings
@@ -89,6 +89,7 @@ class CapturedTraining:
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
         optimizer: The user's optimizer, once it is known.
         compilations: How often a program was compiled.
+        zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class CapturedTraining:
         self.max_grad_norm = settings.max_grad_norm
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.compilations = 0
+        self.zeroed: Optional[Line] = None
         self._base = settings.base_options()
         self._replicas = int(self._base.replication_factor)
         self._recipes = Recipes()
@@ -195,6 +197,7 @@ class CapturedTraining:
         if any(batch.recipe is not recipe for batch in batches):
             # A device call repeats one recipe.
             batches = [self._recipes.micro_batch(losses)]
+        self._check_zeroed(recipe)
         outputs = _needed(batches)
         modes = self._modes.now()
         if self._compiled is None or not self._compiled.serves(batches, outputs, modes):
@@ -222,6 +225,16 @@ class CapturedTraining:
             raise
         _settle(batches, compiled, results)
         write_known()
+
+    def _check_zeroed(self, recipe: Recipe) -> None:
+        if self.zeroed is None or self._compiled is None or self._compiled.recipe.body == recipe.body:
+            return
+        raise CaptureError(
+            f"The gradients were made zero, not None, at {self.zeroed}, and the body of the loop changed after that "
+            f"({describe_change(self._compiled.recipe, recipe)}). PyTorch would update weights that the new body does "
+            "not use with a gradient of zero, by their momentum and weight decay, while a device leaves them alone. "
+            "Call zero_grad() without set_to_none=False, with which PyTorch leaves them alone, too."
+        )
 
     def _call(self, leaves: List[torch.Tensor]) -> Sequence[torch.Tensor]:
         session = self.session

@@ -110,8 +110,8 @@ class _Gradients:
 
     def zero_grad(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
-        def zero_grad(capture: CapturedModel) -> None:
-            original(capture)
+        def zero_grad(capture: CapturedModel, set_to_none: bool = True) -> None:
+            original(capture, set_to_none)
             self._uncleared.discard(capture)
 
         return zero_grad

@@ -28,9 +28,9 @@ def trained(updates: int) -> Tuple[IPUAccelerator, Any, Any]:
     model: Any = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
     for _ in range(updates):
-        optimizer.zero_grad()
         backward(accelerator, model)
         optimizer.step()
+        optimizer.zero_grad()
     backward(accelerator, model)
     return accelerator, model, optimizer
 
@@ -77,6 +77,7 @@ def test_clipping_after_a_read_loss_or_an_evaluation_is_refused(read: bool) -> N
     """What compiles a program in the middle of an update leaves no moment in which clipping does nothing."""
     accelerator, model, optimizer = trained(1)
     optimizer.step()
+    optimizer.zero_grad()
     loss = F.cross_entropy(model(X), Y)
     accelerator.backward(loss)
     if read:
@@ -110,6 +111,124 @@ def test_clearing_gradients_keeps_clipping_refused(clear: Callable[[nn.Module, A
     clear(model, optimizer)
     backward(accelerator, model)
     assert model[0].weight.grad is stand_in
+
+
+def drop_all(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def drop_some(model: nn.Module) -> None:
+    for parameter in model[2].parameters():  # type: ignore[index]
+        parameter.grad = None
+
+
+def set_one(model: nn.Module) -> None:
+    model[0].weight.grad = torch.zeros(16, 6)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("clear_after", [0, 2])
+@pytest.mark.parametrize("step", ["backward", "none"])
+def test_gradients_that_nothing_cleared_are_not_used_again(clear_after: int, step: str) -> None:
+    """PyTorch adds to them, and a second step() uses them again; on the device they are gone."""
+    accelerator, model, optimizer = trained(clear_after)
+    optimizer.step()
+    if step == "backward":
+        backward(accelerator, model)
+    with pytest.raises(CaptureError, match=r"gradients of the one made at .*again.*Call optimizer\.zero_grad\(\)"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+def test_dropping_all_gradients_drops_the_update(updates: int) -> None:
+    """`parameter.grad = None` for every parameter is what zero_grad() is, before an update as after it."""
+    _, model, optimizer = trained(updates)
+    native: Any = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    native.load_state_dict(model.state_dict())
+    own = torch.optim.AdamW(native.parameters(), lr=0.1)
+    own.load_state_dict(optimizer.state_dict())
+    F.cross_entropy(native(X), Y).backward()  # type: ignore[no-untyped-call]
+    for net, optim in ((model, optimizer), (native, own)):
+        drop_all(net)
+        optim.step()
+        for _ in range(2):
+            loss = F.cross_entropy(net(X), Y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optim.step()
+            drop_all(net)
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("then_evaluate", [False, True])
+@pytest.mark.parametrize("updates", [0, 2])
+def test_dropping_some_gradients_is_refused(updates: int, then_evaluate: bool) -> None:
+    """A device updates every trained weight; an evaluation in between does not make it forget."""
+    _, model, optimizer = trained(updates)
+    drop_some(model)
+    if then_evaluate:
+        model.eval()(X)
+        model.train()
+    with pytest.raises(CaptureError, match=r"The gradient of 2\.weight and 1 more was set to None before step\(\) at"):
+        optimizer.step()
+
+
+def test_dropping_gradients_that_are_cleared_means_nothing() -> None:
+    """After zero_grad() they are None already."""
+    accelerator, model, optimizer = trained(1)
+    optimizer.step()
+    optimizer.zero_grad()
+    drop_some(model)
+    backward(accelerator, model)
+    optimizer.step()
+
+
+def test_setting_gradients_is_refused() -> None:
+    """The device would not use them."""
+    _, model, optimizer = trained(1)
+    set_one(model)
+    with pytest.raises(CaptureError, match=r"0\.weight of shape \(16, 6\) has a gradient that the host has computed"):
+        optimizer.step()
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 2)
+        self.b = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, head: str) -> Any:
+        return getattr(self, head)(x)
+
+
+def alternate(model: nn.Module, optimizer: Any, set_to_none: Any) -> None:
+    """Train two heads in turns."""
+    for rows, head in ((8, "a"), (6, "a"), (8, "b"), (8, "a")):
+        F.cross_entropy(model(X[:rows], head), Y[:rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+
+
+@pytest.mark.parametrize("set_to_none", [True, None])
+def test_weights_without_gradients_are_left_alone(set_to_none: Any) -> None:
+    """Neither weight decay nor momentum moves the head that was not called, as in PyTorch."""
+    torch.manual_seed(0)
+    native, model = Heads(), Heads()
+    model.load_state_dict(native.state_dict())
+    alternate(native, torch.optim.AdamW(native.parameters(), lr=0.1), True)
+    model, optimizer = IPUAccelerator().prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    alternate(model, optimizer, set_to_none)
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_zero_are_refused_where_they_matter() -> None:
+    """PyTorch moves the other head by its momentum then; a shorter batch makes no difference."""
+    model = Heads()
+    model, optimizer = IPUAccelerator().prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    with pytest.raises(CaptureError, match=r"made zero, not None, at .*Call zero_grad\(\) without set_to_none=False"):
+        alternate(model, optimizer, False)
+    optimizer.zero_grad(set_to_none=False)
+    with pytest.raises(CaptureError, match="follows no backward"):
+        optimizer.step()
 
 
 def test_gradients_can_be_described() -> None:
@@ -186,4 +305,5 @@ def test_compilers_find_no_gradients() -> None:
         model.eval()(X[:rows, None])
         model.train()
         optimizer.step()
+        optimizer.zero_grad()
     assert [[gradient is None for gradient in each] for each in seen] == [[True, True]] * 4
