@@ -91,7 +91,7 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
         touches = holder[0]
         if not touches.any:
             touches.note()
-        if func == _SET_DATA:
+        if func == _SET_DATA and not _same_memory(*args):
             touches.note_replaced()
         return function(func, types, args, kwargs)
 
@@ -100,6 +100,13 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
 
 
 _SET_DATA: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+
+
+def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether another tensor holds the same values in the same memory, as after `model.to(...)` without effect."""
+    with torch._C.DisableTorchFunctionSubclass():
+        mine, theirs = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (tensor, other)]
+    return mine == theirs
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

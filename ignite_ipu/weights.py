@@ -42,6 +42,7 @@ class Weights:
     Attributes:
         updates: How often the training program was called; a list of one number, for those who outlive this.
         looks: How often `notice_edits` looked at every tensor.
+        edits: How often the host's weights were found or said to be set.
 
     PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
     was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
@@ -55,7 +56,7 @@ class Weights:
         self._training: Optional[_Copy] = None
         self._inference: List[_Copy] = []
         self._host_is_stale = False
-        self.looks = 0
+        self.looks = self.edits = 0
         self._touches: Optional[Touches] = None
         self._lost: List[str] = []
         self._versions = self._count_edits()
@@ -103,6 +104,7 @@ class Weights:
     def host_changed(self) -> None:
         """Remember that the host's weights were set, for example by `load_state_dict`: they are now the newest."""
         self._host_is_stale = False
+        self.edits += 1
         for copy in (*self._inference, *([self._training] if self._training else ())):
             copy.stale = True
         self._versions = self._count_edits()

@@ -25,6 +25,7 @@ from ignite_ipu.deferred.step import native, natively
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart, take_call_apart
 from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
+from ignite_ipu.deferred.weight_edits import WeightEdits
 from ignite_ipu.python_state import changed_by
 from ignite_ipu.session import IPUSession
 from ignite_ipu.tracing import without_generation_cache
@@ -91,6 +92,7 @@ class CapturedModel:
         # A compiler that looks at gradients shall find none.
         self.training = CapturedTraining(self.session, settings, self._gradients.remove)
         self.evaluation = CapturedEvaluation(self.session, settings, self._gradients.remove)
+        self._edits = WeightEdits(self.session.weights)
         self._tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         own(self, {name: tensor for name, tensor in self._tensors.items() if joins or parameter_of(tensor) is None})
 
@@ -128,6 +130,7 @@ class CapturedModel:
         return is_trained(self)
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        self.whole._edits.look()
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
         plan = self._plans.look_up([len(args), *kwargs], values, leaves, False)
@@ -376,7 +379,7 @@ class CapturedModel:
             find_optimizers()
         if self.training.optimizer is None:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
-        self.session.weights.notice_edits()
+        self._edits.check(losses, self.name)
         try:
             self.training.run(losses)
         except BaseException as error:

@@ -253,6 +253,8 @@ def test_copies_and_files_have_no_gradients(tmp_path: Path) -> None:
             assert theirs.grad is None and torch.equal(mine, theirs)
     accelerator.save_state(str(tmp_path))
     accelerator.load_state(str(tmp_path))
+    optimizer.zero_grad()
+    backward(accelerator, model)
     optimizer.step()
 
 

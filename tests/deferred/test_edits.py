@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
 from ignite_ipu.weights import LostEditError
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
@@ -101,6 +101,54 @@ def test_reading_uploads_nothing(read: Callable[[Any], Any]) -> None:
     for _ in range(UPDATES):
         update(model, optimizer)
         read(model)
+    assert counters(model).weight_uploads == 1
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("backward_first", [False, True])
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_between_a_call_and_its_update_are_refused(
+    edit: Callable[[Any], Any], backward_first: bool, updates: int
+) -> None:
+    """PyTorch has computed the gradient from the weights before, which the device no longer has."""
+    model, optimizer = prepared()
+    for _ in range(updates):
+        update(model, optimizer)
+    output = model(X)
+    if not backward_first:
+        edit(model)
+    F.cross_entropy(output, Y).backward()
+    if backward_first:
+        edit(model)
+    with pytest.raises(CaptureError, match=r"test_edits\.py.*weights or buffers of Sequential were written after that"):
+        optimizer.step()
+
+
+def test_edits_between_the_calls_of_an_update_are_refused() -> None:
+    """Also where the model is called, or evaluated, once more after the edit."""
+    model, optimizer = prepared()
+    for evaluate in (False, True):
+        F.cross_entropy(model(X), Y).backward()
+        scale_all(model)
+        if evaluate:
+            model.eval()(X)
+            model.train()
+        F.cross_entropy(model(X), Y).backward()
+        with pytest.raises(CaptureError, match="were written after that"):
+            optimizer.step()
+    update(model, optimizer)
+
+
+def test_looking_and_moving_between_a_call_and_its_update() -> None:
+    """Reading weights, and moving a model to where it is, change nothing."""
+    model, optimizer = prepared()
+    update(model, optimizer)
+    output = model(X)
+    model[0].weight.data.norm()
+    model.to("cpu").float()
+    F.cross_entropy(output, Y).backward()
+    model.state_dict()
+    optimizer.step()
     assert counters(model).weight_uploads == 1
 
 
