@@ -25,6 +25,7 @@ from ignite_ipu.deferred.step import native, natively
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart, take_call_apart
 from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
+from ignite_ipu.deferred.transforms import refuse_transforms
 from ignite_ipu.deferred.weight_edits import WeightEdits
 from ignite_ipu.python_state import changed_by
 from ignite_ipu.session import IPUSession
@@ -113,7 +114,12 @@ class CapturedModel:
     # -- calls of the model ---------------------------------------------------------------------------------------
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Answer a call of the model."""
+        """Answer a call of the model.
+
+        Raises:
+            CaptureError: PyTorch transforms the call, or replaces weights for it.
+        """
+        refuse_transforms(self.name)
         if torch.is_grad_enabled() and self.model.training:
             return self._record(args, kwargs)
         whole = self.whole

@@ -1,0 +1,42 @@
+"""Calls of a captured model that PyTorch transforms, which a program compiled for the model's own weights is not."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, Callable, Optional
+
+import torch
+from torch.nn.utils import stateless
+
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.lines import current_line
+
+__all__ = ["refuse_transforms"]
+
+# Behind torch.func.functional_call and its older names.
+_REPLACES: Any = getattr(stateless, "_functional_call").__code__  # noqa: B009
+_transform: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+
+
+def refuse_transforms(model: str) -> None:
+    """Refuse a call within a function of `torch.func`; the message calls the model `model`.
+
+    Raises:
+        CaptureError: It is one.
+    """
+    if _transform() is not None:
+        raise CaptureError(
+            f"{model} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), which "
+            "PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
+            "captured, copy.deepcopy(model), or put what the transform computes into the model's forward."
+        )
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _REPLACES:
+            raise CaptureError(
+                f"{model} was called at {current_line()} by functional_call, with other weights than its own, but its "
+                "program is compiled for those on the device. Call a copy that is not captured, copy.deepcopy(model); "
+                "or write the weights into the model with load_state_dict."
+            )
+        frame = frame.f_back

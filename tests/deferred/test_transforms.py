@@ -1,0 +1,69 @@
+"""Functions of `torch.func` around a captured model are refused by name; a copy of the model takes them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+
+
+def trained() -> Any:
+    """Return a captured model after one update."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+    capture_model(model, CaptureSettings())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    F.cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    return model
+
+
+def zeros(model: nn.Module) -> Any:
+    return {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+
+
+def within(model: nn.Module) -> torch.Tensor:
+    """Call a module that the captured one is part of."""
+    weights = {f"0.{name}": value for name, value in zeros(model).items()}
+    result: torch.Tensor = torch.func.functional_call(nn.Sequential(model), weights, (X,))
+    return result
+
+
+REPLACED = [lambda model: torch.func.functional_call(model, zeros(model), (X,)), within]
+TRANSFORMED = [
+    lambda model: torch.func.vmap(model)(X),
+    lambda model: torch.func.jacrev(model)(X),
+    lambda model: torch.func.grad(lambda x: model(x).sum())(X),
+]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("call", REPLACED)
+def test_other_weights_than_its_own_are_refused(call: Callable[[Any], Any], training: bool) -> None:
+    """A program has the model's; evaluations after it would have the others, too."""
+    model = trained().train(training)
+    with pytest.raises(CaptureError, match=r"test_transforms\.py:\d+ by functional_call.*copy\.deepcopy\(model\)"):
+        call(model)
+    assert call(copy.deepcopy(model)).abs().sum() == 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("call", TRANSFORMED)
+def test_transforms_are_refused(call: Callable[[Any], Any], training: bool) -> None:
+    """In training and evaluation; a copy is transformed as ever, with the newest weights."""
+    model = trained().train(training)
+    with pytest.raises(CaptureError, match=r"test_transforms\.py:\d+ within a transform of torch\.func"):
+        call(model)
+    own = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+    own.load_state_dict(model.state_dict())
+    torch.testing.assert_close(call(copy.deepcopy(model)), call(own))
