@@ -375,6 +375,8 @@ class CapturedModel:
             release_optimizer(self.training.optimizer)
         for capture in (self, *self.parts):
             _release_class(capture.model)
+            # A value that the user still holds keeps this alive, but its tensors are not captured any more.
+            capture._tensors = {}
 
     def _run(self) -> None:
         from ignite_ipu.deferred.optimizer import find_optimizers

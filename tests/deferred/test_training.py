@@ -471,6 +471,28 @@ def test_closing_gives_everything_back() -> None:
     same_weights(native, model)
 
 
+def test_a_model_is_captured_again_after_close() -> None:
+    """Also while the user holds values from before."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
+        held = []
+        for _ in range(2):
+            for x, y in batches():
+                held.append(F.cross_entropy(model(x), y))
+                held[-1].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            capture = captured(model)
+            if capture is not None:
+                capture.close()
+                capture_model(model, CaptureSettings())
+                capture_optimizer(optimizer)
+        return held
+
+    expected, found, _ = both(loop)
+    assert [loss.item() for loss in found] == pytest.approx([loss.item() for loss in expected])
+
+
 def test_a_copy_is_an_ordinary_model() -> None:
     """Copies and pickles capture nothing."""
     model = network()
