@@ -26,7 +26,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu, range_noticed
 from ignite_ipu.emulator.nested import holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
-from ignite_ipu.emulator.refusals import refuse
+from ignite_ipu.emulator.refusals import refuse, refuse_differentiation
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor, needs_value
 from ignite_ipu.emulator.turn import Turn
 
@@ -207,6 +207,7 @@ class Capture(TorchFunctionMode):
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Record one call of PyTorch's API, or answer it when it only asks about shapes and types."""
+        refuse_differentiation()
         name = name_of(func)
         if getattr(func, "__name__", "") in ACCESSORS:
             return self._property(func, name, args)
@@ -398,6 +399,8 @@ class Capture(TorchFunctionMode):
             with self.outside():
                 return func(*args)
         if func.__name__ == "__set__":
+            if name == "grad" and args[1] is None:
+                return None
             if name != "requires_grad":
                 raise backend_error(f"Assigning to tensor.{name} is not supported in a traced model; use copy_().")
             with self.outside():

@@ -1,4 +1,7 @@
-"""Custom `autograd.Function`s in a trace: the device differentiates their forward, their own backward never runs."""
+"""Code of the user's for the backward pass, in a trace: the device has a backward pass of its own, and runs none of it.
+
+It differentiates the forward of a custom `autograd.Function`, and modules' backward hooks are not called.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,34 @@ import contextlib
 from typing import Any, Iterator, Tuple
 
 import torch
+from torch.utils.hooks import BackwardHook
 
 
 @contextlib.contextmanager
 def forward_only() -> Iterator[None]:
-    """Make `Function.apply` run nothing but the forward in the `with` block, in the thread that traces."""
+    """Make `Function.apply` run nothing but the forward in the `with` block, in the thread that traces.
+
+    Modules set no backward hooks up there either.
+    """
     from ignite_ipu.emulator import capture
 
     original = torch.autograd.Function.__dict__["apply"]
+    set_up_hook: Any = BackwardHook._apply_on_tensors
 
     def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if capture.active() is None:
             return original.__get__(None, cls)(*args, **kwargs)
         return _apply(cls, *args, **kwargs)
 
+    def set_up(hook: BackwardHook, function: Any, args: Any) -> Any:
+        return set_up_hook(hook, function, args) if capture.active() is None else (args, None)
+
     torch.autograd.Function.apply = classmethod(called)  # type: ignore[assignment]
+    BackwardHook._apply_on_tensors = set_up  # type: ignore[method-assign]
     try:
         yield
     finally:
+        BackwardHook._apply_on_tensors = set_up_hook  # type: ignore[method-assign]
         torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
 

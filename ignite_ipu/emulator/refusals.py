@@ -31,6 +31,7 @@ _DYNAMIC_SHAPE = frozenset(
     ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2", "unique_dim")
 )
 _BACKWARD = frozenset(("backward", "_engine_run_backward", "grad"))
+_DIFFERENTIATES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 
 def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
@@ -52,6 +53,20 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         raise backend_error(
             f"dynamic output shape is not supported: the shape of {name}'s result depends on the data. "
             "Use a fixed-size formulation, for example torch.where or multiplication by a mask."
+        )
+
+
+def refuse_differentiation() -> None:
+    """Refuse what runs within `torch.func.grad` and its relatives: gradients are the compiled step's own.
+
+    Raises:
+        Error: Such a function is running.
+    """
+    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None and interpreter.key() in _DIFFERENTIATES:
+        raise backend_error(
+            "torch.func.grad, vjp, jvp and what is built on them are not supported inside a traced model: the compiled "
+            "step contains the backward pass, and that alone. Write the derivative out, or take it on the host."
         )
 
 

@@ -16,6 +16,7 @@ from ignite_ipu.emulator.batching import Batching
 from ignite_ipu.emulator.capture import Capture, active
 from ignite_ipu.emulator.custom_types import flatten_tensors, map_tensors
 from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.explanations import explained
 from ignite_ipu.emulator.graph import Fold, Graph, build
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.naming import DEFAULT as DEFAULT_NAMING
@@ -106,7 +107,11 @@ def trace(
             for (tensors, name), original in slots.items():
                 tensors[name] = stand_ins[id(original)]
             capture.host_tensors = functools.partial(_on_host, slots)
-            with capture.tracing(training), capture.autocast.module_calls(), module_scopes(capture, model, naming):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(explained())
+                stack.enter_context(capture.tracing(training))
+                stack.enter_context(capture.autocast.module_calls())
+                stack.enter_context(module_scopes(capture, model, naming))
                 structure = model(*inputs.positional, **inputs.keyword)
         finally:
             replaced = _restore(slots, stand_ins)

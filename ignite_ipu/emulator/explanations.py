@@ -1,0 +1,55 @@
+"""What PyTorch says of an IPU, which it does not know, in words that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+from typing import Iterator, Optional
+
+from ignite_ipu.emulator.errors import Error, backend_error
+
+_NO_MODULE = "module 'torch' has no attribute 'ipu'"
+_COMPILER = "torch._dynamo"
+_COMPILES = os.path.join("torch", "_dynamo", "convert_frame.py")
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Raise the back end's error in place of one of PyTorch's that does not tell what cannot be compiled.
+
+    Raises:
+        Error: For an error of the `with` block that is known; others pass.
+    """
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
+        explanation = _explanation(error)
+        if explanation is None:
+            raise
+        raise backend_error(explanation) from error
+
+
+def _explanation(error: Exception) -> Optional[str]:
+    if isinstance(error, AttributeError) and _NO_MODULE in str(error):
+        return (
+            "Unsupported ops found in compiled model: PyTorch looked for a module torch.ipu, as torch.utils.checkpoint "
+            "does. The compiler saves memory by itself where poptorch.recomputationCheckpoint(tensor) tells it to: use "
+            "that instead."
+        )
+    if type(error).__module__.startswith(_COMPILER) or _passed_through(error.__traceback__, _COMPILES):
+        return (
+            "torch.compile is not supported in a model for the IPU, and forward calls a function that it compiled: "
+            "PopTorch compiles the model. Call the function that it was made from."
+        )
+    return None
+
+
+def _passed_through(traceback: Optional[TracebackType], file: str) -> bool:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.endswith(file):
+            return True
+        traceback = traceback.tb_next
+    return False
