@@ -377,6 +377,8 @@ class Capture(TorchFunctionMode):
 
     def _to_traced(self, value: Any) -> Any:
         if isinstance(value, IpuTensor):
+            if value.capture is not self:
+                value.capture.require_active()
             return value
         if isinstance(value, torch.Tensor):
             known = self._stand_ins.get(id(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import fx
@@ -141,10 +141,16 @@ def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
     return {capture.constants[name].origin: value for name, value in capture.constant_values.items()}
 
 
-def fold_constants(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
-    """Compute once what depends on constants alone, draws no random number and is never written."""
+def fold_constants(
+    capture: Capture, also: Optional[Mapping[fx.Node, torch.Tensor]] = None
+) -> Dict[fx.Node, torch.Tensor]:
+    """Compute once what depends on constants alone, draws no random number and is never written.
+
+    Args:
+        also: Values of further nodes that count as constants.
+    """
     known: Dict[fx.Node, Any] = {
-        node: value for node, value in _values(capture).items() if not capture.is_written(node)
+        node: value for node, value in {**_values(capture), **(also or {})}.items() if not capture.is_written(node)
     }
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in capture.graph.nodes:

@@ -10,14 +10,14 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import losses, operators
+from ignite_ipu.emulator import added_tensors, losses, operators
 from ignite_ipu.emulator.arguments import Arguments
 from ignite_ipu.emulator.batching import Batching
 from ignite_ipu.emulator.capture import Capture, active
 from ignite_ipu.emulator.custom_types import flatten_tensors, map_tensors
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.explanations import explained
-from ignite_ipu.emulator.graph import Fold, Graph, build
+from ignite_ipu.emulator.graph import Fold, Graph, build, fold_constants
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.naming import DEFAULT as DEFAULT_NAMING
 from ignite_ipu.emulator.naming import Naming, module_scopes
@@ -115,13 +115,16 @@ def trace(
                 structure = model(*inputs.positional, **inputs.keyword)
         finally:
             replaced = _restore(slots, stand_ins)
+            added = added_tensors.taken_off(model)
     _check_identity(model, replaced)
     operators.check(capture)
     structure = _host_outputs(structure)
     if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
         logger.debug("The model returns nothing that is computed on the IPU.")
     loss = losses.unchanged(capture.graph, losses.final_loss(capture.losses)) if training else None
-    return build(capture, structure, loss, _anchored(capture, anchors), fold), capture
+    graph = build(capture, structure, loss, _anchored(capture, anchors), fold)
+    added_tensors.put_back(added, lambda: fold_constants(capture, _buffers_on_host(capture, model)))
+    return graph, capture
 
 
 def tensor_names(capture: Capture) -> List[str]:
@@ -210,6 +213,11 @@ def _check_on_host(name: str, tensor: torch.Tensor) -> None:
             f"{name} is on the device {str(tensor.device)!r}: the executor moves the model from the CPU to the IPU "
             "itself. Leave the model on the CPU, or call .cpu() on it."
         )
+
+
+def _buffers_on_host(capture: Capture, model: nn.Module) -> Dict[Any, torch.Tensor]:
+    host = dict(model.named_buffers())
+    return {traced.origin: plain(host[name]) for name, traced in capture.buffers.items()}
 
 
 def _traced_inputs(capture: Capture, arguments: Arguments, batching: Batching) -> Arguments:
