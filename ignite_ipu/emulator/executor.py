@@ -141,6 +141,7 @@ class PoplarExecutor:
         if program.attached:
             self._fail_on_demand("copy")
         self._dirty = False
+        self._follow_model(program)
         with self._observation.call("copyWeightsToHost"):
             program.download()
         self._host_version += 1
@@ -160,6 +161,7 @@ class PoplarExecutor:
                 if self._optimizer is not None:
                     self._optimizer.before_weight_upload()
                 self._fetch_weights()
+                self._follow_model(program)
                 program.upload()
 
     @unaffected
@@ -485,6 +487,7 @@ class PoplarExecutor:
         self._fail_on_demand("copy")
         with self._observation.call("attachToDevice"):
             self._fetch_weights()
+            self._follow_model(program)
             program.attach(self)
         if self._rng_state is not None:
             program.random.write(self._rng_state)
@@ -493,6 +496,10 @@ class PoplarExecutor:
         """Have the host's weights be the newest: whoever reads a wrapped parameter makes its trainer download."""
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             fetch(tensor)
+
+    def _follow_model(self, program: Program) -> None:
+        if program.follow_model() and self._wrapping is not None:
+            self._wrapping.wrap_tensors(self._user_model)
 
     def _refresh_inference_weights(self) -> None:
         """Take over weights that the training executor of the same model has changed."""

@@ -22,6 +22,7 @@ from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.executable import Executable
 from ignite_ipu.emulator.graph import Graph
 from ignite_ipu.emulator.graph_dump import dump
+from ignite_ipu.emulator.host_tensors import HostTensors
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim import foreach
 from ignite_ipu.emulator.optim.description import OptimizerDescription
@@ -93,10 +94,9 @@ class Program:
         self._training = training
         self._optimizer = optimizer
         self._meter = meter
-        self._parameters: Dict[str, nn.Parameter] = dict(model.named_parameters())
-        self._buffers: Dict[str, torch.Tensor] = dict(model.named_buffers())
+        self._host = HostTensors(model)
         if optimizer is not None:
-            optimizer.check_parameters(self._parameters)
+            optimizer.check_parameters(self._host.compiled)
         self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
         values = [name for name in self._anchors.values() if not name.startswith(_GRADIENT)]
         self.placement = Placement(options._execution_strategy)
@@ -132,7 +132,7 @@ class Program:
             for name, setting in per_replica.items()
         }
         for name, groups in self._groups.items():
-            groups.from_host(plain(self._parameters[name]))
+            groups.from_host(plain(self._host.parameters[name]))
         self._reduce = collectives.reducer(options.Distributed.numProcesses) if training else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
         self.random = RandomStream(int(seed))
@@ -158,6 +158,10 @@ class Program:
         ]
         self.needs_ipu = training or bool(places or graph.extras or graph.written_inputs or graph.written_buffers)
 
+    def follow_model(self) -> bool:
+        """Take over tensors that the model has in the place of those compiled for, and tell whether there are any."""
+        return self._host.follow()
+
     # -- device ---------------------------------------------------------------------------------------------------
 
     @property
@@ -176,8 +180,8 @@ class Program:
         if not options._uses_ipu_model():  # of IPU models there are as many as anybody asks for
             name = f"{type(owner).__name__} {options_name(options, self._training)}"
             self._device = acquire(self.ipus, owner, name, ipu_id)
-        weights = {name: plain(self._parameters[name]) for name in self.graph.weights}
-        buffers = {name: plain(self._buffers[name]) for name in self.graph.buffers}
+        weights = {name: plain(self._host.parameters[name]) for name in self.graph.weights}
+        buffers = {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
         trainable = [name for name in self.graph.weights if self._training and self._parameters_requires_grad(name)]
         if self._compiles_with_torch and self._compiled is None and not self._training:
             self._compiled = torch_compiled(self.graph, options_name(options, self._training))
@@ -233,8 +237,8 @@ class Program:
         executable = self._executable
         if executable is None:
             return
-        executable.set_weights({name: plain(self._parameters[name]) for name in self.graph.weights})
-        executable.set_buffers({name: plain(self._buffers[name]) for name in self.graph.buffers})
+        executable.set_weights({name: plain(self._host.parameters[name]) for name in self.graph.weights})
+        executable.set_buffers({name: plain(self._host.buffers[name]) for name in self.graph.buffers})
         self._count_upload()
 
     def upload_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -263,15 +267,15 @@ class Program:
         with torch.no_grad():
             for name in executable.weights:
                 value = executable.host_weight(name)
-                host = storage(self._parameters[name])
+                host = storage(self._host.parameters[name])
                 if host.shape != value.shape:
                     # VariableRetrievalMode.AllReplicas: the host receives more slices than it uploaded.
-                    self._parameters[name].data = value.clone()
+                    self._host.parameters[name].data = value.clone()
                 else:
                     host.copy_(value)
                 moved += value.nbytes
             for name, value in executable.buffers[0].items():
-                storage(self._buffers[name]).copy_(value)
+                storage(self._host.buffers[name]).copy_(value)
                 moved += value.nbytes
         self._host_versions = self._versions()
         self._meter.add(weight_downloads=1, weight_download_bytes=moved)
@@ -330,7 +334,7 @@ class Program:
             executable,
             source.on_device(
                 {name: executable.weights[name] for name in executable.trainable},
-                {name: self._parameters[name] for name in executable.trainable},
+                {name: self._host.compiled[name] for name in executable.trainable},
                 per_replica=executable.grouped,
                 store=store,
             ),
@@ -361,8 +365,8 @@ class Program:
     def _versions(self) -> Dict[str, int]:
         graph = self.graph
         return {
-            **{name: version(self._parameters[name]) for name in graph.weights},
-            **{name: version(self._buffers[name]) for name in graph.buffers},
+            **{name: version(self._host.parameters[name]) for name in graph.weights},
+            **{name: version(self._host.buffers[name]) for name in graph.buffers},
         }
 
     def _cached(self) -> Optional[Lookup]:
@@ -393,7 +397,7 @@ class Program:
 
     def _parameters_requires_grad(self, name: str) -> bool:
         with torch._C.DisableTorchFunctionSubclass():
-            return bool(torch.Tensor.requires_grad.__get__(self._parameters[name]))  # type: ignore[attr-defined]
+            return bool(torch.Tensor.requires_grad.__get__(self._host.parameters[name]))  # type: ignore[attr-defined]
 
     def _count_upload(self) -> None:
         executable = self._executable

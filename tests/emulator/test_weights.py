@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import torch
@@ -200,6 +201,48 @@ def test_load_state_dict_of_the_model_stays_on_the_host_and_of_the_executor_is_u
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({})
     assert model.load_state_dict({}, strict=False).missing_keys
+
+
+def test_tensors_that_replace_others_are_uploaded_and_follow_the_training():
+    """As `load_state_dict(assign=True)` does: what was loaded is in the model itself."""
+    net, loaded = Net(), {name: torch.rand(shape) for name, shape in (("weight", (2, 2)), ("bias", 2), ("scale", 2))}
+    wrapped = training(net)
+    wrapped(X)
+    net.fc.weight, net.fc.bias = nn.Parameter(loaded["weight"]), nn.Parameter(loaded["bias"])
+    net.scale = loaded["scale"]
+    wrapped.copyWeightsToDevice()
+    expected = F.linear(X, loaded["weight"], loaded["bias"]) * loaded["scale"]
+    torch.testing.assert_close(wrapped(X)[0], expected)
+    before = loaded["weight"].clone()
+    wrapped.copyWeightsToHost()
+    assert not torch.equal(net.fc.weight.detach(), before)
+    after = net.fc.weight.detach().clone()
+    wrapped(X)
+    assert not torch.equal(net.fc.weight.detach(), after), "reading it fetches the newest value"
+
+
+def test_a_layer_that_replaces_another_is_uploaded_to_an_inference_executor():
+    net = Net().eval()
+    wrapped = poptorch.inferenceModel(net)
+    wrapped(X)
+    net.fc = nn.Linear(2, 2)
+    wrapped.copyWeightsToDevice()
+    torch.testing.assert_close(wrapped(X)[0], net.fc(X).detach())
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [(nn.Linear(2, 3), r"fc.weight was replaced by one of shape \(3, 2\)"), (None, "fc.weight is gone")],
+)
+def test_a_layer_that_does_not_fit_is_left_out_with_one_warning(layer, words, caplog):
+    net = Net()
+    wrapped = training(net)
+    expected = wrapped(X)[0]
+    net.fc = layer
+    for _ in range(2):
+        wrapped.copyWeightsToHost()
+    assert len(re.findall(f"{words} since the model was compiled", caplog.text)) == 1
+    assert not torch.equal(wrapped(X)[0], expected)
 
 
 def test_load_state_dict_before_compiling_is_a_plain_load():
