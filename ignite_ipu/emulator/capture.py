@@ -211,6 +211,8 @@ class Capture(TorchFunctionMode):
         name = name_of(func)
         if getattr(func, "__name__", "") in ACCESSORS:
             return self._property(func, name, args)
+        if name == "ipu":
+            func, name, args, kwargs = torch.Tensor.to, "to", (args[0], IPU), {}
         on_ipu = self._touches_ipu(args, kwargs)
         if not on_ipu:
             placed = put_on_ipu(self, func, name, args, kwargs)

@@ -124,16 +124,16 @@ def test_python_values_are_those_of_the_trace(wrap):
 
 def test_tensors_moved_in_are_constants(wrap):
     """By name of the device, by another tensor's, or as the other tensor; later changes do not reach the device."""
-    outside = [torch.ones(2), torch.ones(2), torch.ones(2)]
+    outside = [torch.ones(2), torch.ones(2), torch.ones(2), torch.ones(2)]
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return x + outside[0].to("ipu") + outside[1].to(x.device) + outside[2].to(x)
+        return x.ipu() + outside[0].to("ipu") + outside[1].to(x.device) + outside[2].to(x) + outside[3].ipu()
 
     model = wrap(forward)
-    assert torch.equal(model(X), X + 3)
+    assert torch.equal(model(X), X + 4)
     for tensor in outside:
         tensor.zero_()
-    assert torch.equal(model(X), X + 3)
+    assert torch.equal(model(X), X + 4)
 
 
 FACTORIES = {
