@@ -233,6 +233,8 @@ class PoplarExecutor:
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the value that an anchored tensor had in the last run, stacked as the output mode says.
 
+        A weight's gradient is the reduced one of the last update, whatever the output mode.
+
         Raises:
             AssertionError: No such anchor, or the model has not run.
         """
