@@ -33,6 +33,7 @@ class TrainingStep(BatchStep):
         model_transform: Turns the model's output into the predictions, inside the compiled program.
         predictions: Whether the predictions come back; without them a step moves less data.
         half: Whether the model's products run in half precision, by the rule of `ignite_ipu.mixed_precision`.
+        keep_modes: Whether modules stay in the modes they are in, instead of all being in training mode.
 
     Raises:
         LossError: `loss_fn` is, or contains, a loss that no IPU computes.
@@ -48,6 +49,7 @@ class TrainingStep(BatchStep):
         model_transform: Callable[[Any], Any] = lambda output: output,
         predictions: bool = True,
         half: bool = False,
+        keep_modes: bool = False,
     ) -> None:
         super().__init__(model, ("x", "y"), model_fn, model_transform, half)
         if loss_fn is not None and not callable(loss_fn):
@@ -56,6 +58,11 @@ class TrainingStep(BatchStep):
         # A loss that is a module becomes a child, so that its buffers and parameters move to the device.
         self.loss_fn = loss_fn
         self.predictions = predictions
+        self.keep_modes = keep_modes
+
+    def train(self, mode: bool = True) -> TrainingStep:
+        """Set the mode of all modules, unless they keep theirs."""
+        return self if self.keep_modes else super().train(mode)
 
     def python_state(self) -> PythonState:
         """Return what the compiled step has from Python as constants, the loss's included."""

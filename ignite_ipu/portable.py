@@ -5,10 +5,11 @@ With `IGNITE_IPU_BACKEND=native` each does what the code it replaced did, so tha
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -71,6 +72,7 @@ class _Training:
     optimizer: weakref.ref[torch.optim.Optimizer]
     loss_fn: Optional[LossFunction]
     max_grad_norm: Optional[float]
+    modes: List[bool]
 
     def serves(
         self, optimizer: torch.optim.Optimizer, loss_fn: Optional[LossFunction], max_grad_norm: Optional[float]
@@ -95,7 +97,8 @@ def ipu_train_batch(
     """Train on one batch: clear the gradients, run the model, compute the loss, go back and update the weights.
 
     The first call compiles all of that into one program for the IPU, which later calls with batches of the same shape
-    run. The model and the optimizer stay the ones to save, load and schedule.
+    run. The model and the optimizer stay the ones to save, load and schedule. Modules stay in the modes they are in, so
+    that a layer may be in evaluation mode; other modes are another program.
 
     Args:
         model: The model, in training mode.
@@ -129,6 +132,7 @@ def ipu_train_batch(
             session.close()
             session = IPUSession.of(model)
         _TRAINING[model] = _prepare(session, model, optimizer, loss_fn, max_grad_norm)
+    _follow_modes(session, _TRAINING[model])
     _, _, output, loss = session.train((inputs, keyword_inputs), target)
     return output, loss
 
@@ -153,7 +157,9 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
         step = EvaluationStep(model, model_fn=_call)
         program = session.prepare_evaluation(step, session.evaluation_options())
         _EVALUATION[model] = program
-    return session.evaluate(program, (inputs, keyword_inputs))
+    session.weights.notice_edits()
+    with _modes_kept(model):
+        return session.evaluate(program, (inputs, keyword_inputs))
 
 
 def _check_clipping(optimizer: torch.optim.Optimizer) -> None:
@@ -206,9 +212,36 @@ def _prepare(
     from ignite_ipu.options import training_options
 
     session.refuse_second_trainer()
-    step = TrainingStep(model, loss_fn, model_fn=_call)
+    step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
     session.prepare_training(step, convert_optimizer(optimizer, max_grad_norm=max_grad_norm), training_options())
-    return _Training(session.training, weakref.ref(optimizer), loss_fn, max_grad_norm)
+    return _Training(session.training, weakref.ref(optimizer), loss_fn, max_grad_norm, _modes(model))
+
+
+def _modes(model: nn.Module) -> List[bool]:
+    return [module.training for module in model.modules()]
+
+
+@contextlib.contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    """Put modules back into the modes they are in, which compiling for evaluation changes."""
+    modes = _modes(model)
+    try:
+        yield
+    finally:
+        for module, mode in zip(model.modules(), modes):
+            module.training = mode
+
+
+def _follow_modes(session: IPUSession, training: _Training) -> None:
+    """Train by another program when modules are in other modes, which a program keeps as they were."""
+    from ignite_ipu.loss import TrainingStep
+    from ignite_ipu.options import training_options
+
+    modes = _modes(session.model)
+    if modes != training.modes:
+        step = TrainingStep(session.model, training.loss_fn, model_fn=_call, keep_modes=True)
+        session.replace_training(step, training_options())
+        training.program, training.modes = session.training, modes
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

@@ -233,11 +233,12 @@ class Weights:
             pairs = zip(self._named, self._versions, self._count_edits())
             self._lost += [name for name, before, after in pairs if before != after]
 
-    def _count_edits(self) -> List[int]:
-        # PyTorch counts the writes to each tensor. Asked in the ordinary way, a wrapped tensor would download first.
+    def _count_edits(self) -> List[Tuple[int, int]]:
+        # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory. Asked in the
+        # ordinary way, a wrapped tensor would download first.
         with torch._C.DisableTorchFunctionSubclass():
             read = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-            return [read(tensor) for tensor in self._tensors]
+            return [(read(tensor), torch.Tensor.data_ptr(tensor)) for tensor in self._tensors]
 
 
 def _named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:

@@ -232,3 +232,76 @@ def test_a_function_made_anew_is_known_again(monkeypatch):
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
         losses.append(portable._TRAINING[model])
     assert losses[0] is losses[1] is not losses[2]
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+def unfreeze(model, step):
+    model.first.requires_grad_(step > 1)
+
+
+def freeze_normalisation(model, step):
+    model.train()
+    model.norm.train(step < 2)
+
+
+def stay_in_evaluation_mode(model, step):
+    model.eval()
+
+
+def clamp(model, step):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.clamp_(-0.2, 0.2)
+
+
+def replace_data(model, step):
+    model.last.weight.data = model.last.weight.data * 0.5
+
+
+@pytest.mark.parametrize("change", [unfreeze, freeze_normalisation, stay_in_evaluation_mode, clamp, replace_data])
+def test_what_a_loop_changes_between_calls(monkeypatch, change):
+    """Frozen layers, modes and weights that a loop changes count in the next call, natively and on the device."""
+    results = {}
+    for name in ("native", "emulator"):
+        monkeypatch.setenv("IGNITE_IPU_BACKEND", name)
+        torch.manual_seed(0)
+        model = Layers()
+        model.first.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x, y = torch.randn(8, 3), torch.randn(8, 2)
+        found = results[name] = []
+        for step in range(4):
+            change(model, step)
+            _, loss = ipu_train_batch(model, optimizer, nn.functional.mse_loss, x, target=y)
+            modes = [module.training for module in model.modules()]
+            model.eval()
+            found += [loss.item(), ipu_evaluate_batch(model, x).sum().item(), model.norm.running_mean.sum().item()]
+            for module, mode in zip(model.modules(), modes):
+                module.training = mode
+    assert results["emulator"] == pytest.approx(results["native"], rel=1e-4, abs=1e-5)
+
+
+def test_an_evaluation_leaves_the_modes(backend):
+    """Compiling for evaluation does not let the next step train in evaluation mode."""
+    model = Layers()
+    ipu_evaluate_batch(model, torch.randn(8, 3))
+    assert all(module.training for module in model.modules())
+
+
+def test_edits_reach_an_evaluation(backend):
+    """Averaged weights that are put in for an evaluation, and taken out after it."""
+    model = nn.Linear(3, 2)
+    x, kept = torch.randn(4, 3), model.weight.data
+    before = ipu_evaluate_batch(model, x)
+    model.weight.data = torch.zeros(2, 3)
+    torch.testing.assert_close(ipu_evaluate_batch(model, x), model.bias.detach().expand(4, 2))
+    model.weight.data = kept
+    torch.testing.assert_close(ipu_evaluate_batch(model, x), before)
