@@ -76,7 +76,7 @@ class TrainingStep(BatchStep):
             OutputError: The predictions cannot come back from the device.
         """
         x, y = self.batch(leaves)
-        with guarded(self.model) as traced:
+        with guarded(self.model, training=True) as traced:
             y_pred = self.call_model(x)
             if self.predictions:
                 check_output(y_pred)

@@ -10,6 +10,7 @@ from torch import nn
 from ignite_ipu.copies import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
+from ignite_ipu.host_draws import drawn_since, generator_states
 from ignite_ipu.options import check_ipus, output_mode
 from ignite_ipu.placing import Placing
 from ignite_ipu.python_state import PythonState
@@ -248,16 +249,16 @@ class Program:
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
         attributes = self.step.python_state()
-        before = attributes.values()
+        before, states = attributes.values(), generator_states()
         try:
             with contextlib.nullcontext() if self.placing is None else self.placing.applied():
                 self.executor.compile(*leaves)
         except BaseException:
             self.step.forget_layout()
             raise
-        changed = attributes.changed(before)
-        if changed:
-            self.on_trace(self, leaves, changed)
+        changed, drawn = attributes.changed(before), drawn_since(states)
+        if changed or drawn:
+            self.on_trace(self, leaves, [*changed, *drawn])
         # Each trace of the model, another program's too, would change them again.
         self._changed_by_trace = changed
         attributes.leave_out(changed)

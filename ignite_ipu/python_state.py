@@ -14,6 +14,7 @@ from typing import Any, Callable, Collection, Dict, Hashable, List, Sequence, Tu
 import torch
 from torch import nn
 
+from ignite_ipu.host_draws import drawn_by
 from ignite_ipu.outer_values import Holder, outer_values
 
 __all__ = ["PythonState", "changed_by"]
@@ -120,12 +121,15 @@ class PythonState:
 
 
 def changed_by(model: nn.Module, call: Callable[[], T]) -> Tuple[T, List[str]]:
-    """Return what `call` returns, and the names of the attributes of `model` that it has changed, set or deleted."""
+    """Return what `call` returns, and the names of the values of `model` that it has changed, set or deleted.
+
+    The states of random generators are among them, and are put back.
+    """
     state = PythonState(model)
     before = state.values()
-    result = call()
+    result, drawn = drawn_by(call)
     changed = state.changed(before)
-    return result, changed if changed or state.complete else ["new ones"]
+    return result, [*(changed if changed or state.complete else ["new ones"]), *drawn]
 
 
 def _value(value: Any) -> Hashable:

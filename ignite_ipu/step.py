@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import contextlib
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
@@ -12,9 +12,10 @@ from ignite_ipu import backend
 from ignite_ipu.batches import BatchLayout
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
+from ignite_ipu.own_backwards import own_backwards_refused
 from ignite_ipu.python_state import PythonState, changed_by
 from ignite_ipu.rows import map_tensors, tensors_in
-from ignite_ipu.tracing import declared_as_tracing, without_generation_cache
+from ignite_ipu.tracing import declared_as_tracing, without_checkpointing, without_generation_cache
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline.applied import AppliedPlacement
@@ -149,19 +150,21 @@ class EvaluationStep(BatchStep):
         return y_pred
 
 
-@contextmanager
-def guarded(model: nn.Module) -> Iterator[bool]:
-    """Refuse uncompilable losses while `model` is traced; gives whether it is being traced."""
+@contextlib.contextmanager
+def guarded(model: nn.Module, training: bool = False) -> Iterator[bool]:
+    """Refuse losses, and for training backwards, that no IPU computes while `model` is traced; gives whether it is."""
     traced: bool = backend.poptorch().isRunningOnIpu()
     if traced:
-        with LossGuard(), declared_as_tracing(), without_generation_cache(model):
-            yield True
+        backwards: Any = own_backwards_refused() if training else contextlib.nullcontext()
+        with LossGuard(), backwards, declared_as_tracing():
+            with without_checkpointing(training), without_generation_cache(model):
+                yield True
     else:
         # On the host PyTorch computes every loss.
         yield False
 
 
-@contextmanager
+@contextlib.contextmanager
 def _copied_buffers(model: nn.Module) -> Iterator[None]:
     """Give the modules copies of their buffers in the `with` block."""
     own = [module.__dict__["_buffers"] for module in model.modules()]

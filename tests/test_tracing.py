@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from ignite_ipu import create_ipu_trainer
+from ignite_ipu import LossError, create_ipu_trainer
 
 transformers = pytest.importorskip("transformers")
 
@@ -89,3 +92,41 @@ def test_the_answer_is_the_ordinary_one_afterwards():
     trainer.run([(torch.zeros(2, 2), torch.zeros(2, 2))])
     model(torch.zeros(1, 2))
     assert answers == [True, False]
+
+
+class Checkpointed(nn.Module):
+    """A network some of whose layers are computed again in the backward pass, to save memory."""
+
+    def __init__(self, **how):
+        super().__init__()
+        self.first, self.layers, self.how = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 8), nn.Tanh()), how
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.first(x) if self.how.get("prepare", True) else x
+        return self.last(checkpoint(self.layers, x, use_reentrant=self.how["use_reentrant"]))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_changes_no_number(use_reentrant):
+    """PyTorch's checkpointing asks for a module torch.ipu, and detaches; the device needs neither."""
+    torch.manual_seed(0)
+    model = Checkpointed(use_reentrant=use_reentrant)
+    plain = copy.deepcopy(model)
+    data = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
+    trainer.run(data, max_epochs=2)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for x, y in data * 2:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+def test_checkpointing_that_passes_no_gradients_is_refused():
+    """Natively the reentrant variant trains nothing in front of which no gradient is needed."""
+    model = Checkpointed(use_reentrant=True, prepare=False)
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
+    with pytest.raises(LossError, match="use_reentrant=False"):
+        trainer.run([(torch.randn(8, 4), torch.randint(2, (8,)))])

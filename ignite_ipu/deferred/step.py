@@ -150,7 +150,7 @@ class CapturedStep(BatchStep):
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
         numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.recipe.inputs) :]))
-        with natively(), guarded(self.model), half_products(self._half):
+        with natively(), guarded(self.model, training=True), half_products(self._half):
             results = self._compute(inputs, numbers)
             total: Any = None
             for operation, result in self.recipe.losses:

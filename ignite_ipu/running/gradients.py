@@ -11,10 +11,11 @@ from typing import Any, Callable, List, Optional
 import torch
 from torch import nn
 
-from ignite_ipu.deferred import CapturedModel
+from ignite_ipu.deferred import CapturedModel, DeferredTensor
 from ignite_ipu.deferred.gradients import gradient_norm
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.training import CapturedTraining
+from ignite_ipu.own_backwards import OWN_BACKWARD, has_own_backward
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
@@ -39,6 +40,7 @@ def substitute_gradients(patches: Patches, code: ScriptCode, journal: Journal) -
     # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
     torch.overrides.get_default_nowrap_functions()
     patches.set(torch.Tensor, "grad", gradients.attribute(torch.Tensor.grad))
+    patches.set(torch.autograd.Function, "apply", gradients.function(torch.autograd.Function.__dict__["apply"]))
 
 
 class _Gradients:
@@ -115,6 +117,17 @@ class _Gradients:
             self._uncleared.discard(capture)
 
         return zero_grad
+
+    def function(self, original: Any) -> Any:
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            recorded = any(isinstance(value, DeferredTensor) for value in (*args, *kwargs.values()))
+            if recorded and torch.is_grad_enabled() and has_own_backward(cls):
+                raise self._journal.refuse(
+                    self._code.current_line(), f"{cls.__name__}.apply()", OWN_BACKWARD.format(name=cls.__name__)
+                )
+            return original.__get__(None, cls)(*args, **kwargs)
+
+        return classmethod(apply)
 
     def attribute(self, original: Any) -> property:
         def read(tensor: Any) -> Any:

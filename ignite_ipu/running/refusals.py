@@ -17,6 +17,7 @@ from ignite_ipu.running.patches import Patches
 __all__ = ["refuse_unmappable"]
 
 _REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
+_HOOKS = "gradients exist inside the device's step alone, so a hook on them never runs. To clip, use clip_grad_norm_."
 _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
     (nn.parallel.DistributedDataParallel, "__init__", "DistributedDataParallel", f"remove the wrapper: {_REPLICAS}"),
     (nn.DataParallel, "__init__", "DataParallel", f"remove the wrapper: {_REPLICAS}"),
@@ -35,12 +36,19 @@ _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
         "clip_grad_value_()",
         "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_.",
     ),
+    (torch.Tensor, "register_hook", "tensor.register_hook()", _HOOKS),
+    (torch.Tensor, "register_post_accumulate_grad_hook", "tensor.register_post_accumulate_grad_hook()", _HOOKS),
+    (nn.Module, "register_backward_hook", "module.register_backward_hook()", _HOOKS),
+    (nn.Module, "register_full_backward_hook", "module.register_full_backward_hook()", _HOOKS),
+    (nn.Module, "register_full_backward_pre_hook", "module.register_full_backward_pre_hook()", _HOOKS),
 )
 
 
 def refuse_unmappable(patches: Patches, code: ScriptCode, journal: Journal) -> None:
     """Refuse, at the script's own lines, what would train another way than it says."""
     for owner, name, what, reason in _CALLS:
+        if not hasattr(owner, name):
+            continue  # of a later PyTorch
         patches.set(owner, name, _refusing(getattr(owner, name), what, reason, code, journal))
     # Known by more than one name.
     patches.set(nn.utils.clip_grad, "clip_grad_value_", nn.utils.clip_grad_value_)

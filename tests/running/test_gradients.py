@@ -23,6 +23,15 @@ def step(clip):
     optimizer.step()
     return norm
 every = lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0.1 * gradient
+def Inside():
+    model.forward = lambda x: Scaled.apply(nn.Linear.forward(model, x))
 """
 
 
@@ -51,6 +60,10 @@ def test_clipped_updates_equal_native_ones(run):
         ("step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=1))", "2-norm alone"),
         ("print(f'{step(every)}')", "the norm of the gradients stays on the device"),
         ("step(lambda: [p.grad for p in model.parameters()])", "parameter.grad"),
+        ("model.weight.register_hook(lambda g: 0.1 * g); step(every)", "tensor.register_hook()"),
+        ("model.register_full_backward_hook(lambda *_: None); step(every)", "module.register_full_backward_hook()"),
+        ("Scaled.apply(model(x)).sum().backward()", "Scaled is an autograd.Function with a backward of its own"),
+        ("Inside(); model(x).sum().backward(); optimizer.step()", "Scaled is an autograd.Function"),
     ],
 )
 def test_other_uses_of_gradients_are_refused(run, body, reason):

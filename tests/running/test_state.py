@@ -10,7 +10,7 @@ import pytest
 from ignite_ipu.running import RunError
 
 HEAD = """
-import copy, json, torch
+import copy, json, random, numpy as np, torch
 from types import SimpleNamespace
 from torch import nn
 from torch.nn import functional as F
@@ -175,6 +175,8 @@ def test_losses_are_the_native_ones(run, monkeypatch, name):
         ),
         ("global calls; calls += 1; return self.layer(x) * calls", "calls"),
         ("self.scale *= 0.5; self.count += 1; return self.layer(x) * self.scale", "scale, count"),
+        ("return self.layer(x) * random.random()", "the state of random: draw with torch.rand"),
+        ("return self.layer(x * np.random.rand())", "the state of numpy.random: draw with torch.rand"),
     ],
 )
 def test_a_forward_that_changes_attributes_is_refused(run, body, names):
