@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, Dict
+from types import FunctionType
+from typing import Any, Callable, Dict, Set
 
 import torch
 
@@ -24,6 +25,7 @@ ANSWERS: Dict[str, Any] = {
     "current_device": 0,
     "get_device_name": "IPU",
     "is_bf16_supported": False,
+    "is_tf32_supported": False,
 }
 IGNORED = (
     "init",
@@ -37,7 +39,18 @@ IGNORED = (
     "reset_max_memory_allocated",
     "reset_max_memory_cached",
     "reset_accumulated_memory_stats",
+    "set_per_process_memory_fraction",
 )
+IGNORED_PROFILING = {
+    "nvtx": ("mark", "range_push", "range_pop", "range_start", "range_end"),
+    "profiler": ("start", "stop"),
+}
+CONTEXTS = ("device", "device_of")
+_NO_STREAMS = "an IPU runs one compiled program and has no streams. Remove it"
+_CLASSES: Dict[str, str] = {
+    **dict.fromkeys(["Stream", "ExternalStream", "CUDAGraph", "graph"], _NO_STREAMS),
+    "Event": "an IPU has no events. Measure with time.perf_counter(), around lines that read a value of the step",
+}
 REFUSED: Dict[str, str] = {
     **dict.fromkeys(
         [
@@ -56,7 +69,7 @@ REFUSED: Dict[str, str] = {
     ),
     **dict.fromkeys(
         ["current_stream", "default_stream", "set_stream", "stream", "make_graphed_callables"],
-        "an IPU runs one compiled program and has no streams. Remove it",
+        _NO_STREAMS,
     ),
     **dict.fromkeys(
         ["get_device_properties", "get_device_capability"], "they are a GPU's. Remove the question or its use"
@@ -66,6 +79,14 @@ REFUSED: Dict[str, str] = {
         "random numbers are drawn on the device. Seed the run with torch.manual_seed",
     ),
 }
+
+
+_OTHERS = "an IPU has nothing like it. Remove the call"
+
+
+def _functions() -> Set[str]:
+    """Return the names of the public functions of `torch.cuda`."""
+    return {name for name in torch.cuda.__all__ if isinstance(getattr(torch.cuda, name, None), FunctionType)}
 
 
 def substitute_cuda(patches: Patches, code: ScriptCode, journal: Journal) -> None:
@@ -86,8 +107,22 @@ def substitute_cuda(patches: Patches, code: ScriptCode, journal: Journal) -> Non
         replace(torch.cuda, "torch.cuda", name, answering(answer))
     for name in IGNORED:
         replace(torch.cuda, "torch.cuda", name, answering(None))
-    for name, reason in REFUSED.items():
-        replace(torch.cuda, "torch.cuda", name, refusing(reason))
+    for submodule, names in IGNORED_PROFILING.items():
+        for name in names:
+            replace(getattr(torch.cuda, submodule), f"torch.cuda.{submodule}", name, answering(None))
+    for name in CONTEXTS:
+        original = getattr(torch.cuda, name)
+        patches.set(original, "__enter__", _entering(original.__enter__, f"torch.cuda.{name}()", code, journal))
+        patches.set(original, "__exit__", _leaving(original.__exit__, code))
+    for name, reason in _CLASSES.items():
+        if hasattr(torch.cuda, name):
+            kind = getattr(torch.cuda, name)
+            constructor = "__new__" if "__new__" in vars(kind) else "__init__"
+            patches.set(
+                kind, constructor, _refusing(getattr(kind, constructor), f"torch.cuda.{name}()", reason, code, journal)
+            )
+    for name in _functions() - {*ANSWERS, *IGNORED}:
+        replace(torch.cuda, "torch.cuda", name, refusing(REFUSED.get(name, _OTHERS)))
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None:
         for name, answer in (
@@ -120,3 +155,23 @@ def _refusing(original: Any, text: str, reason: str, code: ScriptCode, journal: 
         raise journal.refuse(line, text, f"{reason}.")
 
     return refuse
+
+
+def _entering(original: Any, text: str, code: ScriptCode, journal: Journal) -> Any:
+    @functools.wraps(original)
+    def __enter__(context: Any) -> Any:
+        line = code.line_of(sys._getframe(1))
+        if line is None:
+            return original(context)
+        journal.note(line, text, "left out")
+        return None
+
+    return __enter__
+
+
+def _leaving(original: Any, code: ScriptCode) -> Any:
+    @functools.wraps(original)
+    def __exit__(context: Any, *error: Any) -> Any:
+        return original(context, *error) if code.line_of(sys._getframe(1)) is None else None
+
+    return __exit__

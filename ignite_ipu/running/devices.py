@@ -49,6 +49,7 @@ FACTORIES = (
     "hamming_window",
     "hann_window",
     "kaiser_window",
+    "sparse_coo_tensor",
 )
 _NEW = ["new_tensor", "new_zeros", "new_ones", "new_empty", "new_full"]
 _HOST = torch.device("cpu")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import concurrent.futures.thread
 import contextlib
 import os
 import runpy
 import sys
+import threading
 import tokenize
 from typing import Any, Iterator, List, Optional, Sequence, Set
 
@@ -105,6 +107,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
     from ignite_ipu.running.accelerators import substitute_accelerator
     from ignite_ipu.running.cuda import substitute_cuda
     from ignite_ipu.running.devices import substitute_devices
+    from ignite_ipu.running.gpu_types import substitute_gpu_types
     from ignite_ipu.running.ignite_engines import substitute_ignite
     from ignite_ipu.running.loops import substitute_loops
     from ignite_ipu.running.precision import substitute_precision
@@ -114,6 +117,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
     backend.poptorch()
     code, journal, patches = ScriptCode(path), Journal(), Patches()
     try:
+        substitute_gpu_types(patches, code, journal)
         substitute_devices(patches, code, journal)
         substitute_cuda(patches, code, journal)
         substitute_precision(patches, code, journal)
@@ -122,7 +126,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
         substitute_loops(patches, code, journal, replication_factor)
         if imports(path, "accelerate"):
             substitute_accelerator(patches, code, journal, replication_factor)
-        runpy.run_path(path, run_name="__main__")
+        _run_with_its_threads(path)
     except RunError:
         raise
     except Exception as error:
@@ -136,6 +140,25 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
         substitutions += journal.substitutions
     if journal.refusals:
         raise journal.refusals[0]
+
+
+def _run_with_its_threads(path: str) -> None:
+    """Run a script to its end, which natively is that of its threads, too: one may be training still."""
+    before = set(threading.enumerate())
+    try:
+        runpy.run_path(path, run_name="__main__")
+    finally:
+        started = _threads_of_its_own(before)
+        while started:
+            for thread in started:
+                thread.join()
+            started = _threads_of_its_own(before)
+
+
+def _threads_of_its_own(before: Set[threading.Thread]) -> List[threading.Thread]:
+    """Return the running threads that the interpreter's end would wait for, and not end itself, as an executor's."""
+    pooled = concurrent.futures.thread._threads_queues
+    return [thread for thread in threading.enumerate() if not (thread in before or thread.daemon or thread in pooled)]
 
 
 def _refusal(error: Exception, code: ScriptCode) -> RunError:

@@ -24,6 +24,13 @@ def test_libraries_get_the_true_answer(run):
     assert ran.output == [f"True {'cuda' if __import__('torch').cuda.is_available() else 'cpu'} None"]
 
 
+@pytest.mark.parametrize(
+    "context", ["torch.cuda.device(0)", "torch.cuda.device_of(torch.ones(1))", "torch.device('cuda')"]
+)
+def test_contexts_of_a_gpu_are_those_of_the_host(run, context):
+    assert run(f"import torch\nwith {context}:\n    print(torch.ones(2).device)").output == ["cpu"]
+
+
 def test_calls_that_steer_a_gpu_are_left_out_and_logged_once(run):
     ran = run("import torch\nfor _ in range(3):\n    torch.cuda.synchronize()\n    torch.cuda.empty_cache()")
     assert ran.became("torch.cuda.synchronize()") == "left out"
@@ -31,7 +38,17 @@ def test_calls_that_steer_a_gpu_are_left_out_and_logged_once(run):
 
 
 @pytest.mark.parametrize(
-    "call", ["memory_allocated()", "current_stream()", "get_device_properties(0)", "get_rng_state()"]
+    "call",
+    [
+        "memory_allocated()",
+        "current_stream()",
+        "get_device_properties(0)",
+        "get_rng_state()",
+        "temperature()",
+        "Stream()",
+        "Event(enable_timing=True)",
+        "CUDAGraph()",
+    ],
 )
 def test_questions_without_an_answer_are_refused(run, call):
     with pytest.raises(RunError, match=r"script\.py:1: torch\.cuda\.") as refused:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.cli import UserError
+from ignite_ipu.emulator import device
 from ignite_ipu.running import RunError, run_script
 from ignite_ipu.running.script import imports
 
@@ -215,3 +216,27 @@ def test_a_native_run_substitutes_nothing(run, monkeypatch):
 def test_a_missing_script_is_the_users_error():
     with pytest.raises(UserError, match=r"no script 'nowhere\.py'"):
         run_script("nowhere.py")
+
+
+def test_threads_of_a_script_run_to_their_end_on_the_device(run):
+    """Natively the interpreter waits for them; a pool's idle ones it ends itself."""
+    before = device.counters()
+    ran = run(
+        """
+        import concurrent.futures, threading, time, torch
+        model = torch.nn.Linear(2, 1).to("cuda" if torch.cuda.is_available() else "cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        def train(steps):
+            time.sleep(0.2)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.ones(4, 2).cuda()).pow(2).mean().backward()
+                optimizer.step()
+            print("trained")
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        pool.submit(print, "pooled").result()
+        threading.Thread(target=train, args=(3,)).start()
+        """
+    )
+    assert ran.output == ["pooled", "trained"]
+    assert (device.counters() - before).optimizer_updates == 3
