@@ -11,9 +11,11 @@ from types import MethodType
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.joined import join
+from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.model import CapturedModel
 from ignite_ipu.deferred.owners import parameter_of
 
@@ -124,7 +126,21 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
             "then step() without a closure."
         )
     model.use(self)
+    for hook in _of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks):
+        if hook(self, (self,), {}) is not None:
+            raise CaptureError(
+                f"A hook before {type(self).__name__}.step() at {current_line()} returned other arguments for it, but "
+                "the step of a device takes none. Let it return None."
+            )
     model.step()
+    for hook in _of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
+        hook(self, (self,), {})
+
+
+def _of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
+    """Return the hooks that are not this library's, which guard the step of the host."""
+    found = [hook for some in hooks for hook in some.values()]
+    return [hook for hook in found if not getattr(hook, "__module__", "").startswith("ignite_ipu.")]
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:

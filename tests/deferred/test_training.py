@@ -471,6 +471,44 @@ def test_closing_gives_everything_back() -> None:
     same_weights(native, model)
 
 
+def test_hooks_on_steps_are_called() -> None:
+    """One that clamps weights after each step, and one that schedules before it, have their native effect."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
+        rates: List[float] = []
+
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            optimizer.param_groups[0]["lr"] *= 0.9
+            rates.append(optimizer.param_groups[0]["lr"])
+
+        def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            with torch.no_grad():
+                model[0].weight.clamp_(-0.2, 0.2)  # type: ignore[index,operator]
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+        for x, y in batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return rates
+
+    expected, found, _ = both(loop)
+    assert found == pytest.approx(expected) and len(found) == 8
+
+
+def test_a_hook_that_changes_the_arguments_of_a_step_is_refused() -> None:
+    """A step of the device takes none."""
+    model = network()
+    capture_model(model, CaptureSettings())
+    optimizer = adam(model)
+    capture_optimizer(optimizer)
+    optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: ((optimizer, None), {}))
+    F.cross_entropy(model(X), Y).backward()
+    with pytest.raises(CaptureError, match=r"hook before AdamW\.step\(\) at .*test_training\.py.*other arguments"):
+        optimizer.step()
+
+
 def test_a_model_is_captured_again_after_close() -> None:
     """Also while the user holds values from before."""
 
