@@ -13,6 +13,7 @@ from ignite_ipu.batches import BatchLayout
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.own_backwards import own_backwards_refused
+from ignite_ipu.padding import UntrainedPadding
 from ignite_ipu.python_state import PythonState, changed_by
 from ignite_ipu.rows import map_tensors, tensors_in
 from ignite_ipu.tracing import declared_as_tracing, without_checkpointing, without_generation_cache
@@ -156,7 +157,7 @@ def guarded(model: nn.Module, training: bool = False) -> Iterator[bool]:
     traced: bool = backend.poptorch().isRunningOnIpu()
     if traced:
         backwards: Any = own_backwards_refused() if training else contextlib.nullcontext()
-        with LossGuard(), backwards, declared_as_tracing():
+        with LossGuard(), UntrainedPadding(), backwards, declared_as_tracing():
             with without_checkpointing(training), without_generation_cache(model):
                 yield True
     else:

@@ -82,6 +82,7 @@ class Restriction:
         refuses: Says whether a literal is refused; gets Ellipsis for what is no literal.
         rule: What is wrong, and
         remedy: the way out.
+        by_hand: Whether it concerns code that wraps models with PopTorch itself; our engines do what it says.
     """
 
     argument: str
@@ -89,6 +90,7 @@ class Restriction:
     refuses: Callable[[object], bool]
     rule: str
     remedy: str
+    by_hand: bool = False
 
 
 def _given(value: object) -> bool:
@@ -168,6 +170,14 @@ def _restrictions() -> Dict[str, Tuple[Restriction, ...]]:
                 lambda value: value is not None,
                 "padding_idx is not supported",
                 "Leave it out and mask the padded positions yourself.",
+                by_hand=name == "Embedding",
+            ),
+            Restriction(
+                "max_norm",
+                3 if name == "Embedding" else 2,
+                _positive,
+                "max_norm is not supported",
+                "Normalise what the layer returns.",
             ),
             Restriction("sparse", None, _true, "sparse gradients are not supported", "Use sparse=False."),
         )
@@ -181,16 +191,22 @@ def _restrictions() -> Dict[str, Tuple[Restriction, ...]]:
         ),
         Restriction("align_corners", 3, _true, "align_corners=True is not supported", "Leave align_corners out."),
     )
-    for name in ("CrossEntropyLoss", "NLLLoss"):
+    for name, weight, smoothing in (
+        ("CrossEntropyLoss", 0, 5),
+        ("NLLLoss", 0, None),
+        ("functional.cross_entropy", 2, 7),
+        ("functional.nll_loss", 2, None),
+    ):
         table[f"torch.nn.{name}"] = (
             Restriction(
-                "weight", 0, _given, "class weights are not supported", "Weigh the loss of each sample by hand."
+                "weight", weight, _given, "class weights are not supported", "Weigh the loss of each sample by hand."
             ),
-        )
-    for name in ("cross_entropy", "nll_loss"):
-        table[f"torch.nn.functional.{name}"] = (
             Restriction(
-                "weight", 2, _given, "class weights are not supported", "Weigh the loss of each sample by hand."
+                "label_smoothing",
+                smoothing,
+                _positive,
+                "label_smoothing is not read, the loss would be trained without it",
+                "Add it yourself: loss = (1 - e) * F.cross_entropy(y_pred, y) - e * F.log_softmax(y_pred, 1).mean().",
             ),
         )
     for name in ("CTCLoss", "functional.ctc_loss"):
@@ -216,4 +232,7 @@ def _restrictions() -> Dict[str, Tuple[Restriction, ...]]:
     return {name: restrictions for name, restrictions in table.items() if restrictions}
 
 
+# Losses that PopTorch does not compile at all, with what computes the same.
+_SMOOTH = "Use delta * F.smooth_l1_loss(y_pred, y, beta=delta), which computes the same."
+REFUSED_LOSSES: Dict[str, str] = {"torch.nn.HuberLoss": _SMOOTH, "torch.nn.functional.huber_loss": _SMOOTH}
 RESTRICTIONS: Dict[str, Tuple[Restriction, ...]] = _restrictions()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
+from ignite_ipu.migration.evaluations import without_gradients
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.names import argument, constant
-from ignite_ipu.migration.operators import RESTRICTIONS
+from ignite_ipu.migration.operators import REFUSED_LOSSES, RESTRICTIONS
 from ignite_ipu.migration.program import Program
 
 
@@ -15,8 +16,12 @@ def check(program: Program) -> Iterator[Hit]:
     """Find calls with arguments that PopTorch refuses."""
     for call in program.nodes(ast.Call):
         name = program.names.called(call)
+        if name in REFUSED_LOSSES and not without_gradients(program, call):
+            yield Hit(call, f"{name} is not supported", REFUSED_LOSSES[name])
         for restriction in RESTRICTIONS.get(name or "", ()):
             value = argument(call, restriction.argument, restriction.position)
+            if restriction.by_hand and not program.training.executors:
+                continue
             if value is not None and restriction.refuses(constant(value)):
                 yield Hit(value, f"{name}: {restriction.rule}", restriction.remedy)
     for fact in program.facts_of("call"):
@@ -32,7 +37,7 @@ RULE = Rule(
     summary="A supported layer or operator with an argument that PopTorch refuses.",
     rationale=(
         "PopTorch compiles some operators in part only: one-layer LSTMs, pooling without indices, cross entropy "
-        "without class weights and so on."
+        "without class weights or label smoothing and so on."
     ),
     remedy="Use the form the message names.",
     bad="""\

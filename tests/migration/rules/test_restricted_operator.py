@@ -11,14 +11,15 @@ def test_layers(lines):
         from torch import nn
         nn.LSTM(4, 8, 2)
         nn.GRU(4, 8, bidirectional=True)
-        nn.Embedding(10, 4, padding_idx=0)
+        nn.EmbeddingBag(10, 4, padding_idx=0)
         nn.BatchNorm2d(4, affine=False)
         nn.MaxPool2d(2, return_indices=True)
         nn.CrossEntropyLoss(weight=w)
         nn.Upsample(scale_factor=2, mode="bilinear")
         nn.LayerNorm(4, elementwise_affine=False)
+        nn.Embedding(10, 4, max_norm=1.0)
     """
-    assert lines(RULE, code) == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert lines(RULE, code) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
 def test_defaults_and_unknown_values(lines):
@@ -32,3 +33,32 @@ def test_defaults_and_unknown_values(lines):
         nn.Upsample(scale_factor=2, mode="nearest")
     """
     assert lines(RULE, code) == []
+
+
+def test_losses(lines):
+    """Label smoothing is not read, and Huber's loss is another's name; a metric may be anything."""
+    code = """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        nn.CrossEntropyLoss(label_smoothing=0.1)
+        F.cross_entropy(output, y, label_smoothing=0.1)
+        nn.HuberLoss(delta=2.0)
+        F.huber_loss(output, y)
+        nn.CrossEntropyLoss(label_smoothing=0.0)
+        with torch.no_grad():
+            error = F.huber_loss(output, y)
+    """
+    assert lines(RULE, code) == [4, 5, 6, 7]
+
+
+def test_padding_of_embeddings(lines):
+    """Our engines keep the row untrained; PopTorch by itself does not."""
+    code = """
+        import poptorch
+        from torch import nn
+        model = nn.Embedding(10, 4, padding_idx=0)
+        executor = poptorch.WRAPPER(model)
+    """
+    assert lines(RULE, code) == []
+    assert lines(RULE, code.replace("WRAPPER", "trainingModel")) == [3]
