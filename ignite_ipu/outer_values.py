@@ -22,6 +22,9 @@ __all__ = ["Holder", "OuterValue", "outer_values"]
 _METHODS: weakref.WeakKeyDictionary[type, List[FunctionType]] = weakref.WeakKeyDictionary()
 _GLOBAL, _CELL, _SELF = "global", "closure", "self"
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+# What only these are called on is collected, not read.
+_COLLECTING = frozenset(("add", "append", "appendleft", "extend", "insert"))
 _LIBRARIES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -92,8 +95,10 @@ def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
         called: A function, a module or another object that can be called.
         kinds: Types of the values.
     """
-    waiting = [(function, called) for function in _functions_of(called)]
-    known = {(id(function), id(called)) for function, _ in waiting}
+    waiting = [
+        (function, getattr(part, "__self__", called)) for part in _parts(called) for function in _functions_of(part)
+    ]
+    known = {(id(function), id(instance)) for function, instance in waiting}
     while waiting:
         function, instance = waiting.pop()
         for path in _paths(function.__code__):
@@ -101,7 +106,8 @@ def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
             if not steps:
                 continue
             if isinstance(steps[-1].value, kinds):
-                yield from steps
+                if len(steps) == len(path.names) or path.names[len(steps)] not in _COLLECTING:
+                    yield from steps
                 continue
             for part, own in _called(steps[-1]):
                 new = [each for each in _functions_of(part) if (id(each), id(own)) not in known]
@@ -109,6 +115,14 @@ def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
                     yield from steps
                 known.update((id(each), id(own)) for each in new)
                 waiting += [(each, own) for each in new]
+
+
+def _parts(called: Any) -> Iterator[Any]:
+    """Yield something that can be called, and the hooks on it."""
+    yield called
+    if isinstance(called, nn.Module):
+        for kind in _HOOKS:
+            yield from called.__dict__[kind].values()
 
 
 def _called(found: OuterValue) -> Iterator[Tuple[Any, Any]]:

@@ -7,10 +7,16 @@ natively in every step.
 
 from __future__ import annotations
 
+import collections
 import enum
+import functools
+import itertools
 import operator
+import zlib
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Callable, Collection, Dict, Hashable, List, Sequence, Tuple, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,7 +27,12 @@ __all__ = ["PythonState", "changed_by"]
 
 T = TypeVar("T")
 _PLAIN = (int, float, complex, str, bytes, enum.Enum, type(None), torch.dtype)
-_READABLE = (*_PLAIN, torch.Tensor, list, tuple, dict)
+_READABLE = (*_PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, frozenset, collections.deque)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+# Of PyTorch's layers only numbers such as rates can change, and functions: the rest says of which shape they were made.
+_OF_TORCH = (float, *_FUNCTIONS)
+_MEMBERS = ("_modules", "_forward_hooks", "_forward_pre_hooks")
+_LARGEST_ARRAY = 1 << 16
 _OWN = frozenset([*vars(nn.Module()), "_is_full_backward_hook", "_forward_hooks_always_called"])
 _LONGEST = 64
 # The attributes of a module are faster to read than the module.
@@ -37,20 +48,22 @@ class PythonState:
 
     Attributes:
         names: What messages call the values.
+        parts: The modules within the model's, and their hooks.
     """
 
     def __init__(self, model: nn.Module, *others: Any) -> None:
         self.names: List[str] = []
         self._places: List[Tuple[Holder, str]] = []
         self._modules = [module.__dict__ for module in model.modules()]
-        self._sizes = [len(attributes) for attributes in self._modules]
+        self._members = [attributes[kind] for attributes in self._modules for kind in _MEMBERS]
+        self.parts = self._now()
+        self._sizes = list(map(len, self._modules))
         named: List[Tuple[str, Any]] = list(model.named_modules())
         for other in others:
             named += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
         for path, module in named:
             attributes = getattr(module, "__dict__", {})
-            # Of PyTorch's layers only numbers such as rates can change: the rest says of which shape they were made.
-            kinds = (float,) if type(module).__module__.startswith("torch.nn.") else _READABLE
+            kinds = _OF_TORCH if type(module).__module__.startswith("torch.nn.") else (*_READABLE, *_FUNCTIONS)
             for name, value in attributes.items():
                 if name not in _OWN and isinstance(value, kinds):
                     self.names.append(f"{path}.{name}" if path else name)
@@ -66,18 +79,16 @@ class PythonState:
 
     @property
     def complete(self) -> bool:
-        """Whether no attribute has come or gone since, and values are still found at the same places."""
-        return list(map(len, self._modules)) == self._sizes and self.leads_there
+        """Whether parts are the same, no attribute has come or gone since, and values are found at the same places."""
+        return list(map(len, self._modules)) == self._sizes and self.leads_there and self._now() == self.parts
+
+    def _now(self) -> List[Any]:
+        return list(itertools.chain.from_iterable(map(dict.values, filter(None, self._members))))
 
     @property
     def leads_there(self) -> bool:
         """Whether the objects that lead to values are the same."""
         return all(map(operator.is_, [holder.get(key) for holder, key in self._ways], self._leading))
-
-    def is_of(self, model: nn.Module) -> bool:
-        """Tell whether a model still consists of the same modules."""
-        modules = [module.__dict__ for module in model.modules()]
-        return len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
 
     def training(self) -> List[bool]:
         """Return whether each module is in training mode."""
@@ -89,7 +100,7 @@ class PythonState:
         if self._fixed and all(map(operator.is_, found, self._found)):
             return self._values
         self._found = found
-        self._fixed = all(isinstance(value, _PLAIN) for value in found)
+        self._fixed = all(isinstance(value, (*_PLAIN, *_FUNCTIONS)) for value in found)
         self._values = [_value(value) for value in found]
         return self._values
 
@@ -133,14 +144,19 @@ def changed_by(model: nn.Module, call: Callable[[], T]) -> Tuple[T, List[str]]:
 
 
 def _value(value: Any) -> Hashable:
-    if isinstance(value, _PLAIN):
+    if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
         return value
+    if isinstance(value, np.ndarray):
+        contents = zlib.crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= _LARGEST_ARRAY else id(value)
+        return value.shape, value.dtype.str, contents
     if isinstance(value, torch.Tensor):
         # A tensor that is replaced is another object, and one that is written into has another version.
         with torch._C.DisableTorchFunctionSubclass():
             return id(value), 0 if torch.Tensor.is_inference(value) else value._version
     if isinstance(value, dict):
         return tuple([(_value(key), _value(item)) for key, item in value.items()]) if len(value) <= _LONGEST else None
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (set, frozenset)):
+        return frozenset(map(_value, value)) if len(value) <= _LONGEST else None
+    if isinstance(value, (list, tuple, collections.deque)):
         return tuple([_value(item) for item in value]) if len(value) <= _LONGEST else None
     return None

@@ -10,6 +10,7 @@ from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
+from ignite_ipu.deferred.modes import refuse_replaced
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CalledStep
 from ignite_ipu.deferred.structure import put_together, take_apart
@@ -45,6 +46,7 @@ class CapturedEvaluation:
         self._by_kind: Dict[Hashable, Program] = {}
         self._row_wise: Dict[int, bool] = {}
         self._states: Dict[nn.Module, PythonState] = {}
+        self._parts: List[List[Any]] = []
 
     def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: Optional[nn.Module] = None) -> Any:
         """Return the model's output, with tensors on the host.
@@ -54,7 +56,8 @@ class CapturedEvaluation:
             model: The part of the model that is called, of those that are trained together; None for all of it.
 
         Raises:
-            CaptureError: The model is in training mode and would draw random numbers or update statistics.
+            CaptureError: The model is in training mode and would draw random numbers or update statistics, or its
+                weights were replaced.
         """
         from ignite_ipu.deferred.tensor import resolved
 
@@ -67,8 +70,9 @@ class CapturedEvaluation:
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
         state = self._states.get(model)
         if state is None or not state.complete:
+            refuse_replaced(self._session.weights, self._session.model)
             state = self._states[model] = PythonState(model)
-        modes = (*state.training(), *state.values())
+        modes = (self._number_of(state.parts), *state.training(), *state.values())
         kind = (model, structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes]))
         key = (kind, shapes)
         program = self._programs.get(key)
@@ -82,6 +86,16 @@ class CapturedEvaluation:
         assert isinstance(step, CalledStep)
         outputs = self._call(program, tensors)
         return put_together(step.output, outputs)
+
+    def look_again(self) -> None:
+        """Look for modules and parameters again before the next call, of which there may be others now."""
+        self._states.clear()
+
+    def _number_of(self, parts: List[Any]) -> int:
+        """Return the number of what a model consisted of at some moment."""
+        if parts not in self._parts:
+            self._parts.append(parts)
+        return self._parts.index(parts)
 
     def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
         if not tensors:

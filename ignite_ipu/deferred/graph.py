@@ -17,6 +17,7 @@ from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 
 if TYPE_CHECKING:
     from ignite_ipu.deferred.model import CapturedModel
+    from ignite_ipu.deferred.modes import ModesThen
 
 __all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "name_of"]
 
@@ -209,9 +210,10 @@ class Plan:
         shapes: What these tensors look like.
         single: Whether the result is one tensor and nothing else.
         aliases: Whether some of the result may share memory with an argument.
+        modes: The modes of the captured model that is called; None for a function.
     """
 
-    __slots__ = ("aliases", "function", "grad", "result", "shapes", "single", "structure")
+    __slots__ = ("aliases", "function", "grad", "modes", "result", "shapes", "single", "structure")
 
     def __init__(
         self,
@@ -220,6 +222,7 @@ class Plan:
         grad: bool,
         result: Structure,
         shapes: Sequence[Shape],
+        modes: Optional[ModesThen] = None,
     ) -> None:
         self.function = function
         self.structure = structure
@@ -228,6 +231,7 @@ class Plan:
         self.shapes = tuple(shapes)
         self.single = result.is_leaf
         self.aliases = any(shape.aliases for shape in shapes)
+        self.modes = modes
 
 
 class Operation:

@@ -17,6 +17,7 @@ from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
 from ignite_ipu.deferred.lines import Line, current_line
+from ignite_ipu.deferred.modes import ModesThen
 from ignite_ipu.deferred.owners import own, parameter_of
 from ignite_ipu.deferred.plans import Plans, seen_before
 from ignite_ipu.deferred.recipes import Loss, ancestors
@@ -34,6 +35,7 @@ from ignite_ipu.tracing import without_generation_cache
 __all__ = ["CapturedModel", "capture_model", "captured", "mark_loss", "run_for_read"]
 
 _CAPTURE = "_ignite_ipu_capture"
+_MOST_MODES = 16
 
 
 class CapturedModel:
@@ -77,8 +79,7 @@ class CapturedModel:
         self._early: Optional[Line] = None
         # Where the last update was made, as long as its gradients have not been cleared.
         self._uncleared: Optional[Line] = None
-        self._templates: Dict[Hashable, Plan] = {}
-        self._plans = Plans(DeferredTensor)
+        self._plans: List[Tuple[ModesThen, Plans, Dict[Hashable, Plan]]] = []
         self._tensors: Dict[str, torch.Tensor] = {}
         self._gradients: DeviceGradients
         if part_of is not None:
@@ -137,9 +138,10 @@ class CapturedModel:
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         self.whole._edits.look()
+        plans, templates = self._plans_for(self.whole.training.modes())
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
-        plan = self._plans.look_up([len(args), *kwargs], values, leaves, False)
+        plan = plans.look_up([len(args), *kwargs], values, leaves, False)
         if plan is not None:
             return deferred_results(Operation(plan, self, leaves, current_line()))
         line = current_line()
@@ -148,11 +150,37 @@ class CapturedModel:
         with torch._C.DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
-            plan = seen_before(self._templates, key, lambda: self._plan(structure, leaves))
-            self._plans.learn([len(args), *kwargs], values, False, plan)
+            plan = templates.get(key)
+            if plan is None:
+                output = self._host_output(structure, leaves)
+                # A first call may set something up, such as a cache or the weights of lazy layers.
+                self.whole._edits.look()
+                modes = self.whole.training.modes()
+                plans, templates = self._plans_for(modes)
+                plan = seen_before(templates, key, lambda: self._plan(structure, output, modes))
+            plans.learn([len(args), *kwargs], values, False, plan)
             return deferred_results(Operation(plan, self, leaves, line))
 
-    def _plan(self, structure: Structure, leaves: List[Any]) -> Plan:
+    def _plans_for(self, modes: ModesThen) -> Tuple[Plans, Dict[Hashable, Plan]]:
+        """Return the plans of calls in these modes, in which the model may return something else than in others."""
+        for position, (then, plans, templates) in enumerate(self._plans):
+            if then == modes:
+                if position:
+                    self._plans.insert(0, self._plans.pop(position))
+                return plans, templates
+        made: Tuple[Plans, Dict[Hashable, Plan]] = (Plans(DeferredTensor), {})
+        self._plans.insert(0, (modes, *made))
+        del self._plans[_MOST_MODES:]
+        return made
+
+    def _plan(self, structure: Structure, output: Any, modes: ModesThen) -> Plan:
+        tensors: List[torch.Tensor] = []
+        result = take_apart(output, tensors)
+        trains = any(parameter.requires_grad for parameter in self.model.parameters())
+        shapes = [Shape.of(tensor, trains and tensor.is_floating_point()) for tensor in tensors]
+        return Plan(None, structure, True, result, shapes, modes)
+
+    def _host_output(self, structure: Structure, leaves: List[Any]) -> Any:
         """Find out what the model returns by calling it on the host, without a trace in weights or randomness.
 
         Raises:
@@ -189,11 +217,7 @@ class CapturedModel:
                 "later steps would have the values of the first. Give it what changes as an argument, and return "
                 "what it keeps; or register a buffer and write into it in place."
             )
-        tensors: List[torch.Tensor] = []
-        result = take_apart(output, tensors)
-        trains = any(parameter.requires_grad for parameter in model.parameters())
-        shapes = [Shape.of(tensor, trains and tensor.is_floating_point()) for tensor in tensors]
-        return Plan(None, structure, True, result, shapes)
+        return output
 
     # -- updates --------------------------------------------------------------------------------------------------
 
@@ -207,6 +231,8 @@ class CapturedModel:
                 "optimizer.step()."
             )
         self._follow_gradients("backward()")
+        self._edits.look()
+        self.training.check_trained(loss)
         self._gradients.place()
         self.pending.append(loss)
 
@@ -544,7 +570,9 @@ def _capturing_class(base: Any) -> Any:
         return self.__dict__[_CAPTURE].call(args, kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:
-        self.__dict__[_CAPTURE].training.modes_may_have_changed()
+        capture = self.__dict__[_CAPTURE]
+        capture.training.modes_may_have_changed()
+        capture.evaluation.look_again()
         return base.train(self, mode)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:

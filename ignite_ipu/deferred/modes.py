@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Callable, Hashable, List, NamedTuple, Optional
+from typing import Any, Callable, Hashable, List, NamedTuple, Optional
 
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.python_state import PythonState
 from ignite_ipu.weights import Weights
 
-__all__ = ["Modes", "ModesThen"]
+__all__ = ["Modes", "ModesThen", "refuse_replaced"]
 
+_MOST_NAMES = 3
 _is_trained: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
@@ -19,18 +22,35 @@ class ModesThen(NamedTuple):
     """The modes at one moment.
 
     Attributes:
+        of: Whose they are.
         training: Whether each module is in training mode.
         trained: Whether each parameter requires gradients.
-        values: The Python values that the modules' code reads.
+        names, values: The Python values that the modules' code reads.
+        parts: The modules and their hooks.
     """
 
+    of: Modes
     training: List[bool]
     trained: List[bool]
+    names: List[str]
     values: List[Hashable]
+    parts: List[Any]
+
+    def difference(self, now: ModesThen) -> str:
+        """Return in words what has changed."""
+        if self.training != now.training:
+            return "modules were put in training or evaluation mode"
+        if self.trained != now.trained:
+            return "parameters were frozen or unfrozen"
+        if self.parts != now.parts:
+            return "modules or hooks were replaced, added or removed"
+        pairs = zip(now.names, self.values, now.values)
+        names = [name for name, old, new in pairs if old != new] if self.names == now.names else []
+        return f"Python values that its code reads have changed ({', '.join(dict.fromkeys(names)) or 'others'})"
 
 
 class Modes:
-    """The modes of one model, exact at every update.
+    """The modes of one model, exact at every call.
 
     Modules are asked every time, which takes about 0.1 microseconds for each. Parameters are asked when one of them was
     touched since.
@@ -50,33 +70,47 @@ class Modes:
         self._looks = -1
 
     def look_again(self) -> None:
-        """Look for modules and parameters again, of which there may be others now."""
+        """Look for parameters again, of which there may be others now."""
         self._may_be_others = True
 
-    def difference(self, before: ModesThen, now: ModesThen) -> str:
-        """Return in words what differs between two moments."""
-        if before.training != now.training:
-            return "other modules are in training mode"
-        if before.trained != now.trained:
-            return "other parameters require gradients"
-        names = [] if self._state is None else self._state.names
-        pairs = zip(names, before.values, now.values)
-        changed = list(dict.fromkeys(name for name, old, new in pairs if old != new))
-        same_places = len(before.values) == len(names)
-        return f"other Python values are read ({', '.join(changed)})" if same_places else "other Python values are read"
-
     def now(self) -> ModesThen:
-        """Return the modes at this moment."""
+        """Return the modes at this moment.
+
+        Raises:
+            CaptureError: Weights were replaced, added or removed.
+        """
         state = self._state
-        if state is None or not state.complete or (self._may_be_others and not state.is_of(self._model)):
+        if state is None or not state.complete:
             state = self._state = PythonState(self._model)
             self._may_be_others = True
         if self._may_be_others:
+            refuse_replaced(self._weights, self._model)
             self._may_be_others = False
             self._parameters = list(self._model.parameters())
             self._looks = -1
+        return ModesThen(self, state.training(), self.trained(), state.names, state.values(), state.parts)
+
+    def trained(self) -> List[bool]:
+        """Return whether each parameter requires gradients at this moment."""
         if self._looks != self._weights.looks:
             self._looks = self._weights.looks
             with torch._C.DisableTorchFunctionSubclass():
                 self._trained = list(map(_is_trained, self._parameters))
-        return ModesThen(state.training(), self._trained, state.values())
+        return self._trained
+
+
+def refuse_replaced(weights: Weights, model: nn.Module) -> None:
+    """Refuse a model that has other weights than at first.
+
+    Raises:
+        CaptureError: It has.
+    """
+    names = weights.replaced(model)
+    if names:
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        raise CaptureError(
+            f"At {current_line()}, {', '.join(names[:_MOST_NAMES])}{more} of the model was replaced, added or removed "
+            "since the model was captured, but the device has the weights of that time. Write into weights and buffers "
+            "in place (copy_() under torch.no_grad(), or load_state_dict); or change the model before it is prepared: "
+            "accelerator.free_memory() ends what was prepared, and keeps weights and optimizer state."
+        )

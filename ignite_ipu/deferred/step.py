@@ -86,6 +86,11 @@ class Recipe:
         """Equal for recipes that compile to the same program."""
         return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
 
+    @property
+    def called_at(self) -> Line:
+        """Where the model was called first."""
+        return next(step.line for step in self.steps if step.function is None)
+
     @functools.cached_property
     def body(self) -> Hashable:
         """Equal for recipes that differ in the shapes of tensors alone, as that of an incomplete batch does."""

@@ -181,6 +181,29 @@ class CapturedTraining:
         self._step = self._compiled = None
         self._kept.clear()
 
+    def modes(self) -> ModesThen:
+        """Return the modes of the model at this moment.
+
+        Raises:
+            CaptureError: Weights were replaced, added or removed.
+        """
+        return self._modes.now()
+
+    def check_trained(self, loss: Loss) -> None:
+        """Refuse to go backward when other parameters require gradients than when the model was called.
+
+        Raises:
+            CaptureError: They do: PyTorch has recorded the ones, and computes gradients of the others.
+        """
+        trained = self._modes.trained()
+        for operation in loss.operations:
+            modes = operation.plan.modes
+            if modes is not None and modes.of is self._modes and modes.trained != trained:
+                raise CaptureError(
+                    f"Parameters were frozen or unfrozen after the model was called at {operation.line} and before "
+                    f"backward() at {loss.line}. Do that before the call, or after optimizer.step()."
+                )
+
     def modes_may_have_changed(self) -> None:
         """Look again for modules and parameters before the next update."""
         self._modes.look_again()
@@ -199,7 +222,7 @@ class CapturedTraining:
             batches = [self._recipes.micro_batch(losses)]
         self._check_zeroed(recipe)
         outputs = _needed(batches)
-        modes = self._modes.now()
+        modes = self._modes_of(batches)
         if self._compiled is None or not self._compiled.serves(batches, outputs, modes):
             kept = next((each for each in self._kept if each.compiled.serves(batches, outputs, modes)), None)
             if kept is not None:
@@ -235,6 +258,30 @@ class CapturedTraining:
             "not use with a gradient of zero, by their momentum and weight decay, while a device leaves them alone. "
             "Call zero_grad() without set_to_none=False, with which PyTorch leaves them alone, too."
         )
+
+    def _modes_of(self, batches: Sequence[MicroBatch]) -> ModesThen:
+        """Return the modes of the calls of the model.
+
+        Raises:
+            CaptureError: They differ from call to call, and a device call repeats one program.
+        """
+        calls = [operation for batch in batches for operation in batch.operations if operation.plan.modes is not None]
+        first = calls[0]
+        modes = first.plan.modes
+        assert modes is not None
+        for call in calls:
+            others = call.plan.modes
+            assert others is not None
+            if others.of is not self._modes:
+                # A part of a model that was called before it was known to be one.
+                return self._modes.now()
+            if others is not modes and others != modes:
+                raise CaptureError(
+                    f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
+                    f"between {modes.difference(others)}. The calls of one update are one program: change the model "
+                    "after optimizer.step()."
+                )
+        return modes
 
     def _call(self, leaves: List[torch.Tensor]) -> Sequence[torch.Tensor]:
         session = self.session
@@ -289,6 +336,13 @@ class CapturedTraining:
 
     def _compile(self, wanted: _Compiled) -> None:
         """Make the program that serves from now on; it is compiled when it runs."""
+        modes = self._modes.now()
+        if modes != wanted.modes:
+            raise CaptureError(
+                f"The model was called at {wanted.recipe.called_at}, and before the update of that call at "
+                f"{current_line()} {wanted.modes.difference(modes)}. The device makes both together, and is compiled "
+                "with the model as it is now. Change it after optimizer.step(), or before the call."
+            )
         narrower = next((each for each in self._kept if each.compiled.computes_like(wanted)), None)
         if narrower is not None:
             self._resume(narrower)
@@ -343,7 +397,7 @@ class CapturedTraining:
         elif before.count != wanted.count:
             what = f"{wanted.count} micro-batches make an update, it was {before.count}"
         elif before.modes != wanted.modes:
-            what = self._modes.difference(before.modes, wanted.modes)
+            what = before.modes.difference(wanted.modes)
         elif before.variable != wanted.variable:
             changed = [before.numbers[position] for position in sorted(wanted.variable - before.variable)]
             what = f"numbers in it change ({changed}); from now on they are inputs"

@@ -452,7 +452,8 @@ class PoplarExecutor:
 
     def _compile(self, arguments: Arguments, adopt: Optional[Callable[[Program], None]] = None) -> Program:
         """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
-        check_for_compile(arguments)
+        if adopt is None:
+            check_for_compile(arguments)
         self._options._check_at_compile(self._training)
         self._fetch_weights()
         with self._observation.compilation() as progress:

@@ -531,6 +531,32 @@ def test_a_model_is_captured_again_after_close() -> None:
     assert [loss.item() for loss in found] == pytest.approx([loss.item() for loss in expected])
 
 
+def test_lazy_layers() -> None:
+    """The first call gives them their weights, which nobody has edited then."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x, y in batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def lazy() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(2))
+
+    torch.manual_seed(0)
+    native = lazy()
+    native(X)
+    loop(native, torch.optim.SGD(native.parameters(), lr=0.1))
+    model = lazy()
+    capture_model(model, CaptureSettings())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    torch.manual_seed(0)
+    loop(model, optimizer)
+    same_weights(native, model)
+
+
 def test_a_copy_is_an_ordinary_model() -> None:
     """Copies and pickles capture nothing."""
     model = network()

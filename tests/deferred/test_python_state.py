@@ -1,0 +1,297 @@
+"""What a model's code reads from Python is what it is when the model is called, as in PyTorch, or refused by name."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Callable, List
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import prune
+
+from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
+
+X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+UPDATES = 5
+SETTINGS = {"scale": 1.0}
+SCALE = 1.0
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE * SETTINGS["scale"]
+
+
+class Scale:
+    """A configuration, with a method that the model calls."""
+
+    def __init__(self) -> None:
+        self.inner = types.SimpleNamespace(value=1.0)
+        self.calls_elsewhere = 0
+
+    def now(self) -> float:
+        return float(self.inner.value)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.second = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.act: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
+        self.layer = nn.Tanh()
+        self.scale, self.array, self.both = Scale(), np.ones(2, dtype="float32"), False
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        features = self.layer(self.act(self.norm(self.first(x)))) - self.shift
+        scores = scaled(self.second(features)) * self.scale.now() * torch.tensor(self.array, device=x.device)
+        return (scores, features) if self.both else scores
+
+
+def loss_of(net: nn.Module) -> torch.Tensor:
+    output = net(X)
+    return F.cross_entropy(*((output, Y) if isinstance(output, torch.Tensor) else (output[0] + output[1].mean(), Y)))
+
+
+def train(net: Any, optimizer: torch.optim.Optimizer, change: Callable[[Any, int], Any]) -> List[float]:
+    """Train and evaluate; return the losses and a value of the evaluations."""
+    seen = []
+    for number in range(UPDATES):
+        change(net, number)
+        loss = loss_of(net)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        net.eval()
+        with torch.no_grad():
+            seen += [loss.item(), loss_of(net).item()]
+        net.train()
+    return seen
+
+
+def prepared() -> Any:
+    net = Net()
+    capture_model(net, CaptureSettings())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    return net, optimizer
+
+
+def set_global(net: Any, number: int) -> None:
+    globals()["SCALE"] = 1 + number / 4
+
+
+def set_in_global(net: Any, number: int) -> None:
+    SETTINGS["scale"] = 1 + number / 4
+
+
+def set_in_object(net: Any, number: int) -> None:
+    net.scale.inner.value = 1 + number / 4
+
+
+def replace_object(net: Any, number: int) -> None:
+    net.scale = Scale()
+    net.scale.inner.value = 1 + number / 4
+
+
+def write_array(net: Any, number: int) -> None:
+    net.array[0] = number
+
+
+def replace_function(net: Any, number: int) -> None:
+    net.act = torch.relu if number % 2 else torch.tanh
+
+
+def replace_layer(net: Any, number: int) -> None:
+    net.layer = nn.ReLU() if number % 2 else nn.Tanh()
+
+
+def patch_forward(net: Any, number: int) -> None:
+    if number == 2:
+        net.second.forward = types.MethodType(lambda layer, x: F.linear(x, layer.weight) * 2, net.second)
+
+
+def return_more(net: Any, number: int) -> None:
+    net.both = bool(number % 2)
+
+
+def hook(net: Any, number: int) -> None:
+    if number == 1:
+        net.hook = net.first.register_forward_hook(lambda module, inputs, output: output * 2)
+    if number == 3:
+        net.hook.remove()
+
+
+def hook_with_a_variable(net: Any, number: int) -> None:
+    if number == 0:
+        net.factor = [1.0]
+        factor = net.factor
+        net.first.register_forward_pre_hook(lambda module, inputs: (inputs[0] * factor[0],))
+    net.factor[0] = 1 + number / 4
+
+
+CHANGES = [
+    set_global,
+    set_in_global,
+    set_in_object,
+    replace_object,
+    write_array,
+    replace_function,
+    replace_layer,
+    patch_forward,
+    return_more,
+    hook,
+    hook_with_a_variable,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_between_updates_count(change: Callable[[Any, int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training and evaluation, wherever the value is kept."""
+    results = []
+    for captures in (False, True):
+        monkeypatch.setitem(SETTINGS, "scale", 1.0)
+        monkeypatch.setitem(globals(), "SCALE", 1.0)
+        if captures:
+            net, optimizer = prepared()
+        else:
+            net = Net()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        results.append(train(net, optimizer, change))
+    assert results[1] == pytest.approx(results[0], rel=1e-4)
+    assert len(set(results[0])) == 2 * UPDATES
+
+
+def test_what_the_code_does_not_name_compiles_nothing() -> None:
+    """An object that the model holds may count steps, and others may come and go."""
+    net, optimizer = prepared()
+
+    def change(net: Any, number: int) -> None:
+        net.scale.calls_elsewhere += 1
+        net.scale.inner.unread = number
+
+    train(net, optimizer, change)
+    assert captured(net).training.compilations == 1  # type: ignore[union-attr]
+
+
+def freeze(net: Any) -> None:
+    net.first.requires_grad_(False)
+
+
+def set_between(net: Any) -> None:
+    net.scale.inner.value *= 0.5
+
+
+REASONS = {
+    "modules were put in training or evaluation mode": lambda net: net.eval(),
+    "parameters were frozen or unfrozen": freeze,
+    r"Python values that its code reads have changed \(self\.inner\.value\)": set_between,
+    "modules or hooks were replaced, added or removed": lambda net: replace_layer(net, 1),
+}
+
+
+@pytest.mark.parametrize("backward_first", [False, True])
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_updates_are_of_the_model_as_it_was_called(reason: str, backward_first: bool, compiled: bool) -> None:
+    """PyTorch has computed the loss before the change: so does the program of that time; a new one cannot be made."""
+    results = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        net, optimizer = prepared() if capture else (Net(), None)
+        optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
+        if compiled:
+            train(net, optimizer, lambda net, number: None)
+        loss = loss_of(net)
+        if not backward_first:
+            REASONS[reason](net)
+        if capture and not backward_first and "frozen" in reason:
+            with pytest.raises(CaptureError, match=r"after the model was called at .* and before backward\(\) at"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            return
+        loss.backward()  # type: ignore[no-untyped-call]
+        if backward_first:
+            REASONS[reason](net)
+        if capture and not compiled:
+            with pytest.raises(CaptureError, match=rf"called at .*test_python_state\.py:\d+, and before.*{reason}"):
+                optimizer.step()
+            return
+        optimizer.step()
+        weights = {name: value for name, value in net.state_dict().items() if "batches" not in name}
+        results.append([loss.item(), *weights.values()])
+    torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_changes_between_the_calls_of_one_update_are_refused(reason: str) -> None:
+    net, optimizer = prepared()
+    train(net, optimizer, lambda net, number: None)
+    loss = loss_of(net)
+    REASONS[reason](net)
+
+    def update() -> None:
+        (loss + loss_of(net)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    refusal = rf"again for the same update .*, but in between {reason}"
+    if net.training:  # in evaluation mode the second call is none of the update
+        with pytest.raises(CaptureError, match=f"{refusal}|Parameters were frozen or unfrozen after the model"):
+            update()
+
+
+def test_a_change_that_is_taken_back_is_none() -> None:
+    """An evaluation between backward() and step() leaves the mode as it was."""
+    net, optimizer = prepared()
+    loss_of(net).backward()  # type: ignore[no-untyped-call]
+    net.eval()
+    net.train()
+    optimizer.step()
+
+
+def replace_weight(net: Any) -> None:
+    net.second.weight = nn.Parameter(net.second.weight.detach() * 2)
+
+
+def replace_weighted_layer(net: Any) -> None:
+    net.second = nn.Linear(8, 2)
+
+
+def replace_buffer(net: Any) -> None:
+    net.shift = net.shift + 1
+
+
+def prune_layer(net: Any) -> None:
+    prune.l1_unstructured(net.second, "weight", amount=0.5)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (replace_weight, r"second\.weight"),
+        (replace_weighted_layer, r"second\.weight, second\.bias"),
+        (replace_buffer, "shift"),
+        (prune_layer, r"second\.weight, second\.weight_orig, second\.weight_mask"),
+        (lambda net: setattr(net.second, "bias", None), r"second\.bias"),
+    ],
+)
+def test_replaced_weights_are_refused(change: Callable[[Any], Any], names: str, training: bool) -> None:
+    """The device has those of before."""
+    net, optimizer = prepared()
+    train(net, optimizer, lambda net, number: None)
+    change(net.train(training))
+    with pytest.raises(CaptureError, match=rf"{names} of the model was replaced, added or removed since"):
+        net(X)
+
+
+def test_hooks_that_collect_in_dictionaries_are_refused() -> None:
+    """A compiled program runs them once; natively they run in every call."""
+    net, _ = prepared()
+    features: Any = {}
+    net.first.register_forward_hook(lambda module, inputs, output: features.update(first=output))
+    with pytest.raises(CaptureError, match=r"changes Python values in every call \(features"):
+        net(X)
