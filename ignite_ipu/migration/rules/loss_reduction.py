@@ -9,6 +9,7 @@ from ignite_ipu.migration.evaluations import without_gradients
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.names import argument, constant
 from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.summed_losses import summed_losses
 
 
 def check(program: Program) -> Iterator[Hit]:
@@ -21,22 +22,33 @@ def check(program: Program) -> Iterator[Hit]:
         is_loss = name.startswith("torch.nn.") and name.lower().replace("_", "").endswith(
             ("loss", "entropy", "entropywithlogits", "div", "withlogits")
         )
-        value = argument(call, "reduction")
-        if is_loss and constant(value) in ("sum", "none") and not without_gradients(program, call):
-            yield Hit(call, f"the loss is reduced by {constant(value)!r}; accumulation and replicas average it")
+        reduction = constant(argument(call, "reduction"))
+        if reduction == "none" and _is_reduced(program, call):
+            continue
+        if is_loss and reduction in ("sum", "none") and not without_gradients(program, call):
+            yield Hit(call, f"the loss is reduced by {reduction!r}; accumulation and replicas average it")
+    for call in summed_losses(program):
+        if not without_gradients(program, call):
+            yield Hit(call, "the loss is a sum over the batch; accumulation and replicas average it")
+
+
+def _is_reduced(program: Program, call: ast.Call) -> bool:
+    """Whether an unreduced loss is reduced by hand: where something is computed from it, or it goes backward itself."""
+    computed = isinstance(program.parents.get(call), (ast.Attribute, ast.BinOp))
+    return computed or not (program.training.trainers or program.training.executors)
 
 
 RULE = Rule(
     name="loss-reduction",
     severity=Severity.WARNING,
-    summary='Losses with reduction="sum" or "none" in a file that trains.',
+    summary='Losses with reduction="sum" or "none", or summed by hand, in a file that trains.',
     rationale=(
         "Gradients of the micro-batches are averaged over accumulation steps and replicas, so a summed loss "
         'weighs differently from one large batch on a GPU; of a loss with reduction="none" the device minimises '
         "the sum."
     ),
     remedy=(
-        'Use reduction="mean", or say '
+        'Use reduction="mean" or .mean(), or say '
         "options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)."
     ),
     bad="""\
