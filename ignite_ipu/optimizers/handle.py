@@ -24,6 +24,12 @@ class StateKeeper(Protocol):
     def refresh_state(self) -> None:
         """Bring the optimizer's host state up to date."""
 
+    def show_state(self) -> Any:
+        """Return the newest state, which whoever asked may write into."""
+
+    def replace_state(self, state: Any) -> None:
+        """Make another mapping the state."""
+
     def load_state(self, load: Any, state_dict: Dict[str, Any]) -> None:
         """Load a state dict by calling `load(state_dict)`, and pass it on to the device."""
 
@@ -59,11 +65,10 @@ def unlink_handle(optimizer: torch.optim.Optimizer) -> None:
 @functools.lru_cache(maxsize=None)
 def _linked_class(base: Any) -> Any:
     def get_state(self: Any) -> Any:
-        self.__dict__[_LINK].refresh_state()
-        return self.__dict__["state"]
+        return self.__dict__[_LINK].show_state()
 
     def set_state(self: Any, value: Any) -> None:
-        self.__dict__["state"] = value
+        self.__dict__[_LINK].replace_state(value)
 
     def load_state_dict(self: Any, state_dict: Dict[str, Any]) -> None:
         self.__dict__[_LINK].load_state(functools.partial(base.load_state_dict, self), state_dict)

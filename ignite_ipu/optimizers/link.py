@@ -24,6 +24,7 @@ from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 __all__ = ["Change", "OptimizerLink", "SavedState", "Settings"]
 
 _LOSS_SCALING = "loss_scaling"
+_REPLACED: List[Any] = ["another mapping"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,8 @@ class OptimizerLink:
         self._newer_on_device = False
         self._steps = _most_steps(self._source.state)
         self._loaded = False
+        # The state as it was shown since the last update, to find out whether it was written into.
+        self._shown: Optional[List[Any]] = None
         self._attached = False
         self._refusal = self._source.register_step_pre_hook(_refuse_step)
         if not conversion.passed_through:
@@ -163,6 +166,7 @@ class OptimizerLink:
             ConstantAttributeError: A constant of the compiled program changed; nothing has been sent.
             OptimizerError: As for `changes`.
         """
+        self._send_edits()
         changes = self.changes()
         if not changes:
             return ()
@@ -189,6 +193,7 @@ class OptimizerLink:
         Raises:
             OptimizerError: As for `changes`.
         """
+        self._send_edits()
         changes = self.changes()
         self._apply(changes)
         self._note_sent(changes)
@@ -229,6 +234,39 @@ class OptimizerLink:
         shown.update({self._parameters[number]: entries for number, entries in state.items()})
         self._newer_on_device = False
 
+    def show_state(self) -> Any:
+        """Return the state, as new as the device's; what is written into it reaches the device with the next update."""
+        self.refresh_state()
+        state = self._source.__dict__["state"]
+        if self._shown is None:
+            self._shown = self._signature()
+        return state
+
+    def replace_state(self, state: Any) -> None:
+        """Make another mapping the state, on the device, too."""
+        self._source.__dict__["state"] = state
+        self._newer_on_device = False
+        self._shown = _REPLACED
+
+    def _send_edits(self) -> None:
+        shown, self._shown = self._shown, None
+        if shown is not None and shown != self._signature():
+            self._steps = _most_steps(self._source.__dict__["state"])
+            self._send_state(strict=False)
+
+    def _signature(self) -> List[Any]:
+        """Return what differs when somebody has written into the state."""
+        return [
+            (id(parameter), name, id(value), value._version if isinstance(value, torch.Tensor) else value)
+            for parameter, entries in self._source.__dict__["state"].items()
+            for name, value in self._of_the_device(entries).items()
+        ]
+
+    def _of_the_device(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the device's update reads; scripts may keep more with a parameter."""
+        known = (*self.conversion.kind.slots, "step")
+        return {name: value for name, value in entries.items() if name in known}
+
     def load_state(self, load: Callable[[Dict[str, Any]], None], state_dict: Dict[str, Any]) -> None:
         """Load a torch state dict into the user's optimizer by `load`, and send it to the device.
 
@@ -246,6 +284,7 @@ class OptimizerLink:
         except BaseException:
             self._newer_on_device = stale
             raise
+        self._shown = None
         self._steps = _most_steps(self._source.__dict__["state"])
         self._send_state()
 
@@ -336,22 +375,24 @@ class OptimizerLink:
         if self.conversion.passed_through or not self._source.__dict__["state"]:
             return
         current = self.copying(self._read_state)
-        everything = self._converted_state(current, None)
+        everything = self._converted_state(current, None, strict=False)
         wanted = {name: tensor for name, tensor in everything.items() if name.split("___", 1)[-1] in trainable}
         self._write_state({"ipu_state": wanted, "ipu_param": current.get("ipu_param") or {}})
 
-    def _send_state(self) -> None:
+    def _send_state(self, strict: bool = True) -> None:
         current = self.copying(self._read_state)
-        converted = self._converted_state(current, current.get("ipu_state"))
+        converted = self._converted_state(current, current.get("ipu_state"), strict)
         self._loaded = True
         self._write_state({"ipu_state": converted, "ipu_param": current.get("ipu_param") or {}})
 
     def _converted_state(
-        self, current: Dict[str, Any], known: Optional[Mapping[str, torch.Tensor]]
+        self, current: Dict[str, Any], known: Optional[Mapping[str, torch.Tensor]], strict: bool
     ) -> Dict[str, torch.Tensor]:
         numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         state = {
-            numbers[id(key)]: entries for key, entries in self._source.__dict__["state"].items() if id(key) in numbers
+            numbers[id(key)]: entries if strict else self._of_the_device(entries)
+            for key, entries in self._source.__dict__["state"].items()
+            if id(key) in numbers
         }
         return state_from_torch(
             state,
@@ -403,7 +444,7 @@ class OptimizerLink:
         self._sent_loss_scaling = self._loss_scaling()
         if self._loaded and any(change.attribute == _LOSS_SCALING for change in changes):
             # A velocity that waits to be uploaded carries the loss scaling from before.
-            self._send_state()
+            self._send_state(strict=False)
 
     def _apply(self, changes: Sequence[Change]) -> None:
         if not self.conversion.passed_through:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import logging
 from typing import Any, Callable, Dict, List, Tuple
@@ -507,6 +508,55 @@ def test_a_hook_that_changes_the_arguments_of_a_step_is_refused() -> None:
     F.cross_entropy(model(X), Y).backward()
     with pytest.raises(CaptureError, match=r"hook before AdamW\.step\(\) at .*test_training\.py.*other arguments"):
         optimizer.step()
+
+
+def zero_moments(optimizer: torch.optim.Optimizer, number: int) -> None:
+    for entries in optimizer.state.values():
+        entries["exp_avg"].zero_()
+
+
+def replace_moments(optimizer: torch.optim.Optimizer, number: int) -> None:
+    for entries in optimizer.state.values():
+        entries["exp_avg_sq"] = entries["exp_avg_sq"] * 2 + 1e-3
+        entries["a note of the script's"] = number
+
+
+def forget_moments(optimizer: torch.optim.Optimizer, number: int) -> None:
+    optimizer.state = collections.defaultdict(dict)
+
+
+def clear_moments(optimizer: torch.optim.Optimizer, number: int) -> None:
+    optimizer.state.clear()
+
+
+@pytest.mark.parametrize("write", [zero_moments, replace_moments, forget_moments, clear_moments])
+def test_what_is_written_into_the_optimizers_state_reaches_the_device(write: Callable[[Any, int], None]) -> None:
+    """As what is written into weights does; an optimizer that is restarted begins anew."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for number, (x, y) in enumerate(batches()):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number in (2, 5):
+                write(optimizer, number)
+
+    both(loop)
+
+
+def test_reading_the_optimizers_state_sends_nothing() -> None:
+    """Only what was written goes back."""
+    model = network()
+    capture_model(model, CaptureSettings())
+    optimizer = adam(model)
+    capture_optimizer(optimizer)
+    for x, y in batches():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert len(optimizer.state_dict()["state"]) == len(optimizer.state) == 4
+        capture = captured(model)
+        assert capture is not None and capture.session.link is not None and not capture.session.link.loaded
 
 
 def test_a_model_is_captured_again_after_close() -> None:
