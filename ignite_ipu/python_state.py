@@ -71,6 +71,7 @@ class PythonState:
         # Objects that lead to values: with another in their place, the values are elsewhere.
         self._leading: List[Any] = []
         self._ways: List[Tuple[Holder, str]] = []
+        self._find_configurations([part for _, part in named])
         self._find_outer_values([part for _, part in named])
         # While they are the same objects, and none can be changed in place, the values are the same.
         self._found: List[Any] = []
@@ -114,6 +115,16 @@ class PythonState:
         """Return the names of the attributes that had other values before."""
         pairs = zip(self.names, before, self.values())
         return list(dict.fromkeys(name for name, old, new in pairs if old != new))
+
+    def _find_configurations(self, parts: Sequence[Any]) -> None:
+        """Note what models of transformers read from their configuration, which is in the code of a library."""
+        found = [getattr(part, "__dict__", {}).get("config") for part in parts]
+        of_transformers = {id(each): each for each in found if type(each).__module__.split(".")[0] == "transformers"}
+        for configuration in of_transformers.values():
+            attributes = configuration.__dict__
+            for name in [name for name, value in attributes.items() if isinstance(value, _PLAIN)]:
+                self.names.append(f"config.{name}")
+                self._places.append((attributes, name))
 
     def _find_outer_values(self, parts: Sequence[Any]) -> None:
         known = {(id(holder), key) for holder, key in self._places}

@@ -178,6 +178,36 @@ def test_what_the_code_does_not_name_compiles_nothing() -> None:
     assert captured(net).training.compilations == 1  # type: ignore[union-attr]
 
 
+def test_configurations_of_transformers() -> None:
+    """Their models read them in the library's code, and return more by them."""
+    transformers = pytest.importorskip("transformers")
+    settings = {"vocab_size": 9, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    results = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        net = transformers.BertForSequenceClassification(transformers.BertConfig(hidden_size=8, **settings)).train()
+        for part in net.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+        if captures:
+            capture_model(net, CaptureSettings())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if captures:
+            capture_optimizer(optimizer)
+        tokens = torch.arange(8).reshape(2, 4)
+        for number in range(3):
+            net.config.output_hidden_states = number != 1
+            output = net(input_ids=tokens, labels=torch.tensor([0, 1]))
+            extra = 0.0 if output.hidden_states is None else output.hidden_states[1].square().mean()
+            loss = output.loss + extra
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            results.append(loss.item())
+    assert results[3:] == pytest.approx(results[:3], rel=1e-5)
+    assert results[0] > results[1] + 0.5
+
+
 def freeze(net: Any) -> None:
     net.first.requires_grad_(False)
 
