@@ -7,10 +7,36 @@ import enum
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Set, Union
 
-from ignite_ipu.migration.names import Names, argument, constant
+from ignite_ipu.migration.names import Names, argument, constant, dotted
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
+# Layers without weights, which a loss may be made of; and those whose names end in Loss.
+_WEIGHTLESS = {
+    f"torch.nn.{name}"
+    for name in [
+        "Module",
+        "Identity",
+        "Flatten",
+        "Softmax",
+        "LogSoftmax",
+        "Sigmoid",
+        "LogSigmoid",
+        "Tanh",
+        "ReLU",
+        "GELU",
+        "Softplus",
+        "Dropout",
+        "CosineSimilarity",
+        "PairwiseDistance",
+        "AvgPool1d",
+        "AvgPool2d",
+        "MaxPool1d",
+        "MaxPool2d",
+        "Upsample",
+        "Unfold",
+    ]
+}
 _CONTAINERS = {"torch.nn.ModuleList", "torch.nn.ModuleDict", "torch.nn.ParameterList", "torch.nn.ParameterDict"}
 _FACTORIES = {
     f"torch.{name}"
@@ -59,12 +85,14 @@ class Model:
         bases: The file's own models it inherits from, nearest first.
         holds: What its attributes are, inherited ones included.
         values: The expression each attribute is given in `__init__`.
+        learns: Whether it has weights, as far as the file shows; a loss with none is no model that is trained.
     """
 
     node: ast.ClassDef
     bases: List[Model] = field(default_factory=list)
     holds: Dict[str, Holding] = field(default_factory=dict)
     values: Dict[str, ast.expr] = field(default_factory=dict)
+    learns: bool = True
 
     @property
     def name(self) -> str:
@@ -101,6 +129,7 @@ def find_models(tree: ast.Module, names: Names) -> List[Model]:
                 model.holds.update(base.holds)
                 model.values.update(base.values)
             _collect(model, names)
+            model.learns = _learns(model, names)
             models[name] = model
         return models.get(name)
 
@@ -158,6 +187,51 @@ def _collect(model: Model, names: Names) -> None:
         }
         if isinstance(label, str) and function.attr in kinds:
             model.holds[label] = kinds[function.attr]
+
+
+def _learns(model: Model, names: Names) -> bool:
+    """Whether a model may have weights: some of what it holds or calls is not known to have none."""
+    inherited = [base for base in model.node.bases if not isinstance(base, ast.Name) or names.resolve(base) is not None]
+    if any(base.learns for base in model.bases) or not all(_is_weightless(names.resolve(base)) for base in inherited):
+        return True
+    if any(kind in (Holding.PARAMETER, Holding.MODULES) for kind in model.holds.values()):
+        return True
+    if any(
+        kind is Holding.MODULE and not _is_weightless(_made_by(model, name, names))
+        for name, kind in model.holds.items()
+    ):
+        return True
+    called = {name for name in map(_of_self, _calls(model.node)) if name in model.values}
+    if not all(_is_weightless(_made_by(model, name, names)) for name in called):
+        return True
+    # What changes itself in every call is more than a loss.
+    forward = model.method("forward")
+    helpers = [] if forward is None else [model.method(name) for name in map(_of_self, _calls(forward))]
+    return forward is None or any(
+        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        for function in [forward, *helpers]
+        if function is not None
+        for node in ast.walk(function)
+    )
+
+
+def _calls(node: ast.AST) -> Iterator[ast.expr]:
+    return (part.func for part in ast.walk(node) if isinstance(part, ast.Call))
+
+
+def _of_self(function: ast.expr) -> str:
+    """Return the attribute of `self` that a function is or belongs to, "" for any other function."""
+    names = (dotted(function) or "").split(".")
+    return names[1] if names[0] == "self" and len(names) > 1 else ""
+
+
+def _made_by(model: Model, name: str, names: Names) -> Optional[str]:
+    value = model.values.get(name)
+    return None if value is None else names.called(value)
+
+
+def _is_weightless(name: Optional[str]) -> bool:
+    return name is not None and (name in _WEIGHTLESS or (name.startswith("torch.nn.") and name.endswith("Loss")))
 
 
 def _assignments(init: Function, owner: str) -> Iterator[tuple[str, ast.expr]]:

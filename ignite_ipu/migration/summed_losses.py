@@ -53,8 +53,8 @@ class _Reader:
         """Look at what a function of the file returns, or the forward of a loss module's class."""
         function = self._program.functions.get(name)
         if function is None:
-            made = {target: value for target, value in self._program.training.assigned}.get(name)
-            kind = dotted(made.func) if isinstance(made, ast.Call) else None
+            made = self._program.training.own_losses.get(name)
+            kind = None if made is None else dotted(made.func)
             function = next((model.method("forward") for model in self._program.models if model.name == kind), None)
         if function is None or (id(function), "") in self._seen:
             return

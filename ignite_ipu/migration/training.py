@@ -60,7 +60,7 @@ class Training:
     @cached_property
     def models(self) -> Set[str]:
         """Variables that hold a model: made from one of the file's models, or used as only models are."""
-        own = {model.name for model in self.program.models}
+        own = {model.name for model in self.program.models if model.learns}
         found: Set[str] = set()
         for target, value in self.assigned:
             name = self.program.names.called(value) or ""
@@ -75,7 +75,7 @@ class Training:
                 and not call.args
             ):
                 owner = dotted(function.value)
-                if owner is not None and owner not in self.losses and owner != "self":
+                if owner is not None and owner not in {**self.losses, **self.own_losses} and owner != "self":
                     found.add(owner)
         return found
 
@@ -84,6 +84,17 @@ class Training:
         """Loss module variables."""
         calls = {id(call) for call, name in self.program.calls("torch.nn.*") if name.endswith("Loss")}
         return {target: value for target, value in self.assigned if isinstance(value, ast.Call) and id(value) in calls}
+
+    @cached_property
+    def own_losses(self) -> Dict[str, ast.Call]:
+        """Variables that hold a module of the file's without weights, such as a loss, moved to a device or not."""
+        weightless = {model.name for model in self.program.models if not model.learns}
+        found: Dict[str, ast.Call] = {}
+        for target, value in self.assigned:
+            moved = value.func.value if owner_of(value, "to", "cuda") is not None else value  # type: ignore[attr-defined]
+            if isinstance(moved, ast.Call) and isinstance(moved.func, ast.Name) and moved.func.id in weightless:
+                found[target] = moved
+        return found
 
     @cached_property
     def schedulers(self) -> Dict[str, ast.Call]:

@@ -257,3 +257,48 @@ for epoch in range(3):
     (found,) = Program(Source("code.py", code)).training.steps
     assert found.plan is not None
     assert found.plan.per_batch == ("weight", "y")
+
+
+LOSS = """
+import torch
+from torch import nn
+class Criterion(nn.Module):
+    def __init__(self, part=None):
+        super().__init__()
+        INIT
+    def forward(self, output, y):
+        return FORWARD
+model = nn.Linear(4, 2)
+criterion = Criterion()MOVED
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    output = model(x)
+    loss = criterion(output, y)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "forward", "understood"),
+    [
+        ("self.gamma, self.part = 2.0, part", "((output - y) ** self.gamma).mean()", True),
+        ("self.inner = nn.CrossEntropyLoss(reduction='none')", "self.inner(output, y).mean()", True),
+        ("self.register_buffer('weight', torch.ones(2))", "(output * self.weight - y).pow(2).mean()", True),
+        ("self.scale = nn.Parameter(torch.ones(2))", "(output * self.scale - y).pow(2).mean()", False),
+        ("self.layer = nn.Linear(2, 2)", "(self.layer(output) - y).pow(2).mean()", False),
+        ("self.part = part", "self.part(output).mean()", False),
+        ("self.part = part", "self.part.encode(output).mean()", False),
+        ("self.calls = 0", "self.mean(output)\n    def mean(self, x):\n        return x.mean()", True),
+        ("self.calls = 0", "self.mean(output)\n    def mean(self, x):\n        self.calls += 1", False),
+    ],
+)
+@pytest.mark.parametrize("moved", ["", ".to(device)"])
+def test_loss_modules_of_the_file(init, forward, understood, moved):
+    """One without weights is a loss function; one with weights, or that may have some, another model."""
+    code = LOSS.replace("INIT", init).replace("FORWARD", forward).replace("MOVED", moved)
+    (found,) = Program(Source("code.py", code)).training.steps
+    if moved and not understood:
+        return  # an object that a method returns is taken for what it is used as
+    assert (found.plan is not None) is understood
