@@ -100,9 +100,9 @@ class _Loops:
                     return original(module, *args, **kwargs)
             if next(module.parameters(), None) is None or torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
-            session = IPUSession.of(module)
-            if session.training is not None:
-                return self._evaluate(session, args, kwargs)
+            session = self._session_that_trains(module)
+            if session is not None:
+                return self._evaluate(session, module, args, kwargs)
             for root in self._roots_of(module):
                 self._models.add(capture_model(root, self._settings))
             self._models.add(capture_model(module, self._settings))
@@ -177,9 +177,15 @@ class _Loops:
 
         return backward
 
-    def _evaluate(self, session: IPUSession, args: Any, kwargs: Any) -> Any:
-        """Return what a model computes that a trainer of Ignite's trains."""
-        model, line = session.model, self._code.current_line()
+    def _session_that_trains(self, module: nn.Module) -> Optional[IPUSession]:
+        """Return the session of a model with a trainer of Ignite's that a module is, or is a part of."""
+        wholes = [root for root in self._roots if root is not module and any(part is module for part in root.modules())]
+        sessions = [IPUSession.of(model) for model in (module, *wholes)]
+        return next((session for session in sessions if session.training is not None), None)
+
+    def _evaluate(self, session: IPUSession, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Return what a model computes that a trainer of Ignite's trains, or a part of one."""
+        line = self._code.current_line()
         if model.training and torch.is_grad_enabled():
             raise self._journal.refuse(
                 line,
@@ -191,7 +197,7 @@ class _Loops:
         if evaluation is None:
             evaluation = self._evaluations[session] = CapturedEvaluation(session, self._settings)
         with torch.no_grad():
-            return evaluation.run(args, kwargs)
+            return evaluation.run(args, kwargs, model)
 
     def _note_roots(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the largest modules all of whose parameters an optimizer has been given."""

@@ -208,3 +208,36 @@ def test_a_main_function_in_parallel_resumes_from_its_checkpoint_as_natively(run
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     assert found == pytest.approx(json.loads(run(text).output[-1]), rel=1e-4, abs=1e-6)
     assert len(found) == 2 * 4
+
+
+def test_parts_of_a_trained_model_are_evaluated_with_the_newest_weights(run, monkeypatch):
+    """A handler that decodes, as for samples of an autoencoder, or looks at what an encoder makes of a batch."""
+    text = """
+        import torch
+        from torch import nn
+        from ignite.engine import Events, create_supervised_trainer
+        torch.manual_seed(0)
+        class Autoencoder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.encoder, self.decoder = nn.Linear(4, 2), nn.Linear(2, 4)
+            def decode(self, z):
+                return torch.sigmoid(self.decoder(z))
+            def forward(self, x):
+                return self.decode(torch.tanh(self.encoder(x)))
+        model = Autoencoder()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        trainer = create_supervised_trainer(model, optimizer, nn.MSELoss())
+        @trainer.on(Events.EPOCH_COMPLETED)
+        def sample():
+            model.eval()
+            with torch.no_grad():
+                print(model.decode(torch.ones(3, 2)).sum().item(), model.encoder(torch.ones(3, 4)).sum().item())
+        trainer.run([(torch.rand(8, 4),) * 2 for _ in range(3)], max_epochs=2)
+    """
+    found = run(text).output
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    native = run(text).output
+    assert len(set(native)) == 2
+    for one, other in zip(found, native):
+        assert [float(value) for value in one.split()] == pytest.approx([float(value) for value in other.split()])
