@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import re
 from functools import lru_cache
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 
 # Where a class is defined -> where it is documented.
 _CANONICAL: Tuple[Tuple[re.Pattern[str], str], ...] = tuple(
@@ -27,6 +28,8 @@ _CANONICAL: Tuple[Tuple[re.Pattern[str], str], ...] = tuple(
         (r"^poptorch\.(?:options|enums|ops)\.(\w+)$", r"poptorch.\1"),
     )
 )
+# Their modules are imported to learn what a star stands for.
+_LIBRARIES = ("torch", "ignite")
 # A name in these sub-modules is documented with the sub-module in it.
 _KEPT = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
 
@@ -59,6 +62,7 @@ class Names:
     def __init__(self, tree: ast.Module) -> None:
         self.imports: Dict[str, str] = {}
         self.bound: Set[str] = set()
+        self._starred: List[str] = []
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -69,6 +73,9 @@ class Names:
                         self.imports[top] = top
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
+                if node.level == 0 and any(alias.name == "*" for alias in node.names):
+                    self._starred.append(module)
+                    continue
                 for alias in node.names:
                     separator = "" if module.endswith(".") else "."
                     self.imports[alias.asname or alias.name] = f"{module}{separator}{alias.name}"
@@ -87,6 +94,9 @@ class Names:
         if isinstance(node, ast.Name):
             if node.id in self.imports:
                 return canonical(self.imports[node.id])
+            for module in reversed(self._starred) if node.id not in self.bound else ():
+                if node.id in _star_names(module):
+                    return canonical(f"{module}.{node.id}")
             return node.id if node.id not in self.bound and hasattr(builtins, node.id) else None
         if isinstance(node, ast.Attribute):
             base = self.resolve(node.value)
@@ -96,6 +106,19 @@ class Names:
     def called(self, node: ast.AST) -> Optional[str]:
         """Return the dotted name of the function or class that a call calls; None when `node` is no such call."""
         return self.resolve(node.func) if isinstance(node, ast.Call) else None
+
+
+@lru_cache(maxsize=None)
+def _star_names(module: str) -> FrozenSet[str]:
+    """Return what `from module import *` binds, of the libraries whose names rules know; nothing is run for others."""
+    if module.split(".")[0] not in _LIBRARIES:
+        return frozenset()
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return frozenset()
+    public = [name for name in vars(found) if not name.startswith("_")]
+    return frozenset(getattr(found, "__all__", public))
 
 
 def argument(call: ast.Call, name: str, position: Optional[int] = None) -> Optional[ast.expr]:
