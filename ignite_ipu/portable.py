@@ -164,18 +164,11 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
 
 def _check_clipping(optimizer: torch.optim.Optimizer) -> None:
     """Refuse, natively too, to clip with an optimizer for which PopTorch would clip something else."""
-    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-        return
-    kind = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.SGD):
-        raise ValueError(f"max_grad_norm: {kind} cannot clip gradients on an IPU. Use Adam, AdamW or plain SGD.")
-    for group in optimizer.param_groups:
-        for name in ("momentum", "weight_decay"):
-            if group[name]:
-                raise ValueError(
-                    f"max_grad_norm: with {name}={group[name]!r} an IPU's {kind} clips what the weights are updated "
-                    "with, not the gradients. Use Adam or AdamW, or create_ipu_trainer if that is what you want."
-                )
+    from ignite_ipu.optimizers.clipping import clipping_problem
+
+    problem = clipping_problem(optimizer)
+    if problem is not None:
+        raise ValueError(f"max_grad_norm: {problem}")
 
 
 def _train_natively(

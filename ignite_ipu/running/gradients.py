@@ -187,7 +187,7 @@ class _Gradients:
             raise self._journal.refuse(
                 line, what, f"the norm is {max_norm} now and gradients were {before} when the step was compiled."
             )
-        training.max_grad_norm = max_norm
+        training.max_grad_norm, training.clips_as_torch = max_norm, True
         self._clipped[capture] = True
         self._journal.note(line, f"{what[:-2]}(..., {max_norm})", "part of the device step")
 
