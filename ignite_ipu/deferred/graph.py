@@ -142,6 +142,20 @@ class Input:
                 "optimizer.step()."
             )
 
+    def keep(self, copies: Dict[int, torch.Tensor]) -> None:
+        """Copy memory that is not PyTorch's, as that of a numpy array, in which others write without its notice.
+
+        Args:
+            copies: Those that were made before, by `id` of the tensor.
+        """
+        tensor = self.tensor
+        if self.parameter is not None or type(tensor) is not torch.Tensor or tensor._version != self._version:
+            return
+        if not tensor.untyped_storage().resizable():
+            copy = copies.get(id(tensor))
+            self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy
+            self._version = self.tensor._version
+
 
 class Value:
     """One tensor that an operation gives.

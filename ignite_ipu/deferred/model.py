@@ -234,6 +234,12 @@ class CapturedModel:
         self._edits.look()
         self.training.check_trained(loss)
         self._gradients.place()
+        if self.pending or self.training.accumulates or self.postponed() is not None:
+            copies: Dict[int, torch.Tensor] = {}
+            for operation in loss.operations:
+                for leaf in operation.leaves:
+                    if isinstance(leaf, Input):
+                        leaf.keep(copies)
         self.pending.append(loss)
 
     def _follow_gradients(self, what: str) -> None:

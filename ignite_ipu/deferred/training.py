@@ -116,6 +116,11 @@ class CapturedTraining:
         self._random_state: Optional[List[int]] = None
 
     @property
+    def accumulates(self) -> bool:
+        """Whether an update may have several micro-batches, as the last one had."""
+        return self._compiled is None or self._compiled.count > 1
+
+    @property
     def prepared(self) -> bool:
         """Whether the optimizer has been converted, after which its constants and the clipping are settled."""
         return self._step is not None

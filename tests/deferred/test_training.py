@@ -7,6 +7,7 @@ import copy
 import logging
 from typing import Any, Callable, Dict, List, Tuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -557,6 +558,28 @@ def test_reading_the_optimizers_state_sends_nothing() -> None:
         assert len(optimizer.state_dict()["state"]) == len(optimizer.state) == 4
         capture = captured(model)
         assert capture is not None and capture.session.link is not None and not capture.session.link.loaded
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_memory_that_the_loop_uses_again(accumulated: int) -> None:
+    """A numpy array that holds each batch in turn, which PyTorch does not see written into."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
+        memory, losses = np.zeros((8, 6), dtype="float32"), []
+        inputs = torch.from_numpy(memory)
+        for number, (x, y) in enumerate(batches()):
+            memory[:] = x.numpy()
+            loss = F.cross_entropy(model(inputs) + model(inputs * 2), y)
+            loss.backward()
+            losses.append(loss.detach())
+            if number % accumulated == accumulated - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [loss.item() for loss in losses]
+
+    expected, found, model = both(loop)
+    assert found == pytest.approx(expected)
+    assert compilations(model) == 1
 
 
 def test_a_model_is_captured_again_after_close() -> None:
