@@ -16,7 +16,7 @@ _MOST_NAMES = 3
 _REMEDY = (
     "For c * sum(p.pow(2)), give an optimizer that adds weight_decay to gradients (SGD, Adam, RMSprop) "
     "weight_decay=2 * c. Anything else, compute in a forward that is captured: prepare a module whose forward returns "
-    "the model's output and the penalty. To look at the value alone, compute it under torch.no_grad()."
+    "the model's output and what else the loss needs. To look at the value alone, compute it under torch.no_grad()."
 )
 
 
@@ -32,8 +32,9 @@ def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     raise CaptureError(
         f"A tensor of shape {tuple(tensor.shape)} at {line} was computed from weights of the captured model "
-        f"alone ({', '.join(names[:_MOST_NAMES])}{more}), as a penalty on weights is. That ran on the host, so its "
-        f"gradient would not reach the device. {_REMEDY}"
+        f"({', '.join(names[:_MOST_NAMES])}{more}), but not by a call of that model: by a penalty on weights, by one "
+        "of its layers, or by model.forward(...). That ran on the host, so its gradient would not reach the device. Call "
+        f"model(...) itself. {_REMEDY}"
     )
 
 

@@ -78,12 +78,31 @@ def through_the_output(model: nn.Module) -> torch.Tensor:
     return F.cross_entropy(model(X) * model[0].weight.abs().mean(), Y)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("loss_of", [summed, first, in_place, through_the_output, squares])
+def forward_alone(model: nn.Module) -> torch.Tensor:
+    return F.cross_entropy(model.forward(X), Y)
+
+
+def layer_by_layer(model: nn.Module) -> torch.Tensor:
+    x = X
+    for layer in model.children():
+        x = layer(x)
+    return F.cross_entropy(x, Y)
+
+
+def features_of_a_layer(model: nn.Module) -> torch.Tensor:
+    return F.cross_entropy(model(X), Y) + model[0](X).pow(2).mean()  # type: ignore[index]
+
+
+AROUND_THE_MODEL = [forward_alone, layer_by_layer, features_of_a_layer]
+
+
+@pytest.mark.parametrize("loss_of", [summed, first, in_place, through_the_output, squares, *AROUND_THE_MODEL])
 def test_what_the_host_would_compute_is_refused(loss_of: Callable[[nn.Module], torch.Tensor]) -> None:
     """Before or after the model's call, in a loss or as one: the error names weights, line and ways out."""
-    with pytest.raises(CaptureError, match="computed from weights of the captured model alone") as error:
+    with pytest.raises(CaptureError, match="computed from weights of the captured model") as error:
         trained(IPUAccelerator(), network(), loss_of)
     assert "0.weight" in str(error.value) and __file__ in str(error.value)
+    assert "by one of its layers, or by model.forward(...)" in str(error.value)
     assert "weight_decay=2 * c" in str(error.value) and "compute in a forward that is captured" in str(error.value)
 
 
