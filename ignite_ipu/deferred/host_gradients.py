@@ -33,8 +33,8 @@ def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
     raise CaptureError(
         f"A tensor of shape {tuple(tensor.shape)} at {line} was computed from weights of the captured model "
         f"({', '.join(names[:_MOST_NAMES])}{more}), but not by a call of that model: by a penalty on weights, by one "
-        "of its layers, or by model.forward(...). That ran on the host, so its gradient would not reach the device. Call "
-        f"model(...) itself. {_REMEDY}"
+        "of its layers, or by model.forward(...). That ran on the host, so its gradient would not reach the device. "
+        f"Call model(...) itself. {_REMEDY}"
     )
 
 
