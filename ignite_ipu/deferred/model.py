@@ -7,13 +7,14 @@ weights.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.device_gradients import DeviceGradients
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
+from ignite_ipu.deferred.evaluated import with_gradients
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
 from ignite_ipu.deferred.lines import Line, current_line
@@ -32,7 +33,7 @@ from ignite_ipu.python_state import changed_by
 from ignite_ipu.session import IPUSession
 from ignite_ipu.tracing import without_generation_cache
 
-__all__ = ["CapturedModel", "capture_model", "captured", "mark_loss", "run_for_read"]
+__all__ = ["CapturedModel", "capture_model", "captured"]
 
 _CAPTURE = "_ignite_ipu_capture"
 _MOST_MODES = 16
@@ -129,7 +130,7 @@ class CapturedModel:
         finally:
             if whole.pending:
                 whole._gradients.place()
-        return _with_gradients(output) if torch.is_grad_enabled() and self._is_trained() else output
+        return with_gradients(output) if torch.is_grad_enabled() and self._is_trained() else output
 
     def _is_trained(self) -> bool:
         from ignite_ipu.deferred.optimizer import is_trained
@@ -459,101 +460,6 @@ def captured(model: Any) -> Optional[CapturedModel]:
     """Return what captures a model, alone or together with others; None for an ordinary one."""
     found: Optional[CapturedModel] = getattr(model, "__dict__", {}).get(_CAPTURE)
     return None if found is None else found.whole
-
-
-def mark_loss(value: Value) -> None:
-    """Let a value go backward.
-
-    Raises:
-        CaptureError: It is no scalar, or was computed from no captured model or from several, or from dropped values.
-    """
-    line = current_line()
-    if value.known:
-        raise CaptureError(
-            f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
-        )
-    operations = ancestors(value)
-    _check_not_given_up(operations, "backward()", line)
-    if value.shape.size and max(value.shape.size) != 1:
-        raise CaptureError(
-            f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
-            "Reduce it with mean() or sum()."
-        )
-    if not value.shape.requires_grad:
-        raise CaptureError(
-            f"backward() at {line} was called on a value that does not depend on trainable weights (it was "
-            "detached, or computed without gradients), so nothing would be trained."
-        )
-    models = _models_of(operations)
-    if len(models) > 1:
-        from ignite_ipu.deferred.optimizer import find_optimizers
-
-        find_optimizers()
-        models = _models_of(operations)
-    if len(models) != 1:
-        names = " and ".join(sorted(model.name for model in models))
-        raise CaptureError(
-            f"The loss at {line} was computed from several captured models ({names}). One device step trains "
-            "one model, or several by one optimizer: this pattern (a generator trained through its discriminator, "
-            "an encoder with an optimizer of its own) is not supported. Use one optimizer with a parameter group for "
-            "each model; or, where one is not trained by this loss, call it in eval mode under torch.no_grad() (a "
-            "teacher, a frozen generator)."
-        )
-    models[0].backward(Loss(value, operations, line))
-
-
-def run_for_read(value: Value, what: str) -> None:
-    """Run what a value that somebody reads depends on.
-
-    Raises:
-        EarlyReadError: That is not possible yet, or never.
-    """
-    operations = ancestors(value)
-    _check_not_given_up(operations, what, current_line())
-    for model in _models_of(operations):
-        model.run_early(value, what)
-
-
-class _Evaluated(torch.autograd.Function):
-    """What a model in evaluation mode returned while gradients were enabled: natively it can go backward."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise CaptureError(
-            "backward() reached the output of a model that was called in evaluation mode, which an inference program "
-            "computed. Call model.train() before training."
-        )
-
-
-def _with_gradients(output: Any) -> Any:
-    """Let tensors require gradients, so that no step takes them for constants."""
-    leaves: List[Any] = []
-    structure = take_apart(output, leaves)
-    witness = torch.zeros((), requires_grad=True)
-    found = [_Evaluated.apply(leaf, witness) if leaf.is_floating_point() else leaf for leaf in leaves]  # type: ignore[no-untyped-call]
-    return put_together(structure, found)
-
-
-def _models_of(operations: Sequence[Operation]) -> List[CapturedModel]:
-    found: Dict[int, CapturedModel] = {}
-    for operation in operations:
-        for model in (
-            operation.model,
-            *[leaf.model for leaf in operation.leaves if isinstance(leaf, Input)],
-        ):
-            if model is not None:
-                found[id(model.whole)] = model.whole
-    return list(found.values())
-
-
-def _check_not_given_up(operations: Sequence[Operation], what: str, line: Line) -> None:
-    for operation in operations:
-        if operation.problem is not None:
-            raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
 
 
 def _give_up(loss: Loss, problem: str) -> None:

@@ -115,7 +115,7 @@ class DeferredTensor(torch.Tensor):
         Raises:
             CaptureError: It is no scalar that depends on one model, or an argument cannot be honoured.
         """
-        from ignite_ipu.deferred.model import mark_loss
+        from ignite_ipu.deferred.routing import mark_loss
 
         if gradient is not None or inputs is not None or create_graph:
             name = "gradient" if gradient is not None else "inputs" if inputs is not None else "create_graph"
@@ -403,7 +403,7 @@ def _plain(leaf: Any, what: str) -> Any:
 
 def _read(value: Value, what: str) -> torch.Tensor:
     if not value.known:
-        from ignite_ipu.deferred.model import run_for_read
+        from ignite_ipu.deferred.routing import run_for_read
 
         run_for_read(value, what)
     return value.get()

@@ -1,0 +1,86 @@
+"""From a deferred value to the captured models that it was computed from: they go backward, or run, for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, List, Sequence
+
+from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
+from ignite_ipu.deferred.graph import Input, Operation, Value
+from ignite_ipu.deferred.lines import Line, current_line
+from ignite_ipu.deferred.recipes import Loss, ancestors
+
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.model import CapturedModel
+
+__all__ = ["mark_loss", "run_for_read"]
+
+
+def mark_loss(value: Value) -> None:
+    """Let a value go backward.
+
+    Raises:
+        CaptureError: It is no scalar, or was computed from no captured model or from several, or from dropped values.
+    """
+    line = current_line()
+    if value.known:
+        raise CaptureError(
+            f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
+        )
+    operations = ancestors(value)
+    _check_not_given_up(operations, "backward()", line)
+    if value.shape.size and max(value.shape.size) != 1:
+        raise CaptureError(
+            f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
+            "Reduce it with mean() or sum()."
+        )
+    if not value.shape.requires_grad:
+        raise CaptureError(
+            f"backward() at {line} was called on a value that does not depend on trainable weights (it was "
+            "detached, or computed without gradients), so nothing would be trained."
+        )
+    models = _models_of(operations)
+    if len(models) > 1:
+        from ignite_ipu.deferred.optimizer import find_optimizers
+
+        find_optimizers()
+        models = _models_of(operations)
+    if len(models) != 1:
+        names = " and ".join(sorted(model.name for model in models))
+        raise CaptureError(
+            f"The loss at {line} was computed from several captured models ({names}). One device step trains "
+            "one model, or several by one optimizer: this pattern (a generator trained through its discriminator, "
+            "an encoder with an optimizer of its own) is not supported. Use one optimizer with a parameter group for "
+            "each model; or, where one is not trained by this loss, call it in eval mode under torch.no_grad() (a "
+            "teacher, a frozen generator)."
+        )
+    models[0].backward(Loss(value, operations, line))
+
+
+def run_for_read(value: Value, what: str) -> None:
+    """Run what a value that somebody reads depends on.
+
+    Raises:
+        EarlyReadError: That is not possible yet, or never.
+    """
+    operations = ancestors(value)
+    _check_not_given_up(operations, what, current_line())
+    for model in _models_of(operations):
+        model.run_early(value, what)
+
+
+def _models_of(operations: Sequence[Operation]) -> List[CapturedModel]:
+    found: Dict[int, CapturedModel] = {}
+    for operation in operations:
+        for model in (
+            operation.model,
+            *[leaf.model for leaf in operation.leaves if isinstance(leaf, Input)],
+        ):
+            if model is not None:
+                found[id(model.whole)] = model.whole
+    return list(found.values())
+
+
+def _check_not_given_up(operations: Sequence[Operation], what: str, line: Line) -> None:
+    for operation in operations:
+        if operation.problem is not None:
+            raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
