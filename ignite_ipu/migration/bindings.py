@@ -7,10 +7,26 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set
 
 from ignite_ipu.migration.names import dotted
 
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _own_variables(node: ast.AST) -> Set[int]:
+    """Return the ids of the nodes that name variables of comprehensions inside a node, which are nobody else's."""
+    found: Set[int] = set()
+    for part in ast.walk(node):
+        if isinstance(part, _COMPREHENSIONS):
+            targets = [name for generator in part.generators for name in ast.walk(generator.target)]
+            own = {name.id for name in targets if isinstance(name, ast.Name)}
+            first = {id(name) for name in ast.walk(part.generators[0].iter)}
+            found |= {id(name) for name in ast.walk(part) if isinstance(name, ast.Name) and name.id in own} - first
+    return found
+
 
 def names_bound(node: ast.AST) -> Set[str]:
     """Return the names, and the attributes of names, that a node binds."""
-    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    own = _own_variables(node)
+    stored = [part for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+    names = {part.id for part in stored if id(part) not in own}
     return names | {
         name
         for part in ast.walk(node)
@@ -24,15 +40,18 @@ def names_loaded(node: Optional[ast.AST]) -> Set[str]:
     """Return the plain names that a node reads."""
     if node is None:
         return set()
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+    own = _own_variables(node)
+    loaded = [part for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
+    return {part.id for part in loaded if id(part) not in own}
 
 
 def names_read(node: ast.AST) -> Set[str]:
     """Return the names, and the attributes of names, that a node reads."""
+    own = _own_variables(node)
     return {
         name
         for part in ast.walk(node)
-        if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load)
+        if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load) and id(part) not in own
         for name in [dotted(part)]
         if name is not None
     }

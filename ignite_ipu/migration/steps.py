@@ -310,6 +310,8 @@ class _Reader:
             if found is None or found[0] in self.program.training.schedulers:
                 continue
             owner, call = found
+            if call.args and dotted(call.args[0]) in self.program.training.optimizers:
+                raise _Refused(call, f"{owner} makes the optimizer's step, as a GradScaler does")
             if call.args or call.keywords:
                 raise _Refused(call, "step() has a closure")
             return position, owner

@@ -302,3 +302,23 @@ def test_loss_modules_of_the_file(init, forward, understood, moved):
     if moved and not understood:
         return  # an object that a method returns is taken for what it is used as
     assert (found.plan is not None) is understood
+
+
+def test_variables_of_comprehensions_are_their_own():
+    """`sum(loss for loss in ...)` carries no `loss` from one batch to the next."""
+    found = step(
+        """
+        optimizer.zero_grad()
+        losses = model(x)
+        total = sum(loss for loss in losses.values())
+        total.backward()
+        optimizer.step()
+        """
+    )
+    assert found.plan is not None
+    assert found.plan.per_batch == ()
+
+
+def test_a_step_by_a_scaler_is_named():
+    """`scaler.step(optimizer)` is no closure."""
+    assert "GradScaler" in step(COMMON.replace("optimizer.step()", "scaler.step(optimizer)")).reason
