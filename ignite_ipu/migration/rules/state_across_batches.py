@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Iterator, Set
 
+from ignite_ipu.migration.bindings import names_bound, statements_before
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.names import dotted
 from ignite_ipu.migration.program import Program
@@ -33,7 +34,7 @@ def check(program: Program) -> Iterator[Hit]:
             carried = stored & {
                 name.id for value in call.args for name in ast.walk(value) if isinstance(name, ast.Name)
             }
-            if carried and not _rebound_before(loop, part, carried):
+            if carried and not _rebound_before(loop, part, carried) and not _within_a_batch(program, loop, carried):
                 yield Hit(call, f"{sorted(carried)[0]!r} is carried from one batch to the next")
 
 
@@ -46,6 +47,14 @@ def _rebound_before(loop: ast.For, part: ast.stmt, names: Set[str]) -> bool:
             name.id for name in ast.walk(statement) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
         }
     return names <= bound
+
+
+def _within_a_batch(program: Program, loop: ast.For, names: Set[str]) -> bool:
+    """Whether a loop is a part of one batch's work, such as a decoder's steps, and begins with names of its own."""
+    batch = next(program.loops_around(loop), None)
+    if batch is None or any(part is step.backward for step in program.training.steps for part in ast.walk(loop)):
+        return False
+    return names <= {name for statement in statements_before(batch.body, loop) for name in names_bound(statement)}
 
 
 RULE = Rule(

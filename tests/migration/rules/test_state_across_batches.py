@@ -54,3 +54,38 @@ def test_fresh_state(lines):
             optimizer.step()
     """
     assert lines(RULE, code) == []
+
+
+def test_loops_within_a_batch(lines):
+    """The steps of a decoder begin anew with each batch; a hidden state that an epoch begins with goes on."""
+    code = """
+        import torch
+        from torch import nn
+        encoder, decoder = nn.Sequential(nn.GRU(4, 4)), nn.Sequential(nn.GRU(4, 4))
+        optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = 0
+            _, h = encoder(x)
+            for t in range(5):
+                output, h = decoder(y[t], h)
+                loss = loss + nn.functional.mse_loss(output, y[t])
+            loss.backward()
+            optimizer.step()
+    """
+    assert lines(RULE, code) == []
+    carried = """
+        import torch
+        from torch import nn
+        model = nn.Sequential(nn.GRU(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(3):
+            h = torch.zeros(1, 8, 4)
+            for x, y in loader:
+                optimizer.zero_grad()
+                output, h = model(x, h.detach())
+                loss = nn.functional.mse_loss(output, y)
+                loss.backward()
+                optimizer.step()
+    """
+    assert lines(RULE, carried) == [9]
