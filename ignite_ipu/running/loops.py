@@ -27,6 +27,7 @@ from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.optimizer import release_optimizer
 from ignite_ipu.deferred.step import native, natively
 from ignite_ipu.running.data_edits import substitute_data
+from ignite_ipu.running.exports import is_exported
 from ignite_ipu.running.gradients import substitute_gradients
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
@@ -100,6 +101,12 @@ class _Loops:
                     return original(module, *args, **kwargs)
             if next(module.parameters(), None) is None or torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
+            if is_exported(module):
+                raise self._journal.refuse(
+                    self._code.current_line(),
+                    f"{type(module).__name__}()",
+                    "what torch.jit makes of a model is no Python that PopTorch could trace. Call the model itself.",
+                )
             session = self._session_that_trains(module)
             if session is not None:
                 return self._evaluate(session, module, args, kwargs)

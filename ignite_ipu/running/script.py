@@ -107,6 +107,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
     from ignite_ipu.running.accelerators import substitute_accelerator
     from ignite_ipu.running.cuda import substitute_cuda
     from ignite_ipu.running.devices import substitute_devices
+    from ignite_ipu.running.exports import substitute_exports
     from ignite_ipu.running.gpu_types import substitute_gpu_types
     from ignite_ipu.running.ignite_engines import substitute_ignite
     from ignite_ipu.running.loops import substitute_loops
@@ -122,6 +123,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
         substitute_cuda(patches, code, journal)
         substitute_precision(patches, code, journal)
         refuse_unmappable(patches, code, journal)
+        substitute_exports(patches, code, journal)
         substitute_ignite(patches, code, journal, replication_factor)
         substitute_loops(patches, code, journal, replication_factor)
         if imports(path, "accelerate"):

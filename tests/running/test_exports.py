@@ -1,0 +1,44 @@
+"""A script may export what it has trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from ignite_ipu.running import RunError
+
+TRAINED = """
+import torch
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(8, 3, device=device)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+model.eval()
+"""
+WEIGHTS = "print(*[p.sum().item() for p in {}.parameters()])\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("made", ["torch.jit.trace(model, x)", "torch.jit.script(model)"])
+def test_an_export_has_the_newest_weights(run, made, monkeypatch):
+    """And the model goes on to be trained on the device."""
+    text = TRAINED + f"exported = {made}\n" + WEIGHTS.format("exported")
+    text += "model.train()\n" + TRAINED.split("device=device)\n")[1] + WEIGHTS.format("model")
+    found = run(text)
+    assert "copy of the model" in found.became(made.split("(")[0] + "()")
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    for one, other in zip(found.output, run(text).output):
+        assert [float(value) for value in one.split()] == pytest.approx([float(value) for value in other.split()])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_an_export_is_not_run_on_the_host(run, mode):
+    text = TRAINED + f"exported = torch.jit.script(model)\nexported.{mode}()\n"
+    with pytest.raises(RunError, match=rf"script\.py:{len(text.splitlines()) + 1}: .*torch\.jit"):
+        run(text + "exported(x)\n")
