@@ -273,11 +273,12 @@ def _read_holder(fields: Any) -> Holder:
 
 def _renew_lock() -> None:
     global _LOCK
-    _LOCK = threading.Lock()
+    _LOCK = threading.RLock()
 
 
 _LOCK_SECONDS = 60.0
-_LOCK = threading.Lock()
+# In the middle of a change the garbage collector may release IPUs of another machine, in the same thread.
+_LOCK = threading.RLock()
 os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
 _OWN = Machine()
 _SHARED: Dict[str, SharedMachine] = {}

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from hypothesis import given
@@ -160,6 +161,26 @@ def test_a_release_by_the_garbage_collector_in_the_middle_of_a_change(shared, tm
         where.release(first)
     assert where.take([range(2)], second) == {0, 1}
     assert set(where.users().values()) == {second}
+
+
+def test_a_release_of_another_machines_ipus_in_the_middle_of_a_change(tmp_path):
+    """The garbage collector knows no machines: what it collects may be on any of them."""
+    machines = [Machine(), SharedMachine(str(tmp_path / "one")), SharedMachine(str(tmp_path / "other"))]
+    old = holder("first", 1)
+
+    def change():
+        for outer in machines:
+            for inner in machines:
+                inner.take([range(2)], old)
+                with outer._changing():
+                    inner.release(old)
+                freed.append(not inner.users())
+
+    freed = []
+    thread = threading.Thread(target=change, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert freed == [True] * 9
 
 
 def test_a_process_that_is_stopped_in_the_middle_of_a_change_is_named(tmp_path, monkeypatch):
