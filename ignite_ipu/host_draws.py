@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Tuple, TypeVar
 
 import numpy as np
 
-__all__ = ["drawn_by", "generator_states"]
+__all__ = ["drawn_by", "drawn_since", "generator_states"]
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dis
 import functools
-import os
-import sysconfig
 import weakref
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, FrozenSet, Iterator, List, NamedTuple, Optional, Protocol, Tuple
 
 from torch import nn
+
+from ignite_ipu.installed import is_installed
 
 __all__ = ["Holder", "OuterValue", "outer_values"]
 
@@ -25,8 +25,6 @@ _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # What only these are called on is collected, not read.
 _COLLECTING = frozenset(("add", "append", "appendleft", "extend", "insert"))
-_LIBRARIES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Holder(Protocol):
@@ -192,9 +190,8 @@ def _is_users(function: Any) -> bool:
     return isinstance(function, FunctionType) and _is_users_file(function.__code__.co_filename)
 
 
-@functools.lru_cache(maxsize=None)
 def _is_users_file(file: str) -> bool:
-    return not file.startswith((*_LIBRARIES, _PACKAGE, "<frozen"))
+    return not file.startswith("<frozen") and not is_installed(file)
 
 
 @functools.lru_cache(maxsize=None)

@@ -23,8 +23,11 @@ from torch import nn
 from ignite_ipu.host_draws import drawn_by
 from ignite_ipu.outer_values import Holder, outer_values
 
-__all__ = ["PythonState", "changed_by"]
+__all__ = ["FROZEN_REMEDY", "PythonState", "changed_by", "changes_in_every_call"]
 
+FROZEN_REMEDY = (
+    "Give it what changes as an argument, and return what it keeps; or register a buffer and write into it in place."
+)
 T = TypeVar("T")
 _PLAIN = (int, float, complex, str, bytes, enum.Enum, type(None), torch.dtype)
 _READABLE = (*_PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, frozenset, collections.deque)
@@ -152,6 +155,14 @@ def changed_by(model: nn.Module, call: Callable[[], T]) -> Tuple[T, List[str]]:
     result, drawn = drawn_by(call)
     changed = state.changed(before)
     return result, [*(changed if changed or state.complete else ["new ones"]), *drawn]
+
+
+def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:
+    """Return why a model cannot be compiled whose forward, which messages call `forward`, changes these values."""
+    return (
+        f"{forward} changes Python values in every call ({', '.join(changed)}), but a compiled program runs it once, "
+        f"while it is traced: later steps would have the values of the first. {FROZEN_REMEDY}"
+    )
 
 
 def _value(value: Any) -> Hashable:

@@ -19,6 +19,7 @@ from ignite_ipu.options import check_ipus, evaluation_options
 from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
+from ignite_ipu.python_state import FROZEN_REMEDY, changes_in_every_call
 from ignite_ipu.rows import join_rows, row_count, select_rows, split_rows, take_rows
 from ignite_ipu.shared_weights import SharedWeights
 from ignite_ipu.step import BatchStep
@@ -30,10 +31,6 @@ __all__ = ["CallGuard", "IPUSession", "SessionError"]
 
 logger = logging.getLogger("ignite_ipu")
 
-_FROZEN_REMEDY = (
-    "Give forward what changes as an argument, and return what it keeps; or register a buffer and write into it in "
-    "place."
-)
 # Weak on both sides: a session holds its model, and lives as long as one of its engines.
 _SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()
 
@@ -452,17 +449,13 @@ class IPUSession:
                 "it again: what it changes in every call has the values of the first. %s",
                 name,
                 ", ".join(changed),
-                _FROZEN_REMEDY,
+                FROZEN_REMEDY,
             )
             return
         # What the trace set up, such as a cache, stays as it is in another call.
         changed = program.step.changed_in_a_call(leaves, program.micro_batches)
         if changed:
-            self.refuse_frozen(
-                f"The forward of {name} changes Python values in every call ({', '.join(changed)}), but a compiled "
-                "program runs it once, while it is traced: later steps would have the values of the first. "
-                + _FROZEN_REMEDY
-            )
+            self.refuse_frozen(changes_in_every_call(f"The forward of {name}", changed))
 
     def _make_room_for(self, wanted: Program) -> None:
         if self.shares_ipus:

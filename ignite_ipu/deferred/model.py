@@ -29,7 +29,7 @@ from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.deferred.transforms import refuse_transforms
 from ignite_ipu.deferred.weight_edits import WeightEdits
-from ignite_ipu.python_state import changed_by
+from ignite_ipu.python_state import changed_by, changes_in_every_call
 from ignite_ipu.session import IPUSession
 from ignite_ipu.tracing import without_generation_cache
 
@@ -213,10 +213,7 @@ class CapturedModel:
                 _, changed = changed_by(model, call)
         if changed:
             raise CaptureError(
-                f"The forward of {self.name}, called at {current_line()}, changes Python values in every "
-                f"call ({', '.join(changed)}), but a compiled program runs it once, while it is traced: "
-                "later steps would have the values of the first. Give it what changes as an argument, and return "
-                "what it keeps; or register a buffer and write into it in place."
+                changes_in_every_call(f"The forward of {self.name}, called at {current_line()},", changed)
             )
         return output
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import site
 import sys
-import sysconfig
 import traceback
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 import ignite_ipu
+from ignite_ipu.installed import is_installed
 
 
 @dataclass(frozen=True)
@@ -77,23 +75,11 @@ def place_of(frame: FrameType, line: Optional[int] = None) -> Place:
     return Place(os.path.abspath(code.co_filename), line if line is not None else frame.f_lineno, where)
 
 
-@functools.lru_cache(maxsize=None)
 def is_users(file: str) -> bool:
     """Whether a file is the user's own code, not Python's, an installed package's or this package's."""
-    return not file.startswith("<") and not os.path.abspath(file).startswith(_LIBRARIES)
-
-
-def _folders() -> List[str]:
-    import torch
-
-    paths = sysconfig.get_paths()
-    found = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
-    found += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(torch.__file__)]
-    # In a virtual environment the standard library is elsewhere.
-    return [*found, os.path.dirname(os.__file__)]
+    return not file.startswith("<") and not is_installed(file)
 
 
 # Further out is who called this package: a script or a test.
 _TRIAL = os.path.join(os.path.dirname(__file__), "trial.py")
-_OURS = (os.path.dirname(os.path.abspath(ignite_ipu.__file__)) + os.sep,)
-_LIBRARIES = (*_OURS, *(os.path.abspath(folder) + os.sep for folder in _folders()))
+_OURS = os.path.dirname(os.path.abspath(ignite_ipu.__file__)) + os.sep

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 from types import FrameType
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional
 
-import numpy as np
-
+from ignite_ipu.host_draws import generator_states
 from ignite_ipu.migration.traced.lines import Place, is_users, place_of
 from ignite_ipu.migration.traced.notes import Notes
 
@@ -33,7 +31,7 @@ class _Watch:
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._line: Optional[Place] = None
-        self._python, self._numpy = _states()
+        self._python, self._numpy = generator_states()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Optional[Callable[..., Any]]:
         if not is_users(frame.f_code.co_filename):
@@ -48,7 +46,7 @@ class _Watch:
 
     def look(self) -> None:
         """Note the line that ran last if a generator's state has changed."""
-        python, numpy_ = _states()
+        python, numpy_ = generator_states()
         for name, changed in (("random", python != self._python), ("numpy.random", numpy_ != self._numpy)):
             if changed:
                 where = "forward" if self._line is None else self._line.where
@@ -58,8 +56,3 @@ class _Watch:
                     f"{where} draws from {name}; the number drawn while tracing is used for ever",
                 )
         self._python, self._numpy = python, numpy_
-
-
-def _states() -> Tuple[Any, Any]:
-    _, keys, position, *_ = np.random.get_state(legacy=True)
-    return random.getstate(), (keys.tobytes(), position)  # type: ignore[union-attr]
