@@ -45,6 +45,7 @@ class CapturedEvaluation:
         self._programs: Dict[Hashable, Program] = {}
         self._by_kind: Dict[Hashable, Program] = {}
         self._row_wise: Dict[int, bool] = {}
+        self._may_be_others = True
         self._states: Dict[nn.Module, PythonState] = {}
         self._parts: List[List[Any]] = []
 
@@ -69,8 +70,11 @@ class CapturedEvaluation:
         structure = take_apart((args, kwargs), tensors)
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
         state = self._states.get(model)
-        if state is None or not state.complete:
+        complete = state is not None and state.complete
+        if self._may_be_others or not complete:
             refuse_replaced(self._session.weights, self._session.model)
+            self._may_be_others = False
+        if state is None or not complete:
             state = self._states[model] = PythonState(model)
         modes = (self._number_of(state.parts), *state.training(), *state.values())
         kind = (model, structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes]))
@@ -88,8 +92,8 @@ class CapturedEvaluation:
         return put_together(step.output, outputs)
 
     def look_again(self) -> None:
-        """Look for modules and parameters again before the next call, of which there may be others now."""
-        self._states.clear()
+        """Look for parameters again before the next call, of which there may be others now."""
+        self._may_be_others = True
 
     def _number_of(self, parts: List[Any]) -> int:
         """Return the number of what a model consisted of at some moment."""
