@@ -10,15 +10,17 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import itertools
 import operator
 import zlib
+from itertools import chain, filterfalse
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Callable, Collection, Dict, Hashable, List, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules import module as _of_all_modules
+from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.host_draws import drawn_by
 from ignite_ipu.outer_values import Holder, outer_values
@@ -34,7 +36,9 @@ _READABLE = (*_PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, frozense
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 # Of PyTorch's layers only numbers such as rates can change, and functions: the rest says of which shape they were made.
 _OF_TORCH = (float, *_FUNCTIONS)
-_MEMBERS = ("_modules", "_forward_hooks", "_forward_pre_hooks")
+_CHILDREN = "_modules"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOKS: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in _HOOKS]
 _LARGEST_ARRAY = 1 << 16
 _OWN = frozenset([*vars(nn.Module()), "_is_full_backward_hook", "_forward_hooks_always_called"])
 _LONGEST = 64
@@ -58,9 +62,14 @@ class PythonState:
         self.names: List[str] = []
         self._places: List[Tuple[Holder, str]] = []
         self._modules = [module.__dict__ for module in model.modules()]
-        self._members = [attributes[kind] for attributes in self._modules for kind in _MEMBERS]
-        self.parts = self._now()
         self._sizes = list(map(len, self._modules))
+        children = [attributes[_CHILDREN] for attributes in self._modules]
+        hooks = [*_GLOBAL_HOOKS, *[attributes[kind] for attributes in self._modules for kind in _HOOKS]]
+        self._filled: List[Dict[Any, Any]] = list(filter(None, [*children, *hooks]))
+        self._childless = list(filterfalse(None, children))
+        self._without_hooks = list(filterfalse(None, hooks))
+        self._handles = RemovableHandle.next_id
+        self.parts = self._now()
         named: List[Tuple[str, Any]] = list(model.named_modules())
         for other in others:
             named += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
@@ -84,10 +93,21 @@ class PythonState:
     @property
     def complete(self) -> bool:
         """Whether parts are the same, no attribute has come or gone since, and values are found at the same places."""
-        return list(map(len, self._modules)) == self._sizes and self.leads_there and self._now() == self.parts
+        return (
+            list(map(len, self._modules)) == self._sizes
+            and not any(self._childless)
+            and (self._handles == RemovableHandle.next_id or self._still_without_hooks())
+            and self._now() == self.parts
+            and (not self._ways or self.leads_there)
+        )
 
     def _now(self) -> List[Any]:
-        return list(itertools.chain.from_iterable(map(dict.values, filter(None, self._members))))
+        return list(chain.from_iterable(map(dict.values, self._filled)))
+
+    def _still_without_hooks(self) -> bool:
+        """Look for hooks where there were none, which is due when PyTorch has given handles of new ones to somebody."""
+        self._handles = RemovableHandle.next_id
+        return not any(self._without_hooks)
 
     @property
     def leads_there(self) -> bool:

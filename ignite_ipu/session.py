@@ -268,7 +268,7 @@ class IPUSession:
             LostEditError: Somebody wrote into a weight where the newest one was not.
         """
         trained = self._with_trainer()
-        program, link = trained.program, trained.link
+        program = trained.program
         self._follow_values(program)
         self.weights.notice_edits()
         if self._looks != self.weights.looks:
@@ -277,28 +277,31 @@ class IPUSession:
             trained.follow_trainable()
         leaves = program.arguments(x, y)
         if self.guard is None:
-            self.prepare_call(leaves, (x, y))
-            y_pred, loss = program.executor(*leaves)  # type: ignore[misc]
+            y_pred, loss = self.prepare_call(leaves, (x, y))(*leaves)
         else:
             y_pred, loss = self.guard.train(leaves, (x, y))
         self.active = program
-        self.weights.trained()
-        link.stepped(program.options.device_iterations)
+        self.note_updates(program.options.device_iterations)
         if y_pred is not None:
             x, y = self._matching(program, x, y)
         return x, y, y_pred, self._mean_loss(program, loss)
 
-    def prepare_call(self, leaves: Sequence[Any], batch: Any) -> None:
-        """Bring the training program to its IPUs, with the newest weights and hyper-parameters.
+    def prepare_call(
+        self, leaves: Sequence[Any], batch: Any, before_loading: Callable[[], None] = lambda: None
+    ) -> Callable[..., Any]:
+        """Bring the training program to its IPUs, with the newest weights and hyper-parameters; returns the executor.
 
         Args:
             leaves: What the program will be called with.
             batch: The batch they come from.
+            before_loading: Called before the program is compiled or loaded.
         """
-        program, link = self.training, self.link
-        assert program is not None and link is not None
+        trained = self._trained
+        assert trained is not None
+        program, link = trained.program, trained.link
         self._shared.take_over()
         if not program.ready:
+            before_loading()
             self._make_room_for(program)
             if program.executor is None:
                 link.prepare()
@@ -307,6 +310,14 @@ class IPUSession:
             self.fire(IPUEvents.OPTIMIZER_SENT)
         if self.weights.training_is_stale:
             self.weights.to_training()
+        executor: Callable[..., Any] = program.executor  # type: ignore[assignment]
+        return executor
+
+    def note_updates(self, count: int) -> None:
+        """Note that the training program made updates."""
+        assert self._trained is not None
+        self.weights.trained()
+        self._trained.link.stepped(count)
 
     def evaluate(self, program: Program, x: Any) -> Any:
         """Return the predictions for a batch of any number of samples, one row each, by the newest weights.

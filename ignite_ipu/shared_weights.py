@@ -53,6 +53,8 @@ class SharedWeights:
         """Bring what others have trained to the host, from where it is uploaded before the next call."""
         if self._known != _newest:
             self._look()
+        if not self._others:
+            return
         for reference, other in list(self._others.items()):
             shared = reference()
             if other.updates[0] != other.seen:

@@ -88,6 +88,9 @@ class DeviceGradients:
     Args:
         model: The user's model.
         remedy: What its loop does to clip gradients; None puts nothing on parameters.
+
+    Attributes:
+        gone: The numbers of parameters whose gradients somebody has taken off, until `taken_off` tells.
     """
 
     def __init__(self, model: nn.Module, remedy: Optional[str]) -> None:
@@ -95,7 +98,7 @@ class DeviceGradients:
         self._remedy = remedy
         # By the number of the parameter; None where `remove` has taken the gradient off.
         self._placed: Dict[int, Optional[weakref.ref[DeviceGradient]]] = {}
-        self._gone: Set[int] = set()
+        self.gone: Set[int] = set()
         self._complete = False
 
     def place(self) -> None:
@@ -113,7 +116,7 @@ class DeviceGradients:
 
     def _note_gone(self, number: int, reference: Any) -> None:
         if self._placed.get(number) is reference:
-            self._gone.add(number)
+            self.gone.add(number)
             self._complete = False
 
     def taken_off(self) -> Tuple[List[str], bool]:
@@ -122,10 +125,8 @@ class DeviceGradients:
         Raises:
             CaptureError: The loop has put another gradient there.
         """
-        if not self._gone:
-            return [], False
         self._refuse_others()
-        gone, self._gone = self._gone, set()
+        gone, self.gone = self.gone, set()
         names = [self._named[number][0] for number in sorted(gone)]
         with torch._C.DisableTorchFunctionSubclass():
             left = [number for number in self._placed.keys() - gone if _requires_gradient(self._named[number][1])]

@@ -6,6 +6,7 @@ the device returns, when somebody asks for it.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from ignite_ipu.deferred.model import CapturedModel
     from ignite_ipu.deferred.modes import ModesThen
 
-__all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "name_of"]
+__all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "by_number", "name_of"]
 
 _META = torch.device("meta")
+by_number: Callable[[Operation], int] = operator.attrgetter("number")
 
 
 class _Clock:
@@ -288,7 +290,7 @@ class Operation:
     @property
     def computable(self) -> bool:
         """Whether the host can compute it from what is known."""
-        return self._needed() is not None
+        return self.number <= CLOCK.settled and self._needed() is not None
 
     def give(self) -> List[Value]:
         """Return the values of the results."""
@@ -298,7 +300,7 @@ class Operation:
 
     def compute(self) -> None:
         """Compute the results on the host, from values that are known."""
-        for operation in sorted(self._needed() or (), key=_by_number):
+        for operation in sorted(self._needed() or (), key=by_number):
             operation._compute_own()
 
     def _needed(self) -> Optional[Sequence[Operation]]:
@@ -350,10 +352,6 @@ class Operation:
 def name_of(function: Callable[..., Any]) -> str:
     """Return what messages call a function of PyTorch's."""
     return str(getattr(function, "__name__", type(function).__name__)).strip("_")
-
-
-def _by_number(operation: Operation) -> int:
-    return operation.number
 
 
 def _nobody() -> None:

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Optional
+from typing import Optional, Tuple
 
 import torch
 
@@ -20,21 +20,21 @@ _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("accelerate", "ignite", "torch"))
 
 
-class Line:
-    """A line of code. Its number is found when a message names it, for which Python searches the whole function."""
+class Line(Tuple[CodeType, int]):
+    """A line of code, as the code and the instruction's place in it.
 
-    __slots__ = ("_code", "_instruction")
+    Its number is found when a message names it, for which Python searches the whole function.
+    """
 
-    def __init__(self, code: CodeType, instruction: int) -> None:
-        self._code = code
-        self._instruction = instruction
+    __slots__ = ()
 
     def __str__(self) -> str:
-        number: Optional[int] = self._code.co_firstlineno
-        for start, line in dis.findlinestarts(self._code):
-            if start <= self._instruction:
+        code, instruction = self
+        number: Optional[int] = code.co_firstlineno
+        for start, line in dis.findlinestarts(code):
+            if start <= instruction:
                 number = line or number
-        return f"{self._code.co_filename}:{number}"
+        return f"{code.co_filename}:{number}"
 
 
 def current_line() -> Line:
@@ -45,7 +45,7 @@ def current_line() -> Line:
         if outer is None:
             break
         frame = outer
-    return Line(frame.f_code, frame.f_lasti)
+    return Line((frame.f_code, frame.f_lasti))
 
 
 @functools.lru_cache(maxsize=None)

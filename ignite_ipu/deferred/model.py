@@ -7,7 +7,7 @@ weights.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import ModesThen
 from ignite_ipu.deferred.owners import own, parameter_of
-from ignite_ipu.deferred.plans import Plans, seen_before
+from ignite_ipu.deferred.plans import PlansByModes, seen_before
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import native, natively
@@ -36,7 +36,6 @@ from ignite_ipu.tracing import without_generation_cache
 __all__ = ["CapturedModel", "capture_model", "captured"]
 
 _CAPTURE = "_ignite_ipu_capture"
-_MOST_MODES = 16
 
 
 class CapturedModel:
@@ -80,7 +79,7 @@ class CapturedModel:
         self._early: Optional[Line] = None
         # Where the last update was made, as long as its gradients have not been cleared.
         self._uncleared: Optional[Line] = None
-        self._plans: List[Tuple[ModesThen, Plans, Dict[Hashable, Plan]]] = []
+        self._plans = PlansByModes(DeferredTensor)
         self._tensors: Dict[str, torch.Tensor] = {}
         self._gradients: DeviceGradients
         if part_of is not None:
@@ -121,7 +120,7 @@ class CapturedModel:
         Raises:
             CaptureError: PyTorch transforms the call, or replaces weights for it.
         """
-        refuse_transforms(self.name)
+        refuse_transforms(self)
         if torch.is_grad_enabled() and self.model.training:
             return self._record(args, kwargs)
         whole = self.whole
@@ -139,7 +138,7 @@ class CapturedModel:
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         self.whole._edits.look()
-        plans, templates = self._plans_for(self.whole.training.modes())
+        plans = self._plans.of(self.whole.training.modes())
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
         plan = plans.look_up([len(args), *kwargs], values, leaves, False)
@@ -151,28 +150,16 @@ class CapturedModel:
         with torch._C.DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
-            plan = templates.get(key)
+            plan = plans.templates.get(key)
             if plan is None:
                 output = self._host_output(structure, leaves)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 self.whole._edits.look()
                 modes = self.whole.training.modes()
-                plans, templates = self._plans_for(modes)
-                plan = seen_before(templates, key, lambda: self._plan(structure, output, modes))
+                plans = self._plans.of(modes)
+                plan = seen_before(plans.templates, key, lambda: self._plan(structure, output, modes))
             plans.learn([len(args), *kwargs], values, False, plan)
             return deferred_results(Operation(plan, self, leaves, line))
-
-    def _plans_for(self, modes: ModesThen) -> Tuple[Plans, Dict[Hashable, Plan]]:
-        """Return the plans of calls in these modes, in which the model may return something else than in others."""
-        for position, (then, plans, templates) in enumerate(self._plans):
-            if then == modes:
-                if position:
-                    self._plans.insert(0, self._plans.pop(position))
-                return plans, templates
-        made: Tuple[Plans, Dict[Hashable, Plan]] = (Plans(DeferredTensor), {})
-        self._plans.insert(0, (modes, *made))
-        del self._plans[_MOST_MODES:]
-        return made
 
     def _plan(self, structure: Structure, output: Any, modes: ModesThen) -> Plan:
         tensors: List[torch.Tensor] = []
@@ -246,8 +233,10 @@ class CapturedModel:
         Raises:
             CaptureError: It did so with some of them, or too late.
         """
+        if not self._gradients.gone:
+            return
         names, all_of_them = self._gradients.taken_off()
-        if not names or not (self.pending or self._uncleared or self._early):
+        if not (self.pending or self._uncleared or self._early):
             return
         if not all_of_them:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -279,22 +268,21 @@ class CapturedModel:
             return
         if self.pending:
             self.training.finish_update()
+            line = current_line()
             self._run()
-            self._gradients.place()
-            self._uncleared = current_line()
+            self._uncleared = line
         else:
-            self._check_cleared()
+            if self._uncleared is not None:
+                self._refuse_uncleared(self._uncleared)
             self._check_not_zeroed()
             self._gradients.refuse_those_of_the_host()
 
-    def _check_cleared(self) -> None:
-        if self._uncleared is not None:
-            raise CaptureError(
-                f"The update at {current_line()} would use the gradients of the one made at {self._uncleared} again, "
-                "because nothing has cleared them since; they were on the device, and are gone. Call "
-                "optimizer.zero_grad() after every optimizer.step(); to accumulate gradients over several backward "
-                "calls, call step() once after them."
-            )
+    def _refuse_uncleared(self, before: Line) -> NoReturn:
+        raise CaptureError(
+            f"The update at {current_line()} would use the gradients of the one made at {before} again, because "
+            "nothing has cleared them since; they were on the device, and are gone. Call optimizer.zero_grad() after "
+            "every optimizer.step(); to accumulate gradients over several backward calls, call step() once after them."
+        )
 
     def _check_not_zeroed(self) -> None:
         if self.training.zeroed is not None and self.training.prepared:
@@ -348,18 +336,15 @@ class CapturedModel:
                 "loss.detach() and read it after the update."
             )
         self._run()
-        self._gradients.place()
         self._early = line
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the coming updates be made by this optimizer.
+        """Let another optimizer than before make the coming updates.
 
         Raises:
             CaptureError: The update has been made by another one.
         """
         other = self.training.optimizer
-        if other is optimizer:
-            return
         if other is not None and (self._early is not None or not self.pending):
             what = f"for the value read at {self._early}" if self._early is not None else "already"
             raise CaptureError(
@@ -409,21 +394,23 @@ class CapturedModel:
             capture._tensors = {}
 
     def _run(self) -> None:
-        from ignite_ipu.deferred.optimizer import find_optimizers
-
-        self._check_cleared()
+        if self._uncleared is not None:
+            self._refuse_uncleared(self._uncleared)
         losses, self.pending = self.pending, []
         if self.training.optimizer is None:
+            from ignite_ipu.deferred.optimizer import find_optimizers
+
             find_optimizers()
         if self.training.optimizer is None:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
-        self._edits.check(losses, self.name)
+        self._edits.check(losses, self)
         try:
             self.training.run(losses)
         except BaseException as error:
             for loss in losses:
                 _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
             raise
+        self._gradients.place()
 
 
 def capture_model(

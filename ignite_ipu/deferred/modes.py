@@ -68,6 +68,7 @@ class Modes:
         self._parameters: List[torch.Tensor] = []
         self._trained: List[bool] = []
         self._looks = -1
+        self._then: Optional[ModesThen] = None
 
     def look_again(self) -> None:
         """Look for parameters again, of which there may be others now."""
@@ -82,13 +83,18 @@ class Modes:
         state = self._state
         if state is None or not state.complete:
             state = self._state = PythonState(self._model)
-            self._may_be_others = True
+            self._may_be_others, self._then = True, None
         if self._may_be_others:
             refuse_replaced(self._weights, self._model)
             self._may_be_others = False
             self._parameters = list(self._model.parameters())
             self._looks = -1
-        return ModesThen(self, state.training(), self.trained(), state.names, state.values(), state.parts)
+        now = (state.training(), self.trained(), state.values())
+        then = self._then
+        if then is None or (then.training, then.trained, then.values) != now:
+            training, trained, values = now
+            then = self._then = ModesThen(self, training, trained, state.names, values, state.parts)
+        return then
 
     def trained(self) -> List[bool]:
         """Return whether each parameter requires gradients at this moment."""

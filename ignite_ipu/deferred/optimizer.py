@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -21,7 +21,7 @@ from ignite_ipu.deferred.owners import parameter_of
 
 __all__ = ["capture_optimizer", "captured_by", "find_optimizers", "is_trained", "release_optimizer"]
 
-_MODELS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[CapturedModel]] = weakref.WeakKeyDictionary()
+_MODEL = "_ignite_ipu_model"
 _requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -36,9 +36,8 @@ def capture_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimizer its own methods back."""
-    for name in ("step", "zero_grad", "add_param_group"):
+    for name in ("step", "zero_grad", "add_param_group", _MODEL):
         optimizer.__dict__.pop(name, None)
-    _MODELS.pop(optimizer, None)
     _OPTIMIZERS.discard(optimizer)
 
 
@@ -71,7 +70,7 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
     Raises:
         CaptureError: These models share modules, or the model has another optimizer for some of its parameters.
     """
-    known = _MODELS.get(optimizer)
+    known: Optional[weakref.ref[CapturedModel]] = optimizer.__dict__.get(_MODEL)
     model = None if known is None else known()
     if model is not None and model.whole is model and model.training.prepared:
         return model
@@ -87,7 +86,7 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
             "but a device step updates all weights by one. Use one optimizer with a parameter group for each part, "
             "which may have a learning rate of its own."
         )
-    _MODELS[optimizer] = weakref.ref(model)
+    optimizer.__dict__[_MODEL] = weakref.ref(model)
     return model
 
 
@@ -125,21 +124,29 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
             "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
             "then step() without a closure."
         )
-    model.use(self)
-    for hook in _of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks):
-        if hook(self, (self,), {}) is not None:
-            raise CaptureError(
-                f"A hook before {type(self).__name__}.step() at {current_line()} returned other arguments for it, but "
-                "the step of a device takes none. Let it return None."
-            )
+    if model.training.optimizer is not self:
+        model.use(self)
+    # Once there is a device's optimizer, one hook of this library's guards the step of the host.
+    if _global_optimizer_pre_hooks or len(self._optimizer_step_pre_hooks) > model.training.prepared:
+        _run_before(self, _of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks))
     model.step()
-    for hook in _of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
-        hook(self, (self,), {})
+    if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
+        for hook in _of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
+            hook(self, (self,), {})
+
+
+def _run_before(optimizer: torch.optim.Optimizer, hooks: Sequence[Callable[..., Any]]) -> None:
+    for hook in hooks:
+        if hook(optimizer, (optimizer,), {}) is not None:
+            raise CaptureError(
+                f"A hook before {type(optimizer).__name__}.step() at {current_line()} returned other arguments for it, "
+                "but the step of a device takes none. Let it return None."
+            )
 
 
 def _of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
-    """Return the hooks that are not this library's, which guard the step of the host."""
-    found = [hook for some in hooks for hook in some.values()]
+    """Return the hooks that are not this library's."""
+    found = [hook for some in hooks if some for hook in some.values()]
     return [hook for hook in found if not getattr(hook, "__module__", "").startswith("ignite_ipu.")]
 
 

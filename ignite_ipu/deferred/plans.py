@@ -6,7 +6,7 @@ first time; afterwards its arguments lead to the plan, and recording costs nothi
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -16,10 +16,14 @@ from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.owners import OWNED
 from ignite_ipu.deferred.structure import PLAIN, Structure, put_together, take_apart
 
-__all__ = ["Plans", "inferred_plan", "is_arithmetic", "seen_before"]
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.modes import ModesThen
+
+__all__ = ["Plans", "PlansByModes", "inferred_plan", "is_arithmetic", "seen_before"]
 
 _META = torch.device("meta")
 _MOST = 4096
+_MOST_MODES = 16
 _ARITHMETIC = frozenset(["add", "sub", "mul", "div", "radd", "rsub", "rmul", "rdiv", "truediv", "rtruediv"])
 _TENSOR = torch.Tensor
 _INFERRED: Dict[Hashable, Plan] = {}
@@ -30,11 +34,15 @@ class Plans:
 
     Args:
         deferred: The class of tensors that have no value yet.
+
+    Attributes:
+        templates: Plans by the structure and the shapes of arguments.
     """
 
     def __init__(self, deferred: type) -> None:
         self._deferred = deferred
         self._plans: Dict[Hashable, Plan] = {}
+        self.templates: Dict[Hashable, Plan] = {}
 
     def look_up(self, key: List[Any], values: Iterable[Any], leaves: List[Any], arithmetic: bool) -> Optional[Plan]:
         """Return the plan of a call, None if it is the first of its kind or takes more than a look at its arguments.
@@ -84,6 +92,32 @@ class Plans:
             key.append((tensor.shape, tensor.stride(), tensor.dtype))
             leaves.append(Input(tensor))
         return True
+
+
+class PlansByModes:
+    """The plans of a model's calls, which may return something else in other modes.
+
+    Args:
+        deferred: As for `Plans`.
+    """
+
+    def __init__(self, deferred: type) -> None:
+        self._deferred = deferred
+        self._last: Optional[ModesThen] = None
+        self._known: List[Tuple[ModesThen, Plans]] = []
+
+    def of(self, modes: ModesThen) -> Plans:
+        """Return the plans of calls in these modes."""
+        if modes is not self._last:
+            found = next((known for known in self._known if known[0] == modes), None)
+            if found is None:
+                found = (modes, Plans(self._deferred))
+                del self._known[_MOST_MODES - 1 :]
+            else:
+                self._known.remove(found)
+            self._known.insert(0, found)
+            self._last = modes
+        return self._known[0][1]
 
 
 def seen_before(plans: Dict[Hashable, Plan], key: Hashable, make: Callable[[], Plan]) -> Plan:

@@ -6,7 +6,7 @@ from typing import Any, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.graph import Input, Number, Operation, Value
+from ignite_ipu.deferred.graph import Input, Number, Operation, Value, by_number
 from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.step import Recipe, RecipeStep
 
@@ -41,24 +41,17 @@ class MicroBatch:
         recipe: Their comparable form: one object for all micro-batches that compute the same.
         inputs: The tensors, in the order of the recipe's inputs.
         numbers: The floats, in the order of the recipe's numbers.
-        loss_shape: Shape of the first loss.
     """
 
-    __slots__ = ("inputs", "loss_shape", "numbers", "operations", "recipe")
+    __slots__ = ("inputs", "numbers", "operations", "recipe")
 
     def __init__(
-        self,
-        operations: Sequence[Operation],
-        recipe: Recipe,
-        inputs: Sequence[Input],
-        numbers: Tuple[float, ...],
-        loss_shape: Tuple[int, ...],
+        self, operations: Sequence[Operation], recipe: Recipe, inputs: Sequence[Input], numbers: Tuple[float, ...]
     ) -> None:
         self.operations = operations
         self.recipe = recipe
         self.inputs = inputs
         self.numbers = numbers
-        self.loss_shape = loss_shape
 
     def tensors(self) -> List[torch.Tensor]:
         """Return the inputs' tensors.
@@ -87,7 +80,7 @@ class Recipes:
         operations = losses[0].operations
         if len(losses) > 1:
             unique = {operation: None for loss in losses for operation in loss.operations}
-            operations = sorted(unique, key=_by_number)
+            operations = sorted(unique, key=by_number)
         positions: Dict[Operation, int] = {}
         inputs: List[Input] = []
         places: Dict[int, int] = {}
@@ -108,7 +101,7 @@ class Recipes:
                 self._by_key.clear()
             made = _recipe(operations, trail, inputs, losses)
             recipe = self._by_trail[known] = self._by_key.setdefault(made.key, made)
-        return MicroBatch(operations, recipe, inputs, tuple(numbers), losses[0].value.shape.size)
+        return MicroBatch(operations, recipe, inputs, tuple(numbers))
 
     def micro_batches(self, losses: Sequence[Loss]) -> List[MicroBatch]:
         """Return the micro-batches of a weight update: losses that share a call of the model are in the same one.
@@ -139,7 +132,7 @@ def ancestors(value: Value) -> List[Operation]:
             if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
                 found[leaf.operation] = None
                 waiting.append(leaf.operation)
-    return sorted(found, key=_by_number)
+    return sorted(found, key=by_number)
 
 
 def describe_change(old: Recipe, new: Recipe) -> str:
@@ -208,20 +201,18 @@ def _recipe(
                 leaves.append(("value", *_place(source)) if source >= 0 else ("input", ~source))
         part = "" if operation.model is None else operation.model.path
         steps.append(RecipeStep(plan.function, plan.structure, tuple(leaves), plan.grad, operation.line, part))
+    places = tuple([_place(next(sources)) for _ in losses])
     return Recipe(
         tuple(steps),
-        tuple([_place(next(sources)) for _ in losses]),
+        places,
         tuple([(item.shape.size, item.shape.dtype) for item in inputs]),
         numbers,
+        places[0] if len(places) == 1 and not losses[0].value.shape.size else None,
     )
 
 
 def _place(source: int) -> Tuple[int, int]:
     return source >> _BITS, source & ((1 << _BITS) - 1)
-
-
-def _by_number(operation: Operation) -> int:
-    return operation.number
 
 
 def _named(step: RecipeStep) -> str:

@@ -27,7 +27,7 @@ def mark_loss(value: Value) -> None:
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
         )
     operations = ancestors(value)
-    _check_not_given_up(operations, "backward()", line)
+    models = _models_of(operations, "backward()", line)
     if value.shape.size and max(value.shape.size) != 1:
         raise CaptureError(
             f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
@@ -38,12 +38,11 @@ def mark_loss(value: Value) -> None:
             f"backward() at {line} was called on a value that does not depend on trainable weights (it was "
             "detached, or computed without gradients), so nothing would be trained."
         )
-    models = _models_of(operations)
     if len(models) > 1:
         from ignite_ipu.deferred.optimizer import find_optimizers
 
         find_optimizers()
-        models = _models_of(operations)
+        models = _models_of(operations, "backward()", line)
     if len(models) != 1:
         names = " and ".join(sorted(model.name for model in models))
         raise CaptureError(
@@ -63,24 +62,23 @@ def run_for_read(value: Value, what: str) -> None:
         EarlyReadError: That is not possible yet, or never.
     """
     operations = ancestors(value)
-    _check_not_given_up(operations, what, current_line())
-    for model in _models_of(operations):
+    for model in _models_of(operations, what, current_line()):
         model.run_early(value, what)
 
 
-def _models_of(operations: Sequence[Operation]) -> List[CapturedModel]:
-    found: Dict[int, CapturedModel] = {}
-    for operation in operations:
-        for model in (
-            operation.model,
-            *[leaf.model for leaf in operation.leaves if isinstance(leaf, Input)],
-        ):
-            if model is not None:
-                found[id(model.whole)] = model.whole
-    return list(found.values())
+def _models_of(operations: Sequence[Operation], what: str, line: Line) -> List[CapturedModel]:
+    """Return the models that operations call or use weights of, for what `what` at a line asks.
 
-
-def _check_not_given_up(operations: Sequence[Operation], what: str, line: Line) -> None:
+    Raises:
+        EarlyReadError: Some operation will never be run.
+    """
+    found: Dict[CapturedModel, None] = {}
     for operation in operations:
         if operation.problem is not None:
             raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
+        if operation.model is not None:
+            found[operation.model.whole] = None
+        for leaf in operation.leaves:
+            if type(leaf) is Input and leaf.model is not None:
+                found[leaf.model.whole] = None
+    return list(found)

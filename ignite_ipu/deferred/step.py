@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -74,12 +74,14 @@ class Recipe:
         losses: `(operation, result)` of each loss; their sum is differentiated.
         inputs: Shape and type of each input.
         numbers: How many floats the arithmetic has.
+        loss: The loss if it is what the device's loss is: alone, and without dimensions.
     """
 
     steps: Tuple[RecipeStep, ...]
     losses: Tuple[Tuple[int, int], ...]
     inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
     numbers: int
+    loss: Optional[Tuple[int, int]]
 
     @functools.cached_property
     def key(self) -> Hashable:
@@ -95,11 +97,6 @@ class Recipe:
     def body(self) -> Hashable:
         """Equal for recipes that differ in the shapes of tensors alone, as that of an incomplete batch does."""
         return tuple([(step.function, step.structure.key, step.grad, step.part) for step in self.steps])
-
-    @functools.cached_property
-    def distinct_losses(self) -> FrozenSet[Tuple[int, int]]:
-        """The losses, each once."""
-        return frozenset(self.losses)
 
 
 class CapturedStep(BatchStep):

@@ -13,6 +13,7 @@ from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.plans import Plans, inferred_plan, is_arithmetic
+from ignite_ipu.deferred.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.structure import is_tensor, put_together, take_apart, take_call_apart, words
 from ignite_ipu.deferred.written import WrittenTensor, in_place_of_written, write_back
 
@@ -65,17 +66,6 @@ class DeferredTensor(torch.Tensor):
     value: Value
     origin: Optional[torch.Tensor] = None
 
-    @staticmethod
-    def __new__(cls, value: Value) -> DeferredTensor:
-        shape = value.shape
-        tensor: DeferredTensor = _MAKE(cls, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU)
-        tensor.value = value
-        value.handle = weakref.ref(tensor)
-        return tensor
-
-    def __init__(self, value: Value) -> None:
-        """Leave everything to `__new__`."""
-
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
@@ -115,8 +105,6 @@ class DeferredTensor(torch.Tensor):
         Raises:
             CaptureError: It is no scalar that depends on one model, or an argument cannot be honoured.
         """
-        from ignite_ipu.deferred.routing import mark_loss
-
         if gradient is not None or inputs is not None or create_graph:
             name = "gradient" if gradient is not None else "inputs" if inputs is not None else "create_graph"
             raise CaptureError(
@@ -127,7 +115,8 @@ class DeferredTensor(torch.Tensor):
 
     def item(self) -> Any:
         """Return the value of a tensor with one element."""
-        return _read(self.value, "item()").item()
+        tensor = self.value.tensor
+        return (_read(self.value, "item()") if tensor is None else tensor).item()
 
     def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
         # Debuggers and error messages show objects at any time: this one never fails.
@@ -182,8 +171,16 @@ def deferred_results(operation: Operation) -> Any:
     if plan.single:
         value = Value(operation, 0, plan.shapes[0])
         operation.results = (weakref.ref(value),)
-        return DeferredTensor(value)
-    return put_together(plan.result, [DeferredTensor(value) for value in operation.give()])
+        return _tensor_of(value)
+    return put_together(plan.result, [_tensor_of(value) for value in operation.give()])
+
+
+def _tensor_of(value: Value) -> DeferredTensor:
+    shape = value.shape
+    tensor: DeferredTensor = _MAKE(DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU)
+    tensor.value = value
+    value.handle = weakref.ref(tensor)
+    return tensor
 
 
 def _input(tensor: torch.Tensor, line: Line) -> Input:
@@ -403,8 +400,6 @@ def _plain(leaf: Any, what: str) -> Any:
 
 def _read(value: Value, what: str) -> torch.Tensor:
     if not value.known:
-        from ignite_ipu.deferred.routing import run_for_read
-
         run_for_read(value, what)
     return value.get()
 

@@ -6,19 +6,19 @@ import dataclasses
 import functools
 import logging
 import math
-from typing import Any, Callable, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
-from ignite_ipu.deferred.graph import CLOCK
+from ignite_ipu.deferred.graph import CLOCK, Value
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import Modes, ModesThen
 from ignite_ipu.deferred.recipes import Loss, MicroBatch, Recipes, describe_change
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CapturedStep, Recipe
-from ignite_ipu.deferred.written import write_known
+from ignite_ipu.deferred.written import WAITING, write_known
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.optimizers.clipping import clipping_problem
 from ignite_ipu.programs import Program
@@ -30,7 +30,20 @@ _logger = logging.getLogger("ignite_ipu")
 _MOST_CHANGES = 3
 _MOST_PROGRAMS = 8
 Place = Tuple[int, int]
-_NOWHERE: FrozenSet[Place] = frozenset()
+
+
+class _Needed(NamedTuple):
+    """A value that somebody may ask for after the update.
+
+    Attributes:
+        place: Which result of which operation it is.
+        batch: The number of its micro-batch.
+        value: The value.
+    """
+
+    place: Place
+    batch: int
+    value: Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +59,17 @@ class _Compiled:
     modes: ModesThen
 
     @functools.cached_property
-    def returned(self) -> FrozenSet[Place]:
-        """The values that come back."""
-        return frozenset(self.outputs)
+    def returned(self) -> Dict[Place, int]:
+        """Where in what comes back the values are: the loss, if it is one, is what the device's loss is."""
+        places = {place: number for number, place in enumerate(self.outputs, 1)}
+        return places if self.recipe.loss is None else {**places, self.recipe.loss: 0}
 
-    def serves(self, batches: Sequence[MicroBatch], outputs: Set[Place], modes: ModesThen) -> bool:
+    def serves(self, batches: Sequence[MicroBatch], needed: Sequence[_Needed], modes: ModesThen) -> bool:
         """Tell whether this program computes an update."""
-        return (
-            self.recipe is batches[0].recipe
-            and self.count == len(batches)
-            and self.modes == modes
-            and outputs <= self.returned
-            and all(batch.numbers == self.numbers or self._differ_where_they_may(batch) for batch in batches)
+        if self.recipe is not batches[0].recipe or self.count != len(batches) or self.modes != modes:
+            return False
+        return all([value.place in self.returned for value in needed]) and all(
+            [batch.numbers == self.numbers or self._differ_where_they_may(batch) for batch in batches]
         )
 
     def computes_like(self, other: _Compiled) -> bool:
@@ -225,18 +237,19 @@ class CapturedTraining:
         """
         batches = self._recipes.micro_batches(losses)
         recipe = batches[0].recipe
-        if any(batch.recipe is not recipe for batch in batches):
+        if any([batch.recipe is not recipe for batch in batches]):
             # A device call repeats one recipe.
             batches = [self._recipes.micro_batch(losses)]
-        self._check_zeroed(recipe)
-        outputs = _needed(batches)
+        if self.zeroed is not None:
+            self._check_zeroed(recipe)
+        needed = _needed(batches)
         modes = self._modes_of(batches)
-        if self._compiled is None or not self._compiled.serves(batches, outputs, modes):
-            kept = next((each for each in self._kept if each.compiled.serves(batches, outputs, modes)), None)
+        if self._compiled is None or not self._compiled.serves(batches, needed, modes):
+            kept = next((each for each in self._kept if each.compiled.serves(batches, needed, modes)), None)
             if kept is not None:
                 self._resume(kept)
             else:
-                self._compile(self._wanted(batches, outputs, modes))
+                self._compile(self._wanted(batches, needed, modes))
         compiled = self._compiled
         assert compiled is not None
         leaves = _leaves(batches, compiled)
@@ -254,11 +267,12 @@ class CapturedTraining:
         except BaseException:
             self._compiled = None
             raise
-        _settle(batches, compiled, results)
-        write_known()
+        _settle(batches, needed, compiled, results)
+        if WAITING:
+            write_known()
 
     def _check_zeroed(self, recipe: Recipe) -> None:
-        if self.zeroed is None or self._compiled is None or self._compiled.recipe.body == recipe.body:
+        if self._compiled is None or self._compiled.recipe.body == recipe.body:
             return
         raise CaptureError(
             f"The gradients were made zero, not None, at {self.zeroed}, and the body of the loop changed after that "
@@ -292,18 +306,12 @@ class CapturedTraining:
         return modes
 
     def _call(self, leaves: List[torch.Tensor]) -> Sequence[torch.Tensor]:
-        session = self.session
-        if session.training is None or not session.training.ready:
-            self._before_loading()
-        session.prepare_call(leaves, leaves[0])
-        assert session.training is not None and session.link is not None
-        executor: Any = session.training.executor
+        executor = self.session.prepare_call(leaves, leaves[0], self._before_loading)
         outputs: Sequence[torch.Tensor] = executor(*leaves)
-        session.weights.trained()
-        session.link.stepped(1)
+        self.session.note_updates(1)
         return outputs
 
-    def _wanted(self, batches: Sequence[MicroBatch], outputs: Set[Place], modes: ModesThen) -> _Compiled:
+    def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[_Needed], modes: ModesThen) -> _Compiled:
         count, replicas = len(batches), self._replicas
         if self._compiled is None and count % replicas:
             raise CaptureError(
@@ -321,7 +329,7 @@ class CapturedTraining:
             batches[0].recipe,
             count,
             math.gcd(count, replicas),
-            tuple(sorted(outputs)),
+            tuple(sorted({value.place for value in needed} - {batches[0].recipe.loss})),
             numbers,
             frozenset(variable),
             modes,
@@ -440,7 +448,7 @@ def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
 def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Tensor]:
     """Return the inputs of the device call: those of the micro-batches, one after another."""
     leaves = [_joined(column) for column in zip(*[batch.tensors() for batch in batches])]
-    for position in sorted(compiled.variable):
+    for position in sorted(compiled.variable) if compiled.variable else ():
         leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
     return leaves
 
@@ -451,36 +459,25 @@ def _joined(column: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(column)) if column[0].dim() else torch.stack(list(column))
 
 
-def _needed(batches: Sequence[MicroBatch]) -> Set[Place]:
-    """Return the values that somebody may ask for; the loss comes back in any case."""
+def _needed(batches: Sequence[MicroBatch]) -> List[_Needed]:
     device = {operation: 0 for batch in batches for operation in batch.operations}
-    outputs: Set[Place] = set()
-    for batch in batches:
-        for position, operation in enumerate(batch.operations):
-            for reference in operation.results:
-                value = reference()
-                if value is not None and value.is_needed(device):
-                    outputs.add((position, value.index))
-    return outputs - _single_loss(batches[0])
-
-
-def _single_loss(batch: MicroBatch) -> FrozenSet[Place]:
-    """Return the place of the loss if it is what the device's loss is: alone, once, and without dimensions."""
-    recipe = batch.recipe
-    return recipe.distinct_losses if len(recipe.losses) == 1 and not batch.loss_shape else _NOWHERE
-
-
-def _settle(batches: Sequence[MicroBatch], compiled: _Compiled, outputs: Sequence[torch.Tensor]) -> None:
-    found = dict(zip(compiled.outputs, outputs[1:]))
-    for place in _single_loss(batches[0]):
-        found[place] = outputs[0]
+    needed = []
     for number, batch in enumerate(batches):
         for position, operation in enumerate(batch.operations):
             for reference in operation.results:
                 value = reference()
-                output = None if value is None else found.get((position, value.index))
-                if value is not None and output is not None:
-                    value.take(_part(output, value.shape.size, number, len(batches)))
+                if value is not None and value.is_needed(device):
+                    needed.append(_Needed((position, value.index), number, value))
+    return needed
+
+
+def _settle(
+    batches: Sequence[MicroBatch], needed: Sequence[_Needed], compiled: _Compiled, outputs: Sequence[torch.Tensor]
+) -> None:
+    for place, number, value in needed:
+        value.take(_part(outputs[compiled.returned[place]], value.shape.size, number, len(batches)))
+    for batch in batches:
+        for operation in batch.operations:
             operation.finish()
     CLOCK.values_came()
 

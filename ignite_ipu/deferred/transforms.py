@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 from torch.nn.utils import stateless
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
+
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.model import CapturedModel
 
 __all__ = ["refuse_transforms"]
 
@@ -19,24 +22,24 @@ _REPLACES: Any = getattr(stateless, "_functional_call").__code__  # noqa: B009
 _transform: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
-def refuse_transforms(model: str) -> None:
-    """Refuse a call within a function of `torch.func`; the message calls the model `model`.
+def refuse_transforms(model: CapturedModel) -> None:
+    """Refuse a call of a model within a function of `torch.func`.
 
     Raises:
         CaptureError: It is one.
     """
     if _transform() is not None:
         raise CaptureError(
-            f"{model} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), which "
-            "PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
+            f"{model.name} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), "
+            "which PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
             "captured, copy.deepcopy(model), or put what the transform computes into the model's forward."
         )
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _REPLACES:
             raise CaptureError(
-                f"{model} was called at {current_line()} by functional_call, with other weights than its own, but its "
-                "program is compiled for those on the device. Call a copy that is not captured, copy.deepcopy(model); "
-                "or write the weights into the model with load_state_dict."
+                f"{model.name} was called at {current_line()} by functional_call, with other weights than its own, but "
+                "its program is compiled for those on the device. Call a copy that is not captured, "
+                "copy.deepcopy(model); or write the weights into the model with load_state_dict."
             )
         frame = frame.f_back

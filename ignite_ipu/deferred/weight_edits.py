@@ -5,13 +5,16 @@ PyTorch has computed the loss by then; the device computes it together with the 
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import CLOCK, Input
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.recipes import Loss
 from ignite_ipu.weights import Weights
+
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.model import CapturedModel
 
 __all__ = ["WeightEdits"]
 
@@ -35,11 +38,11 @@ class WeightEdits:
         if self._weights.edits != self._seen:
             self._seen, self._edited = self._weights.edits, CLOCK.now
 
-    def check(self, losses: Sequence[Loss], model: str) -> None:
+    def check(self, losses: Sequence[Loss], model: CapturedModel) -> None:
         """Refuse an update of losses that were computed from other weights than those of now.
 
         Raises:
-            CaptureError: One was; the message calls the model `model`.
+            CaptureError: One was.
         """
         self.look()
         for loss in losses:
@@ -49,9 +52,9 @@ class WeightEdits:
                 if operation.model is not None or any(map(_is_weight, operation.leaves)):
                     raise CaptureError(
                         f"The update at {current_line()} is of a loss that was computed at {operation.line}, and "
-                        f"weights or buffers of {model} were written after that. The device computes a loss and its "
-                        "update together, from the weights of the update. Write into weights after optimizer.step(), "
-                        "or before the model is called."
+                        f"weights or buffers of {model.name} were written after that. The device computes a loss and "
+                        "its update together, from the weights of the update. Write into weights after "
+                        "optimizer.step(), or before the model is called."
                     )
 
 

@@ -13,9 +13,10 @@ import torch
 from ignite_ipu.deferred.graph import Value
 from ignite_ipu.deferred.structure import put_together, take_apart
 
-__all__ = ["WrittenTensor", "in_place_of_written", "write_back", "write_known"]
+__all__ = ["WAITING", "WrittenTensor", "in_place_of_written", "write_back", "write_known"]
 
-_WAITING: List[Tuple[Value, torch.Tensor]] = []
+WAITING: List[Tuple[Value, torch.Tensor]] = []
+"""Values that `write_known` shall write once they are known, with where to."""
 
 
 class WrittenTensor(torch.Tensor):
@@ -54,7 +55,7 @@ def in_place_of_written(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[
 
 def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> None:
     """Write a value into a tensor of the host as soon as it is known, and let `successor` answer for it until then."""
-    _WAITING.append((value, target))
+    WAITING.append((value, target))
     if type(target) is torch.Tensor:
         target.__class__ = WrittenTensor
     if type(target) is WrittenTensor:
@@ -63,14 +64,12 @@ def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> N
 
 def write_known() -> None:
     """Write the values that have become known where they were asked for."""
-    if not _WAITING:
-        return
-    waiting = [(value, target) for value, target in _WAITING if not value.known and value.operation.problem is None]
+    waiting = [(value, target) for value, target in WAITING if not value.known and value.operation.problem is None]
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        for value, target in _WAITING:
+        for value, target in WAITING:
             if value.known:
                 target.copy_(value.get())
                 if type(target) is WrittenTensor and all(target is not later for _, later in waiting):
                     target.__class__ = torch.Tensor  # type: ignore[assignment]
                     target.__dict__.pop("successor", None)
-    _WAITING[:] = waiting
+    WAITING[:] = waiting

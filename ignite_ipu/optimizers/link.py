@@ -23,6 +23,9 @@ from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
 __all__ = ["Change", "OptimizerLink", "SavedState", "Settings"]
 
+# Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at this, older ones at the count.
+_STEPPED = "_opt_called"
+_parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemgetter("params")
 _LOSS_SCALING = "loss_scaling"
 _REPLACED: List[Any] = ["another mapping"]
 
@@ -166,7 +169,8 @@ class OptimizerLink:
             ConstantAttributeError: A constant of the compiled program changed; nothing has been sent.
             OptimizerError: As for `changes`.
         """
-        self._send_edits()
+        if self._shown is not None:
+            self._send_edits()
         changes = self.changes()
         if not changes:
             return ()
@@ -204,14 +208,14 @@ class OptimizerLink:
         self._newer_on_device = True
         self._loaded = False
         self._steps += updates
-        self.note_earlier_steps()
-        if "_step_count" in self._source.__dict__:
-            self._source._step_count += updates  # type: ignore[attr-defined]
+        source = self._source.__dict__
+        source[_STEPPED] = True
+        if "_step_count" in source:
+            source["_step_count"] += updates
 
     def note_earlier_steps(self) -> None:
         """Note that there were updates, maybe in a process before this one: schedules may step without a warning."""
-        # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at this, older ones at the count.
-        self._source._opt_called = True  # type: ignore[attr-defined]
+        self._source.__dict__[_STEPPED] = True
 
     def refresh_state(self) -> None:
         """Bring the state that the user's optimizer shows up to date with the device's."""
@@ -417,7 +421,7 @@ class OptimizerLink:
     def _as_found(self) -> List[Any]:
         """Return every group's watched values as they stand there."""
         groups = self._source.param_groups
-        if [len(group["params"]) for group in groups] != self._group_sizes:
+        if list(map(len, map(_parameters, groups))) != self._group_sizes:
             raise OptimizerError(
                 f"The optimizer now has groups of {[len(group['params']) for group in groups]} parameters, but its "
                 f"update was made for groups of {self._group_sizes}. Add parameters before creating the trainer."

@@ -1,9 +1,10 @@
 """What capturing a step costs: an accelerate loop against the same loop written for PopTorch, on the emulator.
 
 Run `python -m tests.benchmarks accelerate`. Both loops run in turns on the same batches; the ratio is the median over
-the rounds. The middle row's width is the one whose steps take about 5 ms on this machine. The second table holds the
-cost of one captured iteration apart from the device call, for models of growing depth. All times are processor time of
-the one thread that works, so that what else runs on the machine counts little.
+the rounds. Where in memory a loop's tensors lie changes the time of its steps by several per cent, so both are made
+anew several times. The middle row's width is the one whose steps take about 5 ms on this machine. The second table
+holds the cost of one captured iteration apart from the device call, for models of growing depth. All times are
+processor time of the one thread that works, so that what else runs on the machine counts little.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ Batch = Tuple[torch.Tensor, torch.Tensor]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds per row")
+    parser.add_argument("--fresh", type=int, default=7, help="how often both loops are made anew")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds for each two loops")
     parser.add_argument("--steps", type=int, default=20, help="steps per round")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'width':>6}{'PopTorch':>12}{'captured':>12}{'ratio':>8}   milliseconds per step")
     for width in (256, width_for(5e-3), 1024):
-        theirs, ours, ratio = compare(width, arguments.rounds, arguments.steps)
+        theirs, ours, ratio = compare(width, arguments.fresh, arguments.rounds, arguments.steps)
         print(f"{width:6}{theirs * 1e3:12.2f}{ours * 1e3:12.2f}{ratio:8.3f}")
     print(f"\n{'layers':>6}{'weights':>9}   microseconds per captured iteration, without the device call")
     for depth in (2, 50, 200, 500):
@@ -102,17 +104,18 @@ def width_for(wanted: float) -> int:
     """Return the width whose step takes closest to this many seconds on this machine, without capturing."""
     taken = {}
     for width in range(320, 961, 32):
-        loop, data = poptorch_loop(width), batches(width, 10)
-        loop(data)
-        taken[width] = statistics.median(seconds(loop, data) / len(data) for _ in range(5))
+        loop, data = poptorch_loop(width), batches(width, 20)
+        taken[width] = statistics.median([seconds(loop, data) / len(data) for _ in range(9)][2:])
     return min(taken, key=lambda width: abs(taken[width] - wanted))
 
 
-def compare(width: int, rounds: int, steps: int) -> Tuple[float, float, float]:
+def compare(width: int, fresh: int, rounds: int, steps: int) -> Tuple[float, float, float]:
     """Return the median seconds per step of both loops, and the median of their ratios."""
     data = batches(width, steps)
-    loops = (poptorch_loop(width), captured_loop(width))
-    times = [tuple([seconds(loop, data) / steps for loop in loops]) for _ in range(rounds + 2)][2:]
+    times: List[Tuple[float, ...]] = []
+    for _ in range(fresh):
+        loops = (poptorch_loop(width), captured_loop(width))
+        times += [tuple([seconds(loop, data) / steps for loop in loops]) for _ in range(rounds + 2)][2:]
     theirs, ours = zip(*times)
     return statistics.median(theirs), statistics.median(ours), statistics.median(b / a for a, b in times)
 

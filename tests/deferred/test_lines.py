@@ -12,7 +12,7 @@ from ignite_ipu.deferred.lines import Line, current_line
 def both():
     """Return the line of the caller as this library and as Python names it."""
     frame = sys._getframe(1)
-    return str(Line(frame.f_code, frame.f_lasti)), f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return str(Line((frame.f_code, frame.f_lasti))), f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def test_every_kind_of_statement():

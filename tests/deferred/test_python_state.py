@@ -126,6 +126,14 @@ def hook(net: Any, number: int) -> None:
         net.hook.remove()
 
 
+def hook_on_all_layers(net: Any, number: int) -> None:
+    if number == 1:
+        double = lambda module, inputs, output: output * 2 if module is net.first else None  # noqa: E731
+        net.hook = nn.modules.module.register_module_forward_hook(double)
+    elif number == 3:
+        net.hook.remove()
+
+
 def hook_with_a_variable(net: Any, number: int) -> None:
     if number == 0:
         net.factor = [1.0]
@@ -145,6 +153,7 @@ CHANGES = [
     patch_forward,
     return_more,
     hook,
+    hook_on_all_layers,
     hook_with_a_variable,
 ]
 
