@@ -227,9 +227,10 @@ class Plan:
         single: Whether the result is one tensor and nothing else.
         aliases: Whether some of the result may share memory with an argument.
         modes: The modes of the captured model that is called; None for a function.
+        writes: Names of the buffers that the call of a captured model writes into.
     """
 
-    __slots__ = ("aliases", "function", "grad", "modes", "result", "shapes", "single", "structure")
+    __slots__ = ("aliases", "function", "grad", "modes", "result", "shapes", "single", "structure", "writes")
 
     def __init__(
         self,
@@ -239,6 +240,7 @@ class Plan:
         result: Structure,
         shapes: Sequence[Shape],
         modes: Optional[ModesThen] = None,
+        writes: Sequence[str] = (),
     ) -> None:
         self.function = function
         self.structure = structure
@@ -248,6 +250,7 @@ class Plan:
         self.single = result.is_leaf
         self.aliases = any(shape.aliases for shape in shapes)
         self.modes = modes
+        self.writes = tuple(writes)
 
 
 class Operation:

@@ -12,26 +12,26 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.buffer_writes import BufferWrites
 from ignite_ipu.deferred.device_gradients import DeviceGradients
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.evaluated import with_gradients
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
+from ignite_ipu.deferred.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import ModesThen
 from ignite_ipu.deferred.owners import own, parameter_of
 from ignite_ipu.deferred.plans import PlansByModes, seen_before
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
-from ignite_ipu.deferred.step import native, natively
+from ignite_ipu.deferred.step import native
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart, take_call_apart
 from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.deferred.transforms import refuse_transforms
 from ignite_ipu.deferred.weight_edits import WeightEdits
-from ignite_ipu.python_state import changed_by, changes_in_every_call
 from ignite_ipu.session import IPUSession
-from ignite_ipu.tracing import without_generation_cache
 
 __all__ = ["CapturedModel", "capture_model", "captured"]
 
@@ -95,6 +95,7 @@ class CapturedModel:
         self.training = CapturedTraining(self.session, settings, self._gradients.remove)
         self.evaluation = CapturedEvaluation(self.session, settings, self._gradients.remove)
         self._edits = WeightEdits(self.session.weights)
+        self._buffer_writes = BufferWrites()
         self._tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         own(self, {name: tensor for name, tensor in self._tensors.items() if joins or parameter_of(tensor) is None})
 
@@ -124,6 +125,7 @@ class CapturedModel:
         if torch.is_grad_enabled() and self.model.training:
             return self._record(args, kwargs)
         whole = self.whole
+        whole._buffer_writes.check_evaluation(self)
         try:
             output = whole.evaluation.run(args, kwargs, self.model)
         finally:
@@ -143,7 +145,7 @@ class CapturedModel:
         values = (*args, *kwargs.values()) if kwargs else args
         plan = plans.look_up([len(args), *kwargs], values, leaves, False)
         if plan is not None:
-            return deferred_results(Operation(plan, self, leaves, current_line()))
+            return self._call_of(plan, leaves, current_line())
         line = current_line()
         found: List[Any] = []
         structure = take_call_apart(args, kwargs, found)
@@ -152,30 +154,35 @@ class CapturedModel:
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
             plan = plans.templates.get(key)
             if plan is None:
-                output = self._host_output(structure, leaves)
+                called = self._called_on_host(structure, leaves)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 self.whole._edits.look()
                 modes = self.whole.training.modes()
                 plans = self._plans.of(modes)
-                plan = seen_before(plans.templates, key, lambda: self._plan(structure, output, modes))
+                plan = seen_before(plans.templates, key, lambda: self._plan(structure, called, modes))
             plans.learn([len(args), *kwargs], values, False, plan)
-            return deferred_results(Operation(plan, self, leaves, line))
+            return self._call_of(plan, leaves, line)
 
-    def _plan(self, structure: Structure, output: Any, modes: ModesThen) -> Plan:
+    def _call_of(self, plan: Plan, leaves: List[Any], line: Line) -> Any:
+        operation = Operation(plan, self, leaves, line)
+        if plan.writes:
+            self.whole._buffer_writes.note(operation)
+        return deferred_results(operation)
+
+    def _plan(self, structure: Structure, called: HostCall, modes: ModesThen) -> Plan:
         tensors: List[torch.Tensor] = []
-        result = take_apart(output, tensors)
+        result = take_apart(called.output, tensors)
         trains = any(parameter.requires_grad for parameter in self.model.parameters())
         shapes = [Shape.of(tensor, trains and tensor.is_floating_point()) for tensor in tensors]
-        return Plan(None, structure, True, result, shapes, modes)
+        return Plan(None, structure, True, result, shapes, modes, called.writes)
 
-    def _host_output(self, structure: Structure, leaves: List[Any]) -> Any:
-        """Find out what the model returns by calling it on the host, without a trace in weights or randomness.
+    def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
+        """Find out what the model returns and writes by calling it on the host, without a trace there.
 
         Raises:
-            CaptureError: Some of it is trained as a model of its own.
+            CaptureError: Some of it is trained as a model of its own, or its code changes Python values.
         """
-        model = self.model
-        owners = {owner[0] for owner in map(parameter_of, model.parameters()) if owner is not None}
+        owners = {owner[0] for owner in map(parameter_of, self.model.parameters()) if owner is not None}
         if owners - {self.whole}:
             names = " and ".join(sorted(owner.name for owner in owners - {self.whole}))
             raise CaptureError(
@@ -188,21 +195,7 @@ class CapturedModel:
             for leaf in leaves
         ]
         args, kwargs = put_together(structure, values)
-        buffers = {name: torch.Tensor.detach(buffer).clone() for name, buffer in model.named_buffers()}
-
-        def call() -> Any:
-            return torch.func.functional_call(model, buffers, args, kwargs)
-
-        with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
-            output, changed = changed_by(model, call)
-            if changed:
-                # What the first call set up, such as a cache, stays as it is in the second.
-                _, changed = changed_by(model, call)
-        if changed:
-            raise CaptureError(
-                changes_in_every_call(f"The forward of {self.name}, called at {current_line()},", changed)
-            )
-        return output
+        return called_on_host(self.model, args, kwargs, self.name)
 
     # -- updates --------------------------------------------------------------------------------------------------
 
@@ -360,6 +353,7 @@ class CapturedModel:
             self.pending += before.pending
             self._early = self._early or before._early
             self._uncleared = self._uncleared or before._uncleared
+            self._buffer_writes.take_over(before._buffer_writes)
             before.pending = []
         for part in parts:
             if part.session is not self.session:
@@ -397,6 +391,7 @@ class CapturedModel:
         if self._uncleared is not None:
             self._refuse_uncleared(self._uncleared)
         losses, self.pending = self.pending, []
+        self._buffer_writes.check_update(losses, self)
         if self.training.optimizer is None:
             from ignite_ipu.deferred.optimizer import find_optimizers
 

@@ -1,0 +1,95 @@
+"""Statistics that calls in training mode write are PyTorch's, or refused where a device writes them later or never."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+
+X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+BUFFERS = r"writes buffers \(1\.running_mean, 1\.running_var, 1\.num_batches_tracked\)"
+
+
+def prepared(captures: bool = True) -> Tuple[Any, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    if captures:
+        capture_model(model, CaptureSettings())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    return model, optimizer
+
+
+def update(model: Any, optimizer: torch.optim.Optimizer, rows: int = 16) -> None:
+    F.cross_entropy(model(X[:rows]), Y[:rows]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_an_evaluation_before_the_update_is_refused(updates: int) -> None:
+    """PyTorch evaluates with statistics that the device has not written."""
+    model, optimizer = prepared()
+    for _ in range(updates):
+        update(model, optimizer)
+    F.cross_entropy(model(X), Y).backward()
+    model.eval()
+    with pytest.raises(CaptureError, match=rf"evaluated at .*test_buffer_writes\.py.*{BUFFERS}.*Evaluate after"):
+        model(X)
+    model.train()
+    optimizer.step()
+    assert model.eval()(X).shape == (16, 2)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_call_outside_of_all_updates_is_refused(backward: bool) -> None:
+    """PyTorch has written its statistics; the next update says so, and training can go on."""
+    model, optimizer = prepared()
+    loss = F.cross_entropy(model(X * 2), Y)
+    if backward:
+        loss.backward()
+        optimizer.zero_grad()
+    F.cross_entropy(model(X), Y).backward()
+    with pytest.raises(CaptureError, match=rf"test_buffer_writes\.py:\d+ {BUFFERS}.*no loss of the update"):
+        optimizer.step()
+    optimizer.zero_grad()
+    update(model, optimizer)
+
+
+def test_statistics_of_all_calls_of_an_update() -> None:
+    """Several micro-batches, a second view, and one that is detached write what they write natively."""
+    models = []
+    for captures in (False, True):
+        model, optimizer = prepared(captures)
+        for number in range(3):
+            F.cross_entropy(model(X[:8]), Y[:8]).backward()
+            loss = F.cross_entropy(model(X[8:]), Y[8:])
+            if number == 1:
+                loss = loss + F.mse_loss(model(X * 2), model(X).detach())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        models.append(model)
+    native, model = [each.state_dict() for each in models]
+    for name, value in native.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(model[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_statistics_wait_for_nothing() -> None:
+    """In evaluation mode the layer writes none."""
+    model, optimizer = prepared()
+    update(model, optimizer)
+    model[1].eval()
+    model(X)
+    F.cross_entropy(model(X), Y).backward()
+    model.eval()(X)
+    model.train()
+    model[1].eval()
+    optimizer.step()
