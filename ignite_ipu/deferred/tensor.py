@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.functions import applied_function, refuse_function
 from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
 from ignite_ipu.deferred.lines import Line, current_line
@@ -70,14 +71,19 @@ class DeferredTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        grad = torch.is_grad_enabled()
+        if not grad:
+            name = applied_function()
+            if name is not None:
+                refuse_function(name, [tensor.value for tensor in _deferred_in((args, kwargs))])
         arithmetic = _RECORDED.get(func)
         if arithmetic is not None:
             leaves: List[Any] = []
             if kwargs:
                 arithmetic = arithmetic and _ALPHA not in kwargs
-                key, values = [func, torch.is_grad_enabled(), len(args), *kwargs], (*args, *kwargs.values())
+                key, values = [func, grad, len(args), *kwargs], (*args, *kwargs.values())
             else:
-                key, values = [func, torch.is_grad_enabled()], args
+                key, values = [func, grad], args
             plan = _PLANS.look_up(key, values, leaves, arithmetic)
             if plan is not None:
                 return deferred_results(Operation(plan, None, leaves, current_line()))

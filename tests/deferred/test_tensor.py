@@ -367,20 +367,3 @@ def test_autograds_own_functions() -> None:
     torch.testing.assert_close(model.state_dict(), native.state_dict())
     with pytest.raises((CaptureError, RuntimeError)):
         torch.autograd.grad(model(X).sum(), model.first.weight)
-
-
-def test_custom_autograd_functions_are_refused() -> None:
-    """Their backward is host code, which a device does not run."""
-
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * x
-
-        @staticmethod
-        def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
-            return gradients[0]
-
-    model, _ = prepared()
-    with pytest.raises(CaptureError, match="does not depend on trainable weights"):
-        Square.apply(model(X)).sum().backward()
