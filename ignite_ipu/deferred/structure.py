@@ -70,7 +70,7 @@ def take_apart(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = i
     becomes part of the structure.
 
     Raises:
-        CaptureError: An object of another kind holds tensors, or the value is a numpy array.
+        CaptureError: An object of another kind holds tensors, or the value is a numpy array or a cache of generation.
     """
     if is_leaf(value):
         leaves.append(value)
@@ -178,6 +178,12 @@ def _opaque(value: Any) -> Structure:
         raise CaptureError(
             f"A numpy array of shape {value.shape} takes part in the step; a device takes tensors. Convert it with "
             "torch.as_tensor."
+        )
+    if type(value).__module__ == "transformers.cache_utils":
+        raise CaptureError(
+            f"A {type(value).__qualname__} keeps in Python what one call computes for the next, which a compiled "
+            "program does not. Call model.generate(..., use_cache=False) with inputs padded to one length, since each "
+            "length is a program of its own; or generate on the host with a copy, copy.deepcopy(unwrap_model(model))."
         )
     if any(isinstance(item, torch.Tensor) for item in getattr(value, "__dict__", {}).values()):
         raise CaptureError(

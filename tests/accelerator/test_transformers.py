@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Dict, List, Tuple
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ignite_ipu import backend
 from ignite_ipu.accelerator import IPUAccelerator
-from ignite_ipu.deferred import captured
+from ignite_ipu.deferred import CaptureError, captured
 from tests.accelerate_state import forget
 
 transformers = pytest.importorskip("transformers")
@@ -121,3 +122,21 @@ def test_pretrained_files(tmp_path: Any) -> None:
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)
+
+
+def test_generation_in_the_middle_of_training() -> None:
+    """Without a cache it is the host's; a cache, which lives in Python, is refused with the way out."""
+    accelerator = IPUAccelerator()
+    model = language_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    ids = Sentences(True).ids[:4]
+    accelerator.backward(model(input_ids=ids, labels=ids).loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    model.eval()
+    prompt, settings = ids[:, :4], {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    generated = accelerator.unwrap_model(model).generate(prompt, use_cache=False, **settings)
+    with pytest.raises(CaptureError, match=r"Cache keeps in Python.*use_cache=False.*copy\.deepcopy"):
+        accelerator.unwrap_model(model).generate(prompt, **settings)
+    own = copy.deepcopy(accelerator.unwrap_model(model))
+    assert torch.equal(own.generate(prompt, **settings), generated)
