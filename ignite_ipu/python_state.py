@@ -34,6 +34,7 @@ T = TypeVar("T")
 _PLAIN = (int, float, complex, str, bytes, enum.Enum, type(None), torch.dtype)
 _READABLE = (*_PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, frozenset, collections.deque)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+_FIXED = (*_PLAIN, *_FUNCTIONS)
 # Of PyTorch's layers only numbers such as rates can change, and functions: the rest says of which shape they were made.
 _OF_TORCH = (float, *_FUNCTIONS)
 _CHILDREN = "_modules"
@@ -85,9 +86,9 @@ class PythonState:
         self._ways: List[Tuple[Holder, str]] = []
         self._find_configurations([part for _, part in named])
         self._find_outer_values([part for _, part in named])
-        # While they are the same objects, and none can be changed in place, the values are the same.
+        # While they are the same objects, only those can have other values that are changed in place.
         self._found: List[Any] = []
-        self._fixed = False
+        self._changeable: List[Tuple[int, Any]] = []
         self._values: List[Hashable] = []
 
     @property
@@ -120,19 +121,27 @@ class PythonState:
 
     def values(self) -> List[Hashable]:
         """Return the values of this moment, comparable."""
-        found = [attributes.get(name) for attributes, name in self._places]
-        if self._fixed and all(map(operator.is_, found, self._found)):
+        found = [holder.get(key) for holder, key in self._places]
+        if len(found) != len(self._found) or not all(map(operator.is_, found, self._found)):
+            self._found = found
+            self._changeable = [(number, value) for number, value in enumerate(found) if not isinstance(value, _FIXED)]
+            self._values = list(map(_value, found))
             return self._values
-        self._found = found
-        self._fixed = all(isinstance(value, (*_PLAIN, *_FUNCTIONS)) for value in found)
-        self._values = [_value(value) for value in found]
+        changed = [
+            (number, now) for number, value in self._changeable if (now := _value(value)) != self._values[number]
+        ]
+        if changed:
+            # Somebody may still have the values of before.
+            self._values = list(self._values)
+            for number, now in changed:
+                self._values[number] = now
         return self._values
 
     def leave_out(self, names: Collection[str]) -> None:
         """Forget values, by their names in messages."""
         kept = [(name, place) for name, place in zip(self.names, self._places) if name not in names]
         self.names, self._places = [name for name, _ in kept], [place for _, place in kept]
-        self._fixed = False
+        self._found = []
 
     def changed(self, before: List[Hashable]) -> List[str]:
         """Return the names of the attributes that had other values before."""
@@ -186,7 +195,14 @@ def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:
 
 
 def _value(value: Any) -> Hashable:
-    if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
+    # What libraries keep in their models are collections, most of them empty.
+    if isinstance(value, dict):
+        return tuple([(_value(key), _value(item)) for key, item in value.items()]) if len(value) <= _LONGEST else None
+    if isinstance(value, (list, tuple, collections.deque)):
+        return tuple([_value(item) for item in value]) if len(value) <= _LONGEST else None
+    if isinstance(value, (set, frozenset)):
+        return frozenset(map(_value, value)) if len(value) <= _LONGEST else None
+    if isinstance(value, _FIXED):
         return value
     if isinstance(value, np.ndarray):
         contents = zlib.crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= _LARGEST_ARRAY else id(value)
@@ -195,10 +211,4 @@ def _value(value: Any) -> Hashable:
         # A tensor that is replaced is another object, and one that is written into has another version.
         with torch._C.DisableTorchFunctionSubclass():
             return id(value), 0 if torch.Tensor.is_inference(value) else value._version
-    if isinstance(value, dict):
-        return tuple([(_value(key), _value(item)) for key, item in value.items()]) if len(value) <= _LONGEST else None
-    if isinstance(value, (set, frozenset)):
-        return frozenset(map(_value, value)) if len(value) <= _LONGEST else None
-    if isinstance(value, (list, tuple, collections.deque)):
-        return tuple([_value(item) for item in value]) if len(value) <= _LONGEST else None
     return None

@@ -448,7 +448,7 @@ def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
 def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Tensor]:
     """Return the inputs of the device call: those of the micro-batches, one after another."""
     leaves = [_joined(column) for column in zip(*[batch.tensors() for batch in batches])]
-    for position in sorted(compiled.variable) if compiled.variable else ():
+    for position in sorted(compiled.variable):
         leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
     return leaves
 
