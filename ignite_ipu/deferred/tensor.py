@@ -73,9 +73,7 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         grad = torch.is_grad_enabled()
         if not grad:
-            name = applied_function()
-            if name is not None:
-                refuse_function(name, [tensor.value for tensor in _deferred_in((args, kwargs))])
+            _refuse_functions(args, kwargs)
         arithmetic = _RECORDED.get(func)
         if arithmetic is not None:
             leaves: List[Any] = []
@@ -96,7 +94,9 @@ class DeferredTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # Code in C++, such as a scripted function, does not pass through PyTorch's Python API.
+        # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an autograd.Function
+        # returns just as it got it comes here, too.
+        _refuse_functions(args, kwargs)
         return _call(func, args, kwargs or {})
 
     def backward(
@@ -379,6 +379,12 @@ def _gone() -> None:
 
 def _is_tensor_or_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or type(value) is float
+
+
+def _refuse_functions(args: Tuple[Any, ...], kwargs: Any) -> None:
+    name = applied_function()
+    if name is not None:
+        refuse_function(name, [tensor.value for tensor in _deferred_in((args, kwargs))])
 
 
 def _deferred_in(structure: Any) -> List[DeferredTensor]:
