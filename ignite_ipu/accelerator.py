@@ -36,6 +36,7 @@ from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor import DeferredTensor, resolved
 from ignite_ipu.random_states import read_device_states
+from ignite_ipu.wrappers import unwrapped
 
 __all__ = ["IPUAccelerator"]
 
@@ -129,9 +130,13 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     ) -> nn.Module:
         """Capture the model's calls; it is the same object, and its weights are the newest when read.
 
+        What comes back for a model in `torch.compile` is the module inside.
+
         Raises:
+            ProcessesError: The model is in `DataParallel`.
             SessionError: Another engine trains the model, or some of it is not on the CPU.
         """
+        model = unwrapped(model)
         capture_model(model, self.capture_settings, self._postponed, _CLIP_REMEDY)
         prepared: nn.Module = super().prepare_model(
             model, device_placement=device_placement, evaluation_mode=evaluation_mode

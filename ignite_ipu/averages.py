@@ -16,11 +16,11 @@ from ignite_ipu.batches import BatchError
 from ignite_ipu.engines import IPUEngine
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.loaders import Loaders
-from ignite_ipu.processes import unwrapped
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import row_count, split_rows
 from ignite_ipu.session import IPUSession
 from ignite_ipu.step import BatchStep, guarded
+from ignite_ipu.wrappers import unwrapped
 
 __all__ = ["AveragesStep", "create_ipu_averages_evaluator"]
 

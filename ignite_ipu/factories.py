@@ -29,8 +29,9 @@ from ignite_ipu.native import native_evaluator, native_trainer
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.options import training_options as _training_options
 from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
-from ignite_ipu.processes import check_same_weights, describe_processes, unwrapped
+from ignite_ipu.processes import check_same_weights, describe_processes
 from ignite_ipu.session import IPUSession
+from ignite_ipu.wrappers import unwrapped
 
 __all__ = ["create_ipu_evaluator", "create_ipu_trainer"]
 

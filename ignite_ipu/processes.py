@@ -15,7 +15,7 @@ from torch import nn
 
 from ignite_ipu import backend
 
-__all__ = ["ProcessesError", "check_same_weights", "describe_processes", "unwrapped"]
+__all__ = ["ProcessesError", "check_same_weights", "describe_processes"]
 
 
 class ProcessesError(RuntimeError):
@@ -83,19 +83,3 @@ def check_same_weights(model: nn.Module) -> None:
             f"The processes do not start from the same weights: in rank {rank}, {where}. Seed all processes alike "
             "before the model is made (ignite.utils.manual_seed), or load one checkpoint in each."
         )
-
-
-def unwrapped(model: Any) -> Any:
-    """Return the model inside `DistributedDataParallel`, which has nothing to do where the device reduces gradients.
-
-    Raises:
-        ProcessesError: It is wrapped in `DataParallel`, which means replicas.
-    """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.module
-    if isinstance(model, nn.DataParallel):
-        raise ProcessesError(
-            "The model is wrapped in DataParallel, which spreads a batch over GPUs. Pass the model inside "
-            "(model.module), and replication_factor=... for as many replicas on IPUs."
-        )
-    return model

@@ -75,6 +75,11 @@ class IPUSession:
 
     def __init__(self, model: nn.Module) -> None:
         _check_on_host(model)
+        if isinstance(model, torch.jit.ScriptModule):
+            raise SessionError(
+                f"The model is a {type(model).__qualname__}, which TorchScript runs; PopTorch traces the Python of a "
+                "module. Pass the module that it was made from."
+            )
         self.model = model
         self.weights = Weights(model, self.fire)
         self._shared = SharedWeights(self.weights)

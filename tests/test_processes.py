@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.processes import ProcessesError, check_same_weights, describe_processes, unwrapped
+from ignite_ipu.processes import ProcessesError, check_same_weights, describe_processes
 from tests.supervised import network
 
 
@@ -59,10 +58,3 @@ def test_copies_that_start_differently_are_refused(of_three):
         check_same_weights(network())
     of_three.setattr(dist, "broadcast", lambda sums, src: None)
     check_same_weights(network())
-
-
-def test_wrappers_of_other_devices():
-    model = network()
-    assert unwrapped(model) is model
-    with pytest.raises(ProcessesError, match="replication_factor"):
-        unwrapped(nn.DataParallel(model))

@@ -94,8 +94,8 @@ class DeferredTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an autograd.Function
-        # returns just as it got it comes here, too.
+        # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an
+        # autograd.Function returns just as it got it comes here, too.
         _refuse_functions(args, kwargs)
         return _call(func, args, kwargs or {})
 

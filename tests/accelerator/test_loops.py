@@ -18,6 +18,7 @@ from ignite_ipu.accelerator import IPUAccelerator
 from ignite_ipu.arguments import UnsupportedArgumentError
 from ignite_ipu.deferred import CaptureError, EarlyReadError, captured
 from ignite_ipu.emulator import faults
+from ignite_ipu.processes import ProcessesError
 from tests.accelerate_state import forget
 
 SAMPLES = 52
@@ -146,6 +147,15 @@ def test_prepare_keeps_number_and_order_and_can_be_repeated() -> None:
     assert accelerator.prepare(*prepared) == prepared
     assert accelerator.prepare(model) is model and accelerator.unwrap_model(model) is model
     assert isinstance(accelerator, Accelerator) and accelerator.is_main_process and accelerator.num_processes == 1
+
+
+def test_torch_compile_is_left_out() -> None:
+    """What comes back is the module inside, captured; one in DataParallel is refused."""
+    model = network()
+    accelerator = IPUAccelerator()
+    assert accelerator.prepare(torch.compile(model)) is model and captured(model) is not None
+    with pytest.raises(ProcessesError, match="replication_factor"):
+        accelerator.prepare(nn.DataParallel(network()))
 
 
 def test_reading_a_loss_while_gradients_accumulate() -> None:

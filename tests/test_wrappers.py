@@ -1,0 +1,45 @@
+"""Models that scripts for GPUs have wrapped: the module inside trains, or the message says what to pass."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from ignite.engine import create_supervised_trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ignite_ipu import create_ipu_trainer
+from ignite_ipu.processes import ProcessesError
+from ignite_ipu.session import SessionError
+from ignite_ipu.wrappers import unwrapped
+from tests.supervised import assert_same_weights, network, task
+
+
+def trained(create_trainer, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    create_trainer(model, optimizer, nn.functional.cross_entropy).run(DataLoader(task(), batch_size=16))
+    return model
+
+
+def test_torch_compile_is_left_out(caplog):
+    """A device's program is compiled as a whole; the weights are those of the module inside."""
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        compiled = trained(create_ipu_trainer, torch.compile(network()))
+    assert "torch.compile of the Sequential is left out" in caplog.text
+    assert_same_weights(compiled._orig_mod, trained(create_supervised_trainer, network()))
+
+
+def test_other_models_stay_as_they_are():
+    model = network()
+    assert unwrapped(model) is model
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_means_replicas_or_is_no_python_is_refused():
+    with pytest.raises(ProcessesError, match="replication_factor"):
+        unwrapped(nn.DataParallel(network()))
+    for scripted in (torch.jit.script(network()), torch.jit.trace(network(), task()[:4][0])):
+        with pytest.raises(SessionError, match=r"TorchScript.*Pass the module that it was made from"):
+            trained(create_ipu_trainer, scripted)
