@@ -130,14 +130,16 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     ) -> nn.Module:
         """Capture the model's calls; it is the same object, and its weights are the newest when read.
 
-        What comes back for a model in `torch.compile` is the module inside.
+        What comes back for a model in `torch.compile` is the module inside. A module without weights, such as a loss,
+        stays an ordinary one, whose operations are captured where they compute from what a model returns.
 
         Raises:
             ProcessesError: The model is in `DataParallel`.
             SessionError: Another engine trains the model, or some of it is not on the CPU.
         """
         model = unwrapped(model)
-        capture_model(model, self.capture_settings, self._postponed, _CLIP_REMEDY)
+        if next(model.parameters(), None) is not None:
+            capture_model(model, self.capture_settings, self._postponed, _CLIP_REMEDY)
         prepared: nn.Module = super().prepare_model(
             model, device_placement=device_placement, evaluation_mode=evaluation_mode
         )

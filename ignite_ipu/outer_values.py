@@ -23,8 +23,6 @@ _METHODS: weakref.WeakKeyDictionary[type, List[FunctionType]] = weakref.WeakKeyD
 _GLOBAL, _CELL, _SELF = "global", "closure", "self"
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-# What only these are called on is collected, not read.
-_COLLECTING = frozenset(("add", "append", "appendleft", "extend", "insert"))
 
 
 class Holder(Protocol):
@@ -94,7 +92,7 @@ def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
         kinds: Types of the values.
     """
     waiting = [
-        (function, getattr(part, "__self__", called)) for part in _parts(called) for function in _functions_of(part)
+        (function, getattr(part, "__self__", part)) for part in _parts(called) for function in _functions_of(part)
     ]
     known = {(id(function), id(instance)) for function, instance in waiting}
     while waiting:
@@ -104,8 +102,7 @@ def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
             if not steps:
                 continue
             if isinstance(steps[-1].value, kinds):
-                if len(steps) == len(path.names) or path.names[len(steps)] not in _COLLECTING:
-                    yield from steps
+                yield from steps
                 continue
             for part, own in _called(steps[-1]):
                 new = [each for each in _functions_of(part) if (id(each), id(own)) not in known]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import inspect
 import operator
 import zlib
 from itertools import chain, filterfalse
-from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, Callable, Collection, Dict, Hashable, List, Sequence, Tuple, TypeVar
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType
+from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ FROZEN_REMEDY = (
 )
 T = TypeVar("T")
 _PLAIN = (int, float, complex, str, bytes, enum.Enum, type(None), torch.dtype)
-_READABLE = (*_PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, frozenset, collections.deque)
+_READABLE = (*_PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, frozenset, collections.deque, Iterator)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 _FIXED = (*_PLAIN, *_FUNCTIONS)
 # Of PyTorch's layers only numbers such as rates can change, and functions: the rest says of which shape they were made.
@@ -211,4 +212,9 @@ def _value(value: Any) -> Hashable:
         # A tensor that is replaced is another object, and one that is written into has another version.
         with torch._C.DisableTorchFunctionSubclass():
             return id(value), 0 if torch.Tensor.is_inference(value) else value._version
+    if isinstance(value, GeneratorType):
+        return id(value), _value(inspect.getgeneratorlocals(value))
+    if isinstance(value, Iterator):
+        # How far those of Python have come is in what they show or in what they have left.
+        return id(value), repr(value), operator.length_hint(value, 0)
     return None

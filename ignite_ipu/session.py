@@ -13,6 +13,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.events import IPUEvents
+from ignite_ipu.gradient_hooks import GradientHooks
 from ignite_ipu.loading import follow_loading
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.options import check_ipus, evaluation_options
@@ -83,6 +84,7 @@ class IPUSession:
         self.model = model
         self.weights = Weights(model, self.fire)
         self._shared = SharedWeights(self.weights)
+        self._gradient_hooks = GradientHooks(model)
         self.evaluations: List[Program] = []
         self.active: Optional[Program] = None
         self.guard: Optional[CallGuard] = None
@@ -267,7 +269,7 @@ class IPUSession:
             as a scalar. The predictions are None when the step returns none.
 
         Raises:
-            SessionError: The model has no trainer.
+            SessionError: The model has no trainer, or hooks on gradients.
             BatchError: The batch cannot be cut, or is not like the first one.
             ConstantAttributeError: A hyper-parameter that is compiled in was changed.
             LostEditError: Somebody wrote into a weight where the newest one was not.
@@ -300,10 +302,17 @@ class IPUSession:
             leaves: What the program will be called with.
             batch: The batch they come from.
             before_loading: Called before the program is compiled or loaded.
+
+        Raises:
+            SessionError: Somebody has registered hooks on gradients.
         """
         trained = self._trained
         assert trained is not None
         program, link = trained.program, trained.link
+        if self._gradient_hooks.may_be_new:
+            problem = self._gradient_hooks.problem()
+            if problem is not None:
+                raise SessionError(problem)
         self._shared.take_over()
         if not program.ready:
             before_loading()

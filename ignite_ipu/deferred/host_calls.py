@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.step import natively
+from ignite_ipu.deferred.structure import Structure, put_together
 from ignite_ipu.python_state import changed_by, changes_in_every_call
 from ignite_ipu.tracing import without_generation_cache
+from ignite_ipu.weights import Weights
 
 __all__ = ["HostCall", "called_on_host"]
 
@@ -28,17 +31,31 @@ class HostCall(NamedTuple):
     writes: List[str]
 
 
-def called_on_host(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], name: str) -> HostCall:
-    """Call a model on the host, without a trace in its weights, its buffers or randomness.
+def called_on_host(
+    model: nn.Module, structure: Structure, tensors: Sequence[torch.Tensor], weights: Weights, name: str
+) -> HostCall:
+    """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
+
+    Args:
+        model: The model.
+        structure, tensors: The arguments of the call.
+        weights: Those of the model.
+        name: What messages call the model.
 
     Raises:
-        CaptureError: Its code changes Python values in every call; the message calls the model `name`.
+        CaptureError: Its code changes in every call what a compiled program would not: Python values, its arguments,
+            or buffers of integers.
     """
+    # A touch of a weight in the call would download them, buffers too, into what stands there for the call.
+    weights.to_host()
     before = {path: torch.Tensor.detach(buffer).clone() for path, buffer in model.named_buffers()}
     buffers: Dict[str, torch.Tensor] = {}
+    copies: List[torch.Tensor] = []
 
     def call() -> Any:
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
+        copies[:] = [tensor.clone() for tensor in tensors]
+        args, kwargs = put_together(structure, copies)
         return torch.func.functional_call(model, dict(buffers), args, kwargs)
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -46,9 +63,33 @@ def called_on_host(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, An
         if changed:
             # What the first call set up, such as a cache, stays as it is in the second.
             _, changed = changed_by(model, call)
+    what = f"The forward of {name}, called at {current_line()},"
     if changed:
-        raise CaptureError(changes_in_every_call(f"The forward of {name}, called at {current_line()},", changed))
-    return HostCall(output, [path for path, buffer in buffers.items() if _was_written(buffer, before[path])])
+        raise CaptureError(changes_in_every_call(what, changed))
+    for copy in copies:
+        if copy._version:
+            raise CaptureError(
+                f"{what} writes into an argument, a tensor of shape {tuple(copy.shape)}; the device writes into a copy "
+                "of its own, which the loop would not see. Let it compute a new tensor (x = x - 1 instead of x -= 1, "
+                "inplace=False in its first layer)."
+            )
+    writes = [path for path, buffer in buffers.items() if _was_written(buffer, before[path])]
+    _refuse_counters(model, {path: before[path].dtype for path in writes}, what)
+    return HostCall(output, writes)
+
+
+def _refuse_counters(model: nn.Module, written: Mapping[str, torch.dtype], what: str) -> None:
+    for path, dtype in written.items():
+        owner, _, attribute = path.rpartition(".")
+        norm = model.get_submodule(owner)
+        if isinstance(norm, _NormBase) and attribute == "num_batches_tracked" and norm.momentum is not None:
+            continue  # nothing is computed from it
+        if not dtype.is_floating_point:
+            raise CaptureError(
+                f"{what} writes into the buffer {path} of type {dtype}, but PopTorch compiles buffers in that are no "
+                "floats: it would keep its value. Make it a torch.float32 buffer; or count in the loop, and pass the "
+                "number to the model as a tensor. (A BatchNorm counts for momentum=None: give it a momentum.)"
+            )
 
 
 def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:

@@ -26,7 +26,7 @@ from ignite_ipu.deferred.plans import PlansByModes, seen_before
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import native
-from ignite_ipu.deferred.structure import Structure, put_together, take_apart, take_call_apart
+from ignite_ipu.deferred.structure import Structure, take_apart, take_call_apart
 from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.deferred.transforms import refuse_transforms
@@ -180,7 +180,7 @@ class CapturedModel:
         """Find out what the model returns and writes by calling it on the host, without a trace there.
 
         Raises:
-            CaptureError: Some of it is trained as a model of its own, or its code changes Python values.
+            CaptureError: Some of it is trained as a model of its own, or or its code cannot be compiled.
         """
         owners = {owner[0] for owner in map(parameter_of, self.model.parameters()) if owner is not None}
         if owners - {self.whole}:
@@ -194,8 +194,7 @@ class CapturedModel:
             torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
             for leaf in leaves
         ]
-        args, kwargs = put_together(structure, values)
-        return called_on_host(self.model, args, kwargs, self.name)
+        return called_on_host(self.model, structure, values, self.whole.session.weights, self.name)
 
     # -- updates --------------------------------------------------------------------------------------------------
 

@@ -149,6 +149,24 @@ def test_prepare_keeps_number_and_order_and_can_be_repeated() -> None:
     assert isinstance(accelerator, Accelerator) and accelerator.is_main_process and accelerator.num_processes == 1
 
 
+def test_prepared_losses_stay_what_they_are() -> None:
+    """Scripts prepare their loss modules, too."""
+
+    def run(accelerator: Any) -> Tuple[nn.Module, List[float]]:
+        model, optimizer, train, _, _ = parts(accelerator)
+        criterion = accelerator.prepare(nn.CrossEntropyLoss())
+        seen = []
+        for x, y in train:
+            loss = criterion(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+        return model, seen
+
+    compared(run)
+
+
 def test_torch_compile_is_left_out() -> None:
     """What comes back is the module inside, captured; one in DataParallel is refused."""
     model = network()

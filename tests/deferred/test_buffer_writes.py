@@ -93,3 +93,74 @@ def test_frozen_statistics_wait_for_nothing() -> None:
     model.train()
     model[1].eval()
     optimizer.step()
+
+
+class Cosine(nn.Module):
+    """A classifier whose forward asks a weight for its norm, and that has statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.weight = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Parameter(torch.randn(8, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(x)) @ (self.weight / self.weight.norm(dim=0))
+
+
+def test_another_shape_keeps_what_was_written() -> None:
+    """What the shorter last batch returns is found out on the host, with the newest buffers in their place."""
+    states = []
+    for captures in (False, True):
+        model = Cosine()
+        if captures:
+            capture_model(model, CaptureSettings())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        capture_optimizer(optimizer)
+        for rows in (16, 16, 10, 16):
+            update(model, optimizer, rows)
+        states.append(model.state_dict())
+    for name, value in states[0].items():
+        if value.is_floating_point():
+            torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=1e-5)
+
+
+class Counting(nn.Module):
+    """A network whose output depends on how often it was called."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(x) / self.calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int32])
+def test_counters(dtype: torch.dtype) -> None:
+    """PopTorch compiles integers in, so they are refused; floats count."""
+    model = Counting(dtype)
+    capture_model(model, CaptureSettings())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    if dtype is torch.float32:
+        for _ in range(3):
+            update(model, optimizer)
+        assert float(model.calls) == 3
+        return
+    with pytest.raises(
+        CaptureError, match=rf"test_buffer_writes\.py:\d+, writes into the buffer calls of type {dtype}"
+    ):
+        update(model, optimizer)
+
+
+def test_an_argument_that_the_model_writes_into() -> None:
+    """The loop would not see what it has become; nor may the look at the model change it."""
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2))
+    capture_model(model, CaptureSettings())
+    x = X.clone()
+    with pytest.raises(CaptureError, match=r"test_buffer_writes\.py:\d+, writes into an argument.*\(16, 6\)"):
+        model(x)
+    assert torch.equal(x, X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from typing import Any, Callable, List
 
@@ -327,10 +328,52 @@ def test_replaced_weights_are_refused(change: Callable[[Any], Any], names: str, 
         net(X)
 
 
-def test_hooks_that_collect_in_dictionaries_are_refused() -> None:
+class Grows:
+    """A hook that counts its calls, and scales by them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return output * self.calls
+
+
+def collect_in_dictionary(net: Any, collected: Any = {}) -> None:  # noqa: B006
+    net.first.register_forward_hook(lambda module, inputs, output: collected.update(first=output))
+
+
+def collect_in_list(net: Any, collected: Any = []) -> None:  # noqa: B006
+    net.first.register_forward_hook(lambda module, inputs, output: collected.append(output))
+
+
+def count_in_object(net: Any) -> None:
+    net.first.register_forward_hook(Grows())
+
+
+def count_by_iterator(net: Any) -> None:
+    counted = itertools.count(1)
+    net.first.register_forward_hook(lambda module, inputs, output: output * next(counted))
+
+
+def count_by_generator(net: Any) -> None:
+    counted = (number for number in range(1, 9))
+    net.first.register_forward_hook(lambda module, inputs, output: output * next(counted))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (collect_in_dictionary, "collected"),
+        (collect_in_list, "collected"),
+        (count_in_object, r"self\.calls"),
+        (count_by_iterator, "counted"),
+        (count_by_generator, "counted"),
+    ],
+)
+def test_hooks_that_change_something_in_every_call_are_refused(change: Callable[[Any], Any], name: str) -> None:
     """A compiled program runs them once; natively they run in every call."""
     net, _ = prepared()
-    features: Any = {}
-    net.first.register_forward_hook(lambda module, inputs, output: features.update(first=output))
-    with pytest.raises(CaptureError, match=r"changes Python values in every call \(features"):
+    change(net)
+    with pytest.raises(CaptureError, match=rf"changes Python values in every call \({name}"):
         net(X)

@@ -1,0 +1,58 @@
+"""Hooks on gradients are refused by engines and captured loops alike, because no device would call them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_full_backward_hook
+from torch.utils.data import DataLoader
+
+from ignite_ipu import IPUAccelerator, create_ipu_trainer
+from ignite_ipu.session import SessionError
+from tests.accelerate_state import forget
+from tests.supervised import network, task
+
+
+def train_by_engine(model, optimizer):
+    create_ipu_trainer(model, optimizer, nn.functional.cross_entropy).run(DataLoader(task(), batch_size=16))
+
+
+def train_by_loop(model, optimizer):
+    forget()
+    accelerator = IPUAccelerator()
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(task(), batch_size=16))
+    for x, y in loader:
+        accelerator.backward(nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+HOOKS = {
+    r"0\.weight, 0\.bias": lambda model: [
+        parameter.register_hook(lambda gradient: gradient * 0) for parameter in model[0].parameters()
+    ],
+    r"0\.weight": lambda model: [model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)],
+    r"0": lambda model: [model[0].register_full_backward_hook(lambda *_: None)],
+    r"the model": lambda model: [model.register_full_backward_pre_hook(lambda *_: None)],
+    r"all modules": lambda model: [register_module_full_backward_hook(lambda *_: None)],
+}
+
+
+@pytest.mark.parametrize(("train", "later"), [(train_by_engine, False), (train_by_loop, False), (train_by_loop, True)])
+@pytest.mark.parametrize("names", HOOKS)
+def test_they_are_refused(train, later, names):
+    """Natively they change what is trained; without them, a loop goes on."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if later:
+        train_by_loop(model, optimizer)
+    handles = HOOKS[names](model)
+    try:
+        with pytest.raises(SessionError, match=rf"registered on {names}, which would never run.*Remove the hooks"):
+            train(model, optimizer)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if train is train_by_loop:
+        train(model, optimizer)
