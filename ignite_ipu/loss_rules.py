@@ -21,11 +21,13 @@ _CTC_REDUCTION = 5  # position of `reduction` among the arguments of ctc_loss
 _CLASS_WEIGHTS = (
     "{name} with class weights does not compile for an IPU. Weigh the samples yourself: "
     "weights = w[y]; loss = (F.cross_entropy(y_pred, y, reduction='none') * weights).sum() / weights.sum(), with w a "
-    "buffer of a loss module."
+    "buffer of a loss module. Where y may be ignore_index, so that it counts for nothing, weights = torch.where(y == "
+    "ignore_index, torch.zeros_like(w[:1]), w[y.clamp(min=0)])."
 )
 _LABEL_SMOOTHING = (
     "{name} with label_smoothing={value} would train without the smoothing, which PopTorch does not read. Add it "
-    "yourself: loss = (1 - e) * F.cross_entropy(y_pred, y) - e * F.log_softmax(y_pred, 1).mean()."
+    "yourself: loss = (1 - e) * F.cross_entropy(y_pred, y) - e * F.log_softmax(y_pred, 1).mean(), "
+    "the mean over rows whose target is not ignore_index."
 )
 _HUBER = (
     "{name} does not compile for an IPU. Use delta * F.smooth_l1_loss(y_pred, y, beta=delta), which computes the same."

@@ -347,9 +347,9 @@ def _record_in_place(
     ordinary = not isinstance(target, DeferredTensor)
     if plain is None or (ordinary and name not in _OPERATORS):
         raise CaptureError(
-            f"{name_of(func)} at {line} writes values that do not exist yet into a tensor. Write total = total "
-            "+ loss.detach() instead of total.add_(loss.detach()), compute a new tensor (torch.where, torch.cat), or "
-            "do it after optimizer.step()."
+            f"{'x[...] = y' if name == '__setitem__' else name} at {line} writes values that do not exist yet into a "
+            "tensor. Compute a new tensor (total = total + loss.detach(), torch.where, torch.cat, x.scatter() without "
+            "the underscore), or do it after optimizer.step()."
         )
     result = _record(plain, args, kwargs)
     if ordinary:

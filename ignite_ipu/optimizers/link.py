@@ -485,7 +485,7 @@ def _constant_changed(change: Change, conversion: Conversion) -> ConstantAttribu
     elif conversion.passed_through:
         text += f"Pass {name} explicitly to poptorch.optim.{conversion.kind.name}, which makes it variable."
     else:
-        text += f"Create the trainer with variable=({name!r},) to be able to change it."
+        text += f"Create the trainer or IPUAccelerator with variable=({name!r},) to be able to change it."
     return ConstantAttributeError(name, text)
 
 
