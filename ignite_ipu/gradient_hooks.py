@@ -27,22 +27,20 @@ class GradientHooks:
 
     Args:
         model: The user's model.
+
+    Attributes:
+        handles: How many handles of hooks PyTorch had given out when there were none on gradients.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._handles = -1
-
-    @property
-    def may_be_new(self) -> bool:
-        """Whether hooks were registered anywhere since `problem` was asked last."""
-        return self._handles != RemovableHandle.next_id
+        self.handles = -1
 
     def problem(self) -> Optional[str]:
         """Return why the model cannot be trained with its hooks, None if it has none on gradients."""
         names = self._hooked()
         if not names:
-            self._handles = RemovableHandle.next_id
+            self.handles = RemovableHandle.next_id
             return None
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         return (

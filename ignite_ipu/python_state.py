@@ -116,12 +116,20 @@ class PythonState:
         """Whether the objects that lead to values are the same."""
         return all(map(operator.is_, [holder.get(key) for holder, key in self._ways], self._leading))
 
+    def unchanged(self, training: List[bool], values: List[Hashable]) -> bool:
+        """Tell whether this is complete, and `training` and `values` would return these again."""
+        if not self.complete or list(map(_is_training, self._modules)) != training:
+            return False
+        return not self._places or self.values() is values or self.values() == values
+
     def training(self) -> List[bool]:
         """Return whether each module is in training mode."""
         return list(map(_is_training, self._modules))
 
     def values(self) -> List[Hashable]:
         """Return the values of this moment, comparable."""
+        if not self._places:
+            return self._values
         found = [holder.get(key) for holder, key in self._places]
         if len(found) != len(self._found) or not all(map(operator.is_, found, self._found)):
             self._found = found

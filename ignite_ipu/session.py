@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tupl
 import torch
 from ignite.engine import Engine
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu import backend
 from ignite_ipu.events import IPUEvents
@@ -309,7 +310,7 @@ class IPUSession:
         trained = self._trained
         assert trained is not None
         program, link = trained.program, trained.link
-        if self._gradient_hooks.may_be_new:
+        if self._gradient_hooks.handles != RemovableHandle.next_id:
             problem = self._gradient_hooks.problem()
             if problem is not None:
                 raise SessionError(problem)

@@ -21,18 +21,22 @@ _MOST_NAMES = 3
 
 
 class BufferWrites:
-    """The calls of a captured model that would have written buffers by now, and wait for their update."""
+    """The calls of a captured model that would have written buffers by now, and wait for their update.
+
+    Attributes:
+        waiting: By the number of the call, its line and the names of the buffers.
+    """
 
     def __init__(self) -> None:
-        self._waiting: Dict[int, Tuple[Line, Sequence[str]]] = {}
+        self.waiting: Dict[int, Tuple[Line, Sequence[str]]] = {}
 
     def note(self, operation: Operation) -> None:
         """Note a call that writes."""
-        self._waiting[operation.number] = (operation.line, operation.plan.writes)
+        self.waiting[operation.number] = (operation.line, operation.plan.writes)
 
     def take_over(self, other: BufferWrites) -> None:
         """Take over the calls of a model that is a part of this one now."""
-        self._waiting.update(other._waiting)
+        self.waiting.update(other.waiting)
 
     def check_evaluation(self, model: CapturedModel) -> None:
         """Refuse an evaluation that would use buffers from before.
@@ -40,7 +44,7 @@ class BufferWrites:
         Raises:
             CaptureError: A call waits.
         """
-        if self._waiting:
+        if self.waiting:
             first = self._first()
             raise CaptureError(
                 f"{model.name} is evaluated at {current_line()}, but its call in training mode at {first}, as batch "
@@ -54,14 +58,12 @@ class BufferWrites:
         Raises:
             CaptureError: A call that writes is not what the losses were computed from.
         """
-        if not self._waiting:
-            return
         for loss in losses:
             for operation in loss.operations:
-                self._waiting.pop(operation.number, None)
-        if self._waiting:
+                self.waiting.pop(operation.number, None)
+        if self.waiting:
             first = self._first()
-            self._waiting.clear()
+            self.waiting.clear()
             raise CaptureError(
                 f"The call of {model.name} in training mode at {first}, as batch statistics are, but no loss of the "
                 f"update at {current_line()} was computed from it, and a device writes buffers with updates alone. "
@@ -70,6 +72,6 @@ class BufferWrites:
             )
 
     def _first(self) -> str:
-        line, names = next(iter(self._waiting.values()))
+        line, names = next(iter(self.waiting.values()))
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         return f"{line} writes buffers ({', '.join(names[:_MOST_NAMES])}{more})"

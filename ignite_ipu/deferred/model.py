@@ -390,7 +390,8 @@ class CapturedModel:
         if self._uncleared is not None:
             self._refuse_uncleared(self._uncleared)
         losses, self.pending = self.pending, []
-        self._buffer_writes.check_update(losses, self)
+        if self._buffer_writes.waiting:
+            self._buffer_writes.check_update(losses, self)
         if self.training.optimizer is None:
             from ignite_ipu.deferred.optimizer import find_optimizers
 

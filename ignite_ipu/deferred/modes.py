@@ -80,21 +80,23 @@ class Modes:
         Raises:
             CaptureError: Weights were replaced, added or removed.
         """
-        state = self._state
+        state, then = self._state, self._then
+        if self._may_be_others or self._looks != self._weights.looks:
+            pass  # parameters may be others, or trained or not
+        elif state is not None and then is not None and state.unchanged(then.training, then.values):
+            return then
         if state is None or not state.complete:
             state = self._state = PythonState(self._model)
-            self._may_be_others, self._then = True, None
+            self._may_be_others = True
         if self._may_be_others:
             refuse_replaced(self._weights, self._model)
             self._may_be_others = False
             self._parameters = list(self._model.parameters())
             self._looks = -1
-        now = (state.training(), self.trained(), state.values())
-        then = self._then
-        if then is None or (then.training, then.trained, then.values) != now:
-            training, trained, values = now
-            then = self._then = ModesThen(self, training, trained, state.names, values, state.parts)
-        return then
+        now = ModesThen(self, state.training(), self.trained(), state.names, state.values(), state.parts)
+        # The same object, where nothing has changed, is compared faster.
+        self._then = then if then == now else now
+        return self._then
 
     def trained(self) -> List[bool]:
         """Return whether each parameter requires gradients at this moment."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 from unittest import mock
 
 import torch
@@ -102,11 +102,11 @@ def poptorch_loop(width: int) -> Callable[[List[Batch]], None]:
 
 def width_for(wanted: float) -> int:
     """Return the width whose step takes closest to this many seconds on this machine, without capturing."""
-    taken = {}
-    for width in range(320, 961, 32):
+    taken: Dict[int, List[float]] = {width: [] for width in range(448, 801, 32)}
+    for width in [*taken] * 3:
         loop, data = poptorch_loop(width), batches(width, 20)
-        taken[width] = statistics.median([seconds(loop, data) / len(data) for _ in range(9)][2:])
-    return min(taken, key=lambda width: abs(taken[width] - wanted))
+        taken[width].append(statistics.median([seconds(loop, data) / len(data) for _ in range(9)][2:]))
+    return min(taken, key=lambda width: abs(statistics.median(taken[width]) - wanted))
 
 
 def compare(width: int, fresh: int, rounds: int, steps: int) -> Tuple[float, float, float]:
