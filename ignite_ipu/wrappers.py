@@ -24,7 +24,7 @@ def unwrapped(model: Any) -> Any:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
         # By name, because its class takes long to import.
-        elif type(model).__name__ == "OptimizedModule":
+        elif type(model).__module__.startswith("torch._dynamo."):
             model = model._orig_mod
             _logger.warning("torch.compile of the %s is left out: PopTorch compiles it.", type(model).__name__)
         elif isinstance(model, nn.DataParallel):

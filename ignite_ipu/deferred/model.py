@@ -180,7 +180,7 @@ class CapturedModel:
         """Find out what the model returns and writes by calling it on the host, without a trace there.
 
         Raises:
-            CaptureError: Some of it is trained as a model of its own, or or its code cannot be compiled.
+            CaptureError: Some of it is trained as a model of its own, or its code cannot be compiled.
         """
         owners = {owner[0] for owner in map(parameter_of, self.model.parameters()) if owner is not None}
         if owners - {self.whole}:
