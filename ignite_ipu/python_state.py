@@ -108,8 +108,10 @@ class PythonState:
 
     def _still_without_hooks(self) -> bool:
         """Look for hooks where there were none, which is due when PyTorch has given handles of new ones to somebody."""
+        if any(self._without_hooks):
+            return False
         self._handles = RemovableHandle.next_id
-        return not any(self._without_hooks)
+        return True
 
     @property
     def leads_there(self) -> bool:
@@ -120,7 +122,8 @@ class PythonState:
         """Tell whether this is complete, and `training` and `values` would return these again."""
         if not self.complete or list(map(_is_training, self._modules)) != training:
             return False
-        return not self._places or self.values() is values or self.values() == values
+        now = self.values()
+        return now is values or now == values
 
     def training(self) -> List[bool]:
         """Return whether each module is in training mode."""

@@ -9,12 +9,12 @@ from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
+from ignite_ipu.listing import listed
 from ignite_ipu.python_state import PythonState
 from ignite_ipu.weights import Weights
 
 __all__ = ["Modes", "ModesThen", "refuse_replaced"]
 
-_MOST_NAMES = 3
 _is_trained: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
@@ -81,9 +81,8 @@ class Modes:
             CaptureError: Weights were replaced, added or removed.
         """
         state, then = self._state, self._then
-        if self._may_be_others or self._looks != self._weights.looks:
-            pass  # parameters may be others, or trained or not
-        elif state is not None and then is not None and state.unchanged(then.training, then.values):
+        untouched = not self._may_be_others and self._looks == self._weights.looks
+        if untouched and then is not None and state is not None and state.unchanged(then.training, then.values):
             return then
         if state is None or not state.complete:
             state = self._state = PythonState(self._model)
@@ -115,9 +114,8 @@ def refuse_replaced(weights: Weights, model: nn.Module) -> None:
     """
     names = weights.replaced(model)
     if names:
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         raise CaptureError(
-            f"At {current_line()}, {', '.join(names[:_MOST_NAMES])}{more} of the model was replaced, added or removed "
+            f"At {current_line()}, {listed(names)} of the model was replaced, added or removed "
             "since the model was captured, but the device has the weights of that time. Write into weights and buffers "
             "in place (copy_() under torch.no_grad(), or load_state_dict); or change the model before it is prepared: "
             "accelerator.free_memory() ends what was prepared, and keeps weights and optimizer state."

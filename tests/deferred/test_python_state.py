@@ -20,6 +20,8 @@ Y = (X[:, 0] > 0).long()
 UPDATES = 5
 SETTINGS = {"scale": 1.0}
 SCALE = 1.0
+# Beside the model, of which an attribute would be noticed by itself.
+HANDLES: Any = {}
 
 
 def scaled(x: torch.Tensor) -> torch.Tensor:
@@ -58,8 +60,10 @@ def loss_of(net: nn.Module) -> torch.Tensor:
     return F.cross_entropy(*((output, Y) if isinstance(output, torch.Tensor) else (output[0] + output[1].mean(), Y)))
 
 
-def train(net: Any, optimizer: torch.optim.Optimizer, change: Callable[[Any, int], Any]) -> List[float]:
-    """Train and evaluate; return the losses and a value of the evaluations."""
+def train(
+    net: Any, optimizer: torch.optim.Optimizer, change: Callable[[Any, int], Any], evaluates: bool = True
+) -> List[float]:
+    """Train, and evaluate between updates or not at all; return the losses and a value of the evaluations."""
     seen = []
     for number in range(UPDATES):
         change(net, number)
@@ -67,10 +71,12 @@ def train(net: Any, optimizer: torch.optim.Optimizer, change: Callable[[Any, int
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        net.eval()
-        with torch.no_grad():
-            seen += [loss.item(), loss_of(net).item()]
-        net.train()
+        seen.append(loss.item())
+        if evaluates:
+            net.eval()
+            with torch.no_grad():
+                seen.append(loss_of(net).item())
+            net.train()
     return seen
 
 
@@ -121,18 +127,18 @@ def return_more(net: Any, number: int) -> None:
 
 
 def hook(net: Any, number: int) -> None:
-    if number == 1:
-        net.hook = net.first.register_forward_hook(lambda module, inputs, output: output * 2)
-    if number == 3:
-        net.hook.remove()
+    if number == 2:
+        HANDLES[0] = net.second.register_forward_hook(lambda module, inputs, output: output * 2)
+    if number == 4:
+        HANDLES[0].remove()
 
 
 def hook_on_all_layers(net: Any, number: int) -> None:
-    if number == 1:
-        double = lambda module, inputs, output: output * 2 if module is net.first else None  # noqa: E731
-        net.hook = nn.modules.module.register_module_forward_hook(double)
-    elif number == 3:
-        net.hook.remove()
+    if number == 2:
+        double = lambda module, inputs, output: output * 2 if module is net.second else None  # noqa: E731
+        HANDLES[0] = nn.modules.module.register_module_forward_hook(double)
+    elif number == 4:
+        HANDLES[0].remove()
 
 
 def hook_with_a_variable(net: Any, number: int) -> None:
@@ -159,9 +165,12 @@ CHANGES = [
 ]
 
 
+@pytest.mark.parametrize("evaluates", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_changes_between_updates_count(change: Callable[[Any, int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In training and evaluation, wherever the value is kept."""
+def test_changes_between_updates_count(
+    change: Callable[[Any, int], Any], evaluates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training and evaluation, wherever the value is kept, and whatever else makes the library look."""
     results = []
     for captures in (False, True):
         monkeypatch.setitem(SETTINGS, "scale", 1.0)
@@ -171,9 +180,9 @@ def test_changes_between_updates_count(change: Callable[[Any, int], Any], monkey
         else:
             net = Net()
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        results.append(train(net, optimizer, change))
+        results.append(train(net, optimizer, change, evaluates))
     assert results[1] == pytest.approx(results[0], rel=1e-4)
-    assert len(set(results[0])) == 2 * UPDATES
+    assert len(set(results[0])) == (1 + evaluates) * UPDATES
 
 
 def test_what_the_code_does_not_name_compiles_nothing() -> None:
