@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
+from ignite_ipu.listing import listed
+
 __all__ = ["GradientHooks"]
 
-_MOST_NAMES = 3
 _OF_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 _ON_ALL: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in _OF_MODULES]
 # Asked in the ordinary way, a parameter that PopTorch has wrapped downloads the weights first.
@@ -42,9 +43,8 @@ class GradientHooks:
         if not names:
             self.handles = RemovableHandle.next_id
             return None
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         return (
-            f"Hooks on gradients are registered on {', '.join(names[:_MOST_NAMES])}{more}, which would never run: "
+            f"Hooks on gradients are registered on {listed(names)}, which would never run: "
             "gradients exist on the device alone. To clip them, use max_grad_norm or clip_grad_norm_; to keep some of "
             "a weight as it is, compute with a part that is detached; to scale them, use a parameter group with its "
             "own learning rate; to look at them in an Ignite engine, ignite_ipu.handlers.Gradients. Remove the hooks."

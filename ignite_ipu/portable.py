@@ -5,16 +5,16 @@ With `IGNITE_IPU_BACKEND=native` each does what the code it replaced did, so tha
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.module_modes import modes_kept, modes_of
 
 if TYPE_CHECKING:
     from ignite_ipu.session import IPUSession
@@ -158,7 +158,7 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
         program = session.prepare_evaluation(step, session.evaluation_options())
         _EVALUATION[model] = program
     session.weights.notice_edits()
-    with _modes_kept(model):
+    with modes_kept(model):  # compiling for evaluation changes them
         return session.evaluate(program, (inputs, keyword_inputs))
 
 
@@ -207,22 +207,7 @@ def _prepare(
     session.refuse_second_trainer()
     step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
     session.prepare_training(step, convert_optimizer(optimizer, max_grad_norm=max_grad_norm), training_options())
-    return _Training(session.training, weakref.ref(optimizer), loss_fn, max_grad_norm, _modes(model))
-
-
-def _modes(model: nn.Module) -> List[bool]:
-    return [module.training for module in model.modules()]
-
-
-@contextlib.contextmanager
-def _modes_kept(model: nn.Module) -> Iterator[None]:
-    """Put modules back into the modes they are in, which compiling for evaluation changes."""
-    modes = _modes(model)
-    try:
-        yield
-    finally:
-        for module, mode in zip(model.modules(), modes):
-            module.training = mode
+    return _Training(session.training, weakref.ref(optimizer), loss_fn, max_grad_norm, modes_of(model))
 
 
 def _follow_modes(session: IPUSession, training: _Training) -> None:
@@ -230,7 +215,7 @@ def _follow_modes(session: IPUSession, training: _Training) -> None:
     from ignite_ipu.loss import TrainingStep
     from ignite_ipu.options import training_options
 
-    modes = _modes(session.model)
+    modes = modes_of(session.model)
     if modes != training.modes:
         step = TrainingStep(session.model, training.loss_fn, model_fn=_call, keep_modes=True)
         session.replace_training(step, training_options())

@@ -76,12 +76,7 @@ class IPUSession:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        _check_on_host(model)
-        if isinstance(model, torch.jit.ScriptModule):
-            raise SessionError(
-                f"The model is a {type(model).__qualname__}, which TorchScript runs; PopTorch traces the Python of a "
-                "module. Pass the module that it was made from."
-            )
+        _check_model(model)
         self.model = model
         self.weights = Weights(model, self.fire)
         self._shared = SharedWeights(self.weights)
@@ -514,7 +509,12 @@ def _filled_up(rows: int, micro_batches: int) -> int:
     return -(-rows // micro_batches) * micro_batches
 
 
-def _check_on_host(model: nn.Module) -> None:
+def _check_model(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise SessionError(
+            f"The model is a {type(model).__qualname__}, which TorchScript runs; PopTorch traces the Python of a "
+            "module. Pass the module that it was made from."
+        )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type != "cpu":
             raise SessionError(

@@ -7,6 +7,8 @@ from typing import Dict, List, NamedTuple
 import torch
 from torch import nn
 
+from ignite_ipu.listing import listed
+
 __all__ = ["Trainable", "TrainableChange"]
 
 _MOST_NAMES = 4
@@ -24,7 +26,9 @@ class TrainableChange(NamedTuple):
     unfrozen: List[str]
 
     def __str__(self) -> str:
-        parts = [f"{len(names)} {what} ({_listed(names)})" for what, names in self._asdict().items() if names]
+        parts = [
+            f"{len(names)} {what} ({listed(names, _MOST_NAMES)})" for what, names in self._asdict().items() if names
+        ]
         return " and ".join(parts)
 
 
@@ -61,8 +65,3 @@ class Trainable:
         with torch._C.DisableTorchFunctionSubclass():
             read = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
             return [read(parameter) for parameter in self._parameters.values()]
-
-
-def _listed(names: List[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES])
-    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"

@@ -11,13 +11,12 @@ from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import Operation
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.recipes import Loss
+from ignite_ipu.listing import listed
 
 if TYPE_CHECKING:
     from ignite_ipu.deferred.model import CapturedModel
 
 __all__ = ["BufferWrites"]
-
-_MOST_NAMES = 3
 
 
 class BufferWrites:
@@ -73,5 +72,4 @@ class BufferWrites:
 
     def _first(self) -> str:
         line, names = next(iter(self.waiting.values()))
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        return f"{line} writes buffers ({', '.join(names[:_MOST_NAMES])}{more})"
+        return f"{line} writes buffers ({listed(names)})"

@@ -6,15 +6,14 @@ On the host `parameter.grad` would be None, and torch's own clipping in a captur
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
-from types import FrameType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.frames import frame_of
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.structure import words
 
@@ -22,6 +21,8 @@ __all__ = ["DeviceGradient", "DeviceGradients"]
 
 # Inherited, so that the descriptor stays the original when somebody replaces `torch.Tensor.grad`.
 _GRADIENT: Any = torch._C.TensorBase.grad
+# What converts or moves the parameters of a module, each with its gradient.
+_CONVERSION = nn.Module._apply.__code__
 _METADATA = words("size dim ndimension numel is_floating_point is_complex _has_compatible_shallow_copy_type")
 _METADATA_PROPERTIES = words("shape dtype device layout ndim is_sparse requires_grad")
 
@@ -59,7 +60,7 @@ class DeviceGradient(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         first = args[0] if args else None
-        if isinstance(first, DeviceGradient) and _in_conversion():
+        if isinstance(first, DeviceGradient) and frame_of(_CONVERSION) is not None:
             # What becomes of the parameter's values does not become of values that are not there.
             return first
         raise _error([*args, *(kwargs or {}).values()])
@@ -177,16 +178,6 @@ def _is_metadata(func: Any) -> bool:
     if name == "__get__":
         return getattr(func.__self__, "__name__", "") in _METADATA_PROPERTIES
     return name in _METADATA
-
-
-def _in_conversion() -> bool:
-    """Tell whether `nn.Module` converts or moves parameters, each with its gradient."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is nn.Module._apply.__code__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _error(arguments: List[Any]) -> CaptureError:

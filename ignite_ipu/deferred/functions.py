@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any, Optional, Sequence
 
 import torch
 
 from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.frames import frame_of
 from ignite_ipu.deferred.graph import Value
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.own_backwards import OWN_BACKWARD
@@ -20,12 +19,8 @@ _APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[at
 
 def applied_function() -> Optional[str]:
     """Return the name of the `autograd.Function` in whose forward this is, None outside of them."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _APPLY:
-            return str(frame.f_locals["cls"].__name__)
-        frame = frame.f_back
-    return None
+    frame = frame_of(_APPLY)
+    return None if frame is None else str(frame.f_locals["cls"].__name__)
 
 
 def refuse_function(name: str, values: Sequence[Value]) -> None:

@@ -9,10 +9,10 @@ import torch
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.owners import parameter_of
+from ignite_ipu.listing import listed
 
 __all__ = ["refuse_weights_of_the_host"]
 
-_MOST_NAMES = 3
 _REMEDY = (
     "For c * sum(p.pow(2)), give an optimizer that adds weight_decay to gradients (SGD, Adam, RMSprop) "
     "weight_decay=2 * c. Anything else, compute in a forward that is captured: prepare a module whose forward returns "
@@ -29,10 +29,9 @@ def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
     names = _weights_behind(tensor)
     if not names:
         return
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     raise CaptureError(
         f"A tensor of shape {tuple(tensor.shape)} at {line} was computed from weights of the captured model "
-        f"({', '.join(names[:_MOST_NAMES])}{more}), but not by a call of that model: by a penalty on weights, by one "
+        f"({listed(names)}), but not by a call of that model: by a penalty on weights, by one "
         "of its layers, or by model.forward(...). That ran on the host, so its gradient would not reach the device. "
         f"Call model(...) itself. {_REMEDY}"
     )

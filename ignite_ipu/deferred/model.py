@@ -31,6 +31,7 @@ from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.deferred.transforms import refuse_transforms
 from ignite_ipu.deferred.weight_edits import WeightEdits
+from ignite_ipu.listing import listed
 from ignite_ipu.session import IPUSession
 
 __all__ = ["CapturedModel", "capture_model", "captured"]
@@ -231,9 +232,8 @@ class CapturedModel:
         if not (self.pending or self._uncleared or self._early):
             return
         if not all_of_them:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise CaptureError(
-                f"The gradient of {names[0]}{more} was set to None before {what} at {current_line()}, and the other "
+                f"The gradient of {listed(names, 1)} was set to None before {what} at {current_line()}, and the other "
                 "gradients were not. A device updates all weights that are trained: to leave some out, set "
                 "requires_grad_(False) on them before the model is called; to drop all gradients, call "
                 "optimizer.zero_grad()."

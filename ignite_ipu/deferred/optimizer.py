@@ -146,7 +146,7 @@ def _run_before(optimizer: torch.optim.Optimizer, hooks: Sequence[Callable[..., 
 
 def _of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
     """Return the hooks that are not this library's."""
-    found = [hook for some in hooks if some for hook in some.values()]
+    found = [hook for some in hooks for hook in some.values()]
     return [hook for hook in found if not getattr(hook, "__module__", "").startswith("ignite_ipu.")]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch.nn.utils import stateless
 
 from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.frames import frame_of
 from ignite_ipu.deferred.lines import current_line
 
 if TYPE_CHECKING:
@@ -34,12 +33,9 @@ def refuse_transforms(model: CapturedModel) -> None:
             "which PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
             "captured, copy.deepcopy(model), or put what the transform computes into the model's forward."
         )
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _REPLACES:
-            raise CaptureError(
-                f"{model.name} was called at {current_line()} by functional_call, with other weights than its own, but "
-                "its program is compiled for those on the device. Call a copy that is not captured, "
-                "copy.deepcopy(model); or write the weights into the model with load_state_dict."
-            )
-        frame = frame.f_back
+    if frame_of(_REPLACES) is not None:
+        raise CaptureError(
+            f"{model.name} was called at {current_line()} by functional_call, with other weights than its own, but its "
+            "program is compiled for those on the device. Call a copy that is not captured, copy.deepcopy(model); or "
+            "write the weights into the model with load_state_dict."
+        )

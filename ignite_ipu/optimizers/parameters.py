@@ -7,6 +7,7 @@ from typing import List
 import torch
 from torch import nn
 
+from ignite_ipu.listing import listed
 from ignite_ipu.optimizers.errors import OptimizerError
 
 __all__ = ["check_parameters"]
@@ -36,18 +37,14 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
                 foreign.append(f"{name or place} of shape {tuple(parameter.shape)}")
     if foreign:
         raise OptimizerError(
-            f"The optimizer holds parameters that are not the model's: {_listed(foreign)}. Make the optimizer from "
-            "model.parameters() of the model that is trained, after anything that copies or replaces its parameters."
+            f"The optimizer holds parameters that are not the model's: {listed(foreign, _MOST_NAMES)}. Make the "
+            "optimizer from model.parameters() of the model that is trained, after anything that copies or replaces "
+            "its parameters."
         )
     missing = [name for name, parameter in named.items() if parameter.requires_grad and id(parameter) not in held]
     if missing:
         raise OptimizerError(
-            f"Trainable parameters are in no group of the optimizer: {_listed(missing)}. The device would train them "
-            "with the optimizer's default values. Add them to the optimizer, or freeze them with "
+            f"Trainable parameters are in no group of the optimizer: {listed(missing, _MOST_NAMES)}. The device would "
+            "train them with the optimizer's default values. Add them to the optimizer, or freeze them with "
             "parameter.requires_grad_(False)."
         )
-
-
-def _listed(names: List[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES])
-    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ignite_ipu.module_modes import modes_kept
+
 from .errors import PlanError
 from .layers import Granularity, select_layers
 from .profile import Profile
@@ -66,11 +68,11 @@ def _recorded(
 ) -> Profile:
     """Run the model, and leave it as it was."""
     args, kwargs = arguments
-    flags = {module: module.training for module in model.modules()}
     # Counters such as batch norm's advance even when only shapes are propagated.
     kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     with ExitStack() as stack:
-        stack.callback(_restore, model, flags, kept)
+        stack.enter_context(modes_kept(model))
+        stack.callback(_restore, model, kept)
         # Entering a fake tensor mode makes torch name its compiler's cache directory in the environment.
         stack.callback(_restore_environment, dict(os.environ))
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -149,9 +151,7 @@ def _restore_environment(before: Dict[str, str]) -> None:
         del os.environ[name]
 
 
-def _restore(model: nn.Module, flags: Dict[nn.Module, bool], buffers: Dict[str, Tensor]) -> None:
-    for module, flag in flags.items():
-        module.training = flag
+def _restore(model: nn.Module, buffers: Dict[str, Tensor]) -> None:
     current = dict(model.named_buffers())
     with torch.no_grad():
         for name, value in buffers.items():

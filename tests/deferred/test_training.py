@@ -34,6 +34,15 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
+def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a captured network and its optimizer."""
+    model = network()
+    capture_model(model, CaptureSettings())
+    optimizer = adam(model)
+    capture_optimizer(optimizer)
+    return model, optimizer
+
+
 def both(
     loop: Loop,
     make: Callable[[], nn.Module] = network,
@@ -368,10 +377,7 @@ def test_weights_edited_by_the_loop() -> None:
 
 def test_input_changed_before_the_step_is_refused() -> None:
     """A buffer that the loop reuses would train on the wrong values."""
-    model = network()
-    capture_model(model, CaptureSettings())
-    optimizer = adam(model)
-    capture_optimizer(optimizer)
+    model, optimizer = prepared()
     x = X[:8].clone()
     F.cross_entropy(model(x), Y[:8]).backward()
     x.zero_()
@@ -501,10 +507,7 @@ def test_hooks_on_steps_are_called() -> None:
 
 def test_a_hook_that_changes_the_arguments_of_a_step_is_refused() -> None:
     """A step of the device takes none."""
-    model = network()
-    capture_model(model, CaptureSettings())
-    optimizer = adam(model)
-    capture_optimizer(optimizer)
+    model, optimizer = prepared()
     optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: ((optimizer, None), {}))
     F.cross_entropy(model(X), Y).backward()
     with pytest.raises(CaptureError, match=r"hook before AdamW\.step\(\) at .*test_training\.py.*other arguments"):
@@ -547,10 +550,7 @@ def test_what_is_written_into_the_optimizers_state_reaches_the_device(write: Cal
 
 def test_reading_the_optimizers_state_sends_nothing() -> None:
     """Only what was written goes back."""
-    model = network()
-    capture_model(model, CaptureSettings())
-    optimizer = adam(model)
-    capture_optimizer(optimizer)
+    model, optimizer = prepared()
     for x, y in batches():
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

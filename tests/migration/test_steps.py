@@ -272,12 +272,7 @@ model = nn.Linear(4, 2)
 criterion = Criterion()MOVED
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for x, y in loader:
-    optimizer.zero_grad()
-    output = model(x)
-    loss = criterion(output, y)
-    loss.backward()
-    optimizer.step()
-"""
+""" + textwrap.indent(COMMON.lstrip("\n"), "    ")
 
 
 @pytest.mark.parametrize(
