@@ -184,7 +184,8 @@ def _wait(where: Machine, groups: List[range], new: Holder, ipus: int) -> Frozen
 def _check_worth_waiting(busy: str, users: Iterable[Holder], waited: float, limit: Optional[float]) -> None:
     if os.environ.get(WAIT_VARIABLE, "0") in ("", "0"):
         raise backend_error(f"{busy}. Detach or destroy() another executor, or set {WAIT_VARIABLE}=1 to wait for one.")
-    if all(user.pid == os.getpid() for user in users) and threading.active_count() == 1:
+    # Without users they were given back just now, and the next attempt takes them.
+    if {user.pid for user in users} == {os.getpid()} and threading.active_count() == 1:
         raise backend_error(
             f"{busy}. Waiting would never end: this process has them all, and no other thread that could give them "
             "back. Detach or destroy() another executor."

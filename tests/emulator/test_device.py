@@ -126,6 +126,23 @@ def test_waiting_for_oneself_is_refused(monkeypatch):
         inference()(X)
 
 
+def test_ipus_that_are_given_back_in_between_are_taken(monkeypatch):
+    """Busy at the attempt, and nobody's when it is looked up whose they are."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
+    first = inference(replicationFactor=2)
+    first(X)
+    users = device.Machine.users
+
+    def after_giving_back(where):
+        if first.isAttachedToDevice():
+            first.detachFromDevice()
+        return users(where)
+
+    monkeypatch.setattr(device.Machine, "users", after_giving_back)
+    assert inference()(X).shape == (2, 2)
+
+
 def holder_process(tmp_path) -> subprocess.Popen:
     """Start another process that holds both IPUs until its input ends."""
     code = (
