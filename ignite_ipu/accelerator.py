@@ -166,7 +166,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         return prepared
 
     def _postponed(self) -> Optional[str]:
-        if self.sync_gradients:
+        if self.gradient_state.sync_gradients:
             return None
         steps = self.gradient_accumulation_steps
         return f"this micro-batch is not the last of the {steps} that an update accumulates"
@@ -187,7 +187,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             )
         if not isinstance(loss, DeferredTensor):
             refuse_weights_of_the_host(loss, current_line())
-        if self.gradient_accumulation_steps == 1:
+        if self.gradient_state.num_steps == 1:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
         else:
             super().backward(loss, **kwargs)

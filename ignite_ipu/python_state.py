@@ -71,7 +71,7 @@ class PythonState:
         self._childless = list(filterfalse(None, children))
         self._without_hooks = list(filterfalse(None, hooks))
         self._handles = RemovableHandle.next_id
-        self.parts = self._now()
+        self.parts: List[Any] = list(chain.from_iterable(map(dict.values, self._filled)))
         named: List[Tuple[str, Any]] = list(model.named_modules())
         for other in others:
             named += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
@@ -99,12 +99,9 @@ class PythonState:
             list(map(len, self._modules)) == self._sizes
             and not any(self._childless)
             and (self._handles == RemovableHandle.next_id or self._still_without_hooks())
-            and self._now() == self.parts
+            and list(chain.from_iterable(map(dict.values, self._filled))) == self.parts
             and (not self._ways or self.leads_there)
         )
-
-    def _now(self) -> List[Any]:
-        return list(chain.from_iterable(map(dict.values, self._filled)))
 
     def _still_without_hooks(self) -> bool:
         """Look for hooks where there were none, which is due when PyTorch has given handles of new ones to somebody."""

@@ -310,18 +310,20 @@ class IPUSession:
             if problem is not None:
                 raise SessionError(problem)
         self._shared.take_over()
-        if not program.ready:
+        executor = program.executor
+        if executor is None or not executor.isAttachedToDevice():
             before_loading()
             self._make_room_for(program)
-            if program.executor is None:
+            if executor is None:
                 link.prepare()
             program.load(leaves, batch)
-        if link.push(program.executor):
+            executor = program.executor
+        assert executor is not None
+        if link.push(executor):
             self.fire(IPUEvents.OPTIMIZER_SENT)
-        if self.weights.training_is_stale:
-            self.weights.to_training()
-        executor: Callable[..., Any] = program.executor  # type: ignore[assignment]
-        return executor
+        self.weights.to_training()
+        called: Callable[..., Any] = executor
+        return called
 
     def note_updates(self, count: int) -> None:
         """Note that the training program made updates."""

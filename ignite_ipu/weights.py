@@ -202,7 +202,8 @@ class Weights:
 
     def to_training(self) -> bool:
         """Make the training program's copy the newest, and tell whether that took a copy."""
-        return self._training is not None and self._upload(self._training)
+        copy = self._training
+        return copy is not None and copy.stale and self._upload(copy)
 
     def to_inference(self, executor: Optional[Any] = None) -> bool:
         """Make the copy of an inference program, or of all of them, the newest, and tell whether that took a copy."""
@@ -220,7 +221,7 @@ class Weights:
                 copy.stale = False
 
     def _upload(self, copy: _Copy) -> bool:
-        if not copy.stale or not copy.executor.isAttachedToDevice():
+        if not copy.executor.isAttachedToDevice():
             return False  # loading the program uploads them
         copy.stale = False
         copy.executor.copyWeightsToDevice()

@@ -91,6 +91,7 @@ class DeviceGradients:
         remedy: What its loop does to clip gradients; None puts nothing on parameters.
 
     Attributes:
+        placed: Whether there is nothing to do for `place`.
         gone: The numbers of parameters whose gradients somebody has taken off, until `taken_off` tells.
     """
 
@@ -98,13 +99,13 @@ class DeviceGradients:
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._remedy = remedy
         # By the number of the parameter; None where `remove` has taken the gradient off.
-        self._placed: Dict[int, Optional[weakref.ref[DeviceGradient]]] = {}
+        self._gradients: Dict[int, Optional[weakref.ref[DeviceGradient]]] = {}
+        self.placed = remedy is None
         self.gone: Set[int] = set()
-        self._complete = False
 
     def place(self) -> None:
-        """Put gradients on the parameters; cheap while they are there."""
-        if self._remedy is None or self._complete:
+        """Put gradients on the parameters."""
+        if self._remedy is None:
             return
         # Touched in the ordinary way, a parameter of a model in training would download all weights first.
         with torch._C.DisableTorchFunctionSubclass():
@@ -112,13 +113,13 @@ class DeviceGradients:
                 if _requires_gradient(parameter) and _GRADIENT.__get__(parameter) is None:
                     gradient = DeviceGradient(torch.Tensor.detach(parameter), self._remedy)
                     _GRADIENT.__set__(parameter, gradient)
-                    self._placed[number] = weakref.ref(gradient, functools.partial(self._note_gone, number))
-        self._complete = True
+                    self._gradients[number] = weakref.ref(gradient, functools.partial(self._note_gone, number))
+        self.placed = True
 
     def _note_gone(self, number: int, reference: Any) -> None:
-        if self._placed.get(number) is reference:
+        if self._gradients.get(number) is reference:
             self.gone.add(number)
-            self._complete = False
+            self.placed = False
 
     def taken_off(self) -> Tuple[List[str], bool]:
         """Return the names of parameters whose gradients the loop has taken off since, and whether these are all.
@@ -130,11 +131,11 @@ class DeviceGradients:
         gone, self.gone = self.gone, set()
         names = [self._named[number][0] for number in sorted(gone)]
         with torch._C.DisableTorchFunctionSubclass():
-            left = [number for number in self._placed.keys() - gone if _requires_gradient(self._named[number][1])]
+            left = [number for number in self._gradients.keys() - gone if _requires_gradient(self._named[number][1])]
         for number in gone:
-            reference = self._placed[number]
+            reference = self._gradients[number]
             if reference is None or reference() is None:
-                del self._placed[number]
+                del self._gradients[number]
         return names, not left
 
     def refuse_those_of_the_host(self) -> None:
@@ -160,10 +161,10 @@ class DeviceGradients:
 
     def remove(self) -> None:
         """Take them off, so that whoever looks at the parameters next finds ordinary ones."""
-        if not self._placed:
+        if not self._gradients:
             return
-        self._placed = dict.fromkeys(self._placed)
-        self._complete = False
+        self._gradients = dict.fromkeys(self._gradients)
+        self.placed = False
         with torch._C.DisableTorchFunctionSubclass():
             for _, parameter in self._named:
                 if type(_GRADIENT.__get__(parameter)) is DeviceGradient:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Container, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -31,8 +31,8 @@ class _Clock:
 
     Attributes:
         now: Number of the last operation.
-        settled: Its number when values last came back from a device. What was recorded later was recorded because it
-            depends on values that nobody had then, so it is not known now.
+        settled: What `now` was when values last came back from a device. What was recorded later was recorded because
+            it depends on values that nobody had then, so it is not known now.
     """
 
     __slots__ = ("now", "settled")
@@ -40,10 +40,6 @@ class _Clock:
     def __init__(self) -> None:
         self.now = 0
         self.settled = 0
-
-    def values_came(self) -> None:
-        """Note that values came back from a device."""
-        self.settled = self.now
 
 
 CLOCK = _Clock()
@@ -184,7 +180,8 @@ class Value:
     @property
     def known(self) -> bool:
         """Whether the value can be had without running anything on the device."""
-        return self.tensor is not None or self.operation.computable
+        operation = self.operation
+        return self.tensor is not None or (operation.number <= CLOCK.settled and operation.computable)
 
     def get(self) -> torch.Tensor:
         """Return the tensor.
@@ -204,7 +201,7 @@ class Value:
         dtype = self.shape.dtype
         self.tensor = tensor if tensor.dtype is dtype else tensor.to(dtype)
 
-    def is_needed(self, device: Dict[Operation, int]) -> bool:
+    def is_needed(self, device: Container[Operation]) -> bool:
         """Tell whether somebody besides the operations on the device may ask for this value."""
         if self.handle() is not None:
             return True
@@ -293,7 +290,7 @@ class Operation:
     @property
     def computable(self) -> bool:
         """Whether the host can compute it from what is known."""
-        return self.number <= CLOCK.settled and self._needed() is not None
+        return self._needed() is not None
 
     def give(self) -> List[Value]:
         """Return the values of the results."""

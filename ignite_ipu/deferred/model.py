@@ -22,10 +22,10 @@ from ignite_ipu.deferred.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import ModesThen
 from ignite_ipu.deferred.owners import own, parameter_of
-from ignite_ipu.deferred.plans import PlansByModes, seen_before
+from ignite_ipu.deferred.plans import Plans, PlansByModes, seen_before
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
-from ignite_ipu.deferred.step import native
+from ignite_ipu.deferred.step import NATIVE
 from ignite_ipu.deferred.structure import Structure, take_apart, take_call_apart
 from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
@@ -140,14 +140,23 @@ class CapturedModel:
         return is_trained(self)
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        self.whole._edits.look()
-        plans = self._plans.of(self.whole.training.modes())
+        whole, line = self.whole, current_line()
+        whole._edits.look()
+        plans = self._plans.of(whole.training.modes.now())
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
         plan = plans.look_up([len(args), *kwargs], values, leaves, False)
-        if plan is not None:
-            return self._call_of(plan, leaves, current_line())
-        line = current_line()
+        if plan is None:
+            plan, leaves = self._found_out(plans, args, kwargs, line)
+        operation = Operation(plan, self, leaves, line)
+        if plan.writes:
+            whole._buffer_writes.note(operation)
+        return deferred_results(operation)
+
+    def _found_out(
+        self, plans: Plans, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line
+    ) -> Tuple[Plan, List[Any]]:
+        """Return the plan of a call that takes more than a look at its arguments, and their leaves."""
         found: List[Any] = []
         structure = take_call_apart(args, kwargs, found)
         with torch._C.DisableTorchFunctionSubclass():
@@ -158,17 +167,11 @@ class CapturedModel:
                 called = self._called_on_host(structure, leaves)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 self.whole._edits.look()
-                modes = self.whole.training.modes()
+                modes = self.whole.training.modes.now()
                 plans = self._plans.of(modes)
                 plan = seen_before(plans.templates, key, lambda: self._plan(structure, called, modes))
-            plans.learn([len(args), *kwargs], values, False, plan)
-            return self._call_of(plan, leaves, line)
-
-    def _call_of(self, plan: Plan, leaves: List[Any], line: Line) -> Any:
-        operation = Operation(plan, self, leaves, line)
-        if plan.writes:
-            self.whole._buffer_writes.note(operation)
-        return deferred_results(operation)
+            plans.learn([len(args), *kwargs], (*args, *kwargs.values()), False, plan)
+            return plan, leaves
 
     def _plan(self, structure: Structure, called: HostCall, modes: ModesThen) -> Plan:
         tensors: List[torch.Tensor] = []
@@ -208,10 +211,12 @@ class CapturedModel:
                 "where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
-        self._follow_gradients("backward()")
+        if self._gradients.gone:
+            self._follow_gradients("backward()")
         self._edits.look()
-        self.training.check_trained(loss)
-        self._gradients.place()
+        self.training.modes.check_trained(loss)
+        if not self._gradients.placed:
+            self._gradients.place()
         if self.pending or self.training.accumulates or self.postponed() is not None:
             copies: Dict[int, torch.Tensor] = {}
             for operation in loss.operations:
@@ -221,13 +226,11 @@ class CapturedModel:
         self.pending.append(loss)
 
     def _follow_gradients(self, what: str) -> None:
-        """Do with gradients on the device what the loop did with those on the host: it may set all of them to None.
+        """Do with gradients on the device what the loop did with those on the host: it has taken some off.
 
         Raises:
             CaptureError: It did so with some of them, or too late.
         """
-        if not self._gradients.gone:
-            return
         names, all_of_them = self._gradients.taken_off()
         if not (self.pending or self._uncleared or self._early):
             return
@@ -247,7 +250,8 @@ class CapturedModel:
             CaptureError: The step cannot run on the device, or the host has computed the gradients.
             OptimizerError, LossError: The optimizer or the loss cannot.
         """
-        self._follow_gradients("step()")
+        if self._gradients.gone:
+            self._follow_gradients("step()")
         if self._early is not None:
             link = self.session.link
             if link is not None and link.changes():
@@ -405,7 +409,8 @@ class CapturedModel:
             for loss in losses:
                 _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
             raise
-        self._gradients.place()
+        if not self._gradients.placed:
+            self._gradients.place()
 
 
 def capture_model(
@@ -456,13 +461,13 @@ def _release_class(model: nn.Module) -> None:
 @functools.lru_cache(maxsize=None)
 def _capturing_class(base: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if native():
+        if NATIVE.depth:
             return base.__call__(self, *args, **kwargs)
         return self.__dict__[_CAPTURE].call(args, kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:
         capture = self.__dict__[_CAPTURE]
-        capture.training.modes_may_have_changed()
+        capture.training.modes.look_again()
         capture.evaluation.look_again()
         return base.train(self, mode)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
+from ignite_ipu.deferred.recipes import Loss
 from ignite_ipu.listing import listed
 from ignite_ipu.python_state import PythonState
 from ignite_ipu.weights import Weights
@@ -71,7 +72,7 @@ class Modes:
         self._then: Optional[ModesThen] = None
 
     def look_again(self) -> None:
-        """Look for parameters again, of which there may be others now."""
+        """Look for parameters again at the next call, when there may be others."""
         self._may_be_others = True
 
     def now(self) -> ModesThen:
@@ -104,6 +105,21 @@ class Modes:
             with torch._C.DisableTorchFunctionSubclass():
                 self._trained = list(map(_is_trained, self._parameters))
         return self._trained
+
+    def check_trained(self, loss: Loss) -> None:
+        """Refuse to go backward when other parameters require gradients than when the model was called.
+
+        Raises:
+            CaptureError: They do: PyTorch has recorded the ones, and computes gradients of the others.
+        """
+        trained = self.trained()
+        for operation in loss.operations:
+            modes = operation.plan.modes
+            if modes is not None and modes.of is self and modes.trained != trained:
+                raise CaptureError(
+                    f"Parameters were frozen or unfrozen after the model was called at {operation.line} and before "
+                    f"backward() at {loss.line}. Do that before the call, or after optimizer.step()."
+                )
 
 
 def refuse_replaced(weights: Weights, model: nn.Module) -> None:

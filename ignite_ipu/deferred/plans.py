@@ -48,21 +48,12 @@ class Plans:
         """Return the plan of a call, None if it is the first of its kind or takes more than a look at its arguments.
 
         Args:
-            key: What distinguishes the call besides its arguments; grows by what these contribute.
+            key: What distinguishes the call besides its arguments; grows by what these contribute, and is empty
+                afterwards when a look at them does not do.
             values: The arguments.
             leaves: Grows by the leaves of the arguments.
             arithmetic: Whether floats are leaves.
         """
-        return self._plans.get(tuple(key)) if self._scan(key, values, leaves, arithmetic) else None
-
-    def learn(self, key: List[Any], values: Iterable[Any], arithmetic: bool, plan: Plan) -> None:
-        """Remember the plan of a call that was recorded the long way; the other arguments are those of `look_up`."""
-        if self._scan(key, values, [], arithmetic):
-            if len(self._plans) >= _MOST:
-                self._plans.clear()
-            self._plans[tuple(key)] = plan
-
-    def _scan(self, key: List[Any], values: Iterable[Any], leaves: List[Any], arithmetic: bool) -> bool:
         deferred, settled = self._deferred, CLOCK.settled
         for value in values:
             kind = type(value)
@@ -71,7 +62,7 @@ class Plans:
                 tensor = own.tensor
                 if tensor is None:
                     if own.operation.number <= settled:
-                        return False
+                        break
                     key.append(own.shape)
                     leaves.append(own)
                     continue
@@ -86,12 +77,23 @@ class Plans:
                 key.append(value)
                 continue
             else:
-                return False
+                break
             if tensor.requires_grad or id(tensor) in OWNED or not tensor.is_cpu:
-                return False
+                break
             key.append((tensor.shape, tensor.stride(), tensor.dtype))
             leaves.append(Input(tensor))
-        return True
+        else:
+            return self._plans.get(tuple(key))
+        key.clear()
+        return None
+
+    def learn(self, key: List[Any], values: Iterable[Any], arithmetic: bool, plan: Plan) -> None:
+        """Remember the plan of a call that was recorded the long way; the other arguments are those of `look_up`."""
+        self.look_up(key, values, [], arithmetic)
+        if key:
+            if len(self._plans) >= _MOST:
+                self._plans.clear()
+            self._plans[tuple(key)] = plan
 
 
 class PlansByModes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, List, Sequence, Tuple
+import operator
+from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 
@@ -14,6 +15,7 @@ __all__ = ["Loss", "MicroBatch", "Recipes", "ancestors", "describe_change"]
 
 _MOST = 1024
 _BITS = 20
+_tensor: Callable[[Input], torch.Tensor] = operator.attrgetter("tensor")
 
 
 class Loss:
@@ -62,7 +64,7 @@ class MicroBatch:
         line = self.operations[0].line
         for item in self.inputs:
             item.check(line)
-        return [item.tensor for item in self.inputs]
+        return list(map(_tensor, self.inputs))
 
 
 class Recipes:
@@ -104,12 +106,10 @@ class Recipes:
         return MicroBatch(operations, recipe, inputs, tuple(numbers))
 
     def micro_batches(self, losses: Sequence[Loss]) -> List[MicroBatch]:
-        """Return the micro-batches of a weight update: losses that share a call of the model are in the same one.
+        """Return the micro-batches of a weight update, which all have one recipe, since a device call repeats it.
 
-        Gradients of several backward calls add up, so losses with operations in common are one loss, their sum.
+        Gradients of several backward calls add up, so losses that share a call of the model are one loss, their sum.
         """
-        if len(losses) == 1:
-            return [self.micro_batch(losses)]
         groups: Dict[int, List[Loss]] = {}
         group_of: Dict[Operation, int] = {}
         for number, loss in enumerate(losses):
@@ -120,6 +120,8 @@ class Recipes:
             for member in groups[number]:
                 group_of.update(dict.fromkeys(member.operations, number))
         batches = [self.micro_batch(members) for members in groups.values()]
+        if len({id(batch.recipe) for batch in batches}) > 1:
+            return [self.micro_batch(losses)]
         return sorted(batches, key=lambda batch: batch.operations[0].number)
 
 

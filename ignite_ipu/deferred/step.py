@@ -18,24 +18,30 @@ from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.step import BatchStep, guarded
 
-__all__ = ["CalledStep", "CapturedStep", "Recipe", "RecipeStep", "native", "natively"]
-
-_NATIVE = threading.local()
+__all__ = ["NATIVE", "CalledStep", "CapturedStep", "Recipe", "RecipeStep", "natively"]
 
 
-def native() -> bool:
-    """Tell whether captured models run as the ordinary modules they are: while they are traced."""
-    return bool(getattr(_NATIVE, "depth", 0))
+class _Native(threading.local):
+    """Whether captured models run as the ordinary modules they are in this thread, as they do while they are traced.
+
+    Attributes:
+        depth: How many `natively()` blocks are open; captured models run natively while there are any.
+    """
+
+    depth = 0
+
+
+NATIVE = _Native()
 
 
 @contextlib.contextmanager
 def natively() -> Iterator[None]:
     """Let captured models run as ordinary modules in the `with` block."""
-    _NATIVE.depth = getattr(_NATIVE, "depth", 0) + 1
+    NATIVE.depth += 1
     try:
         yield
     finally:
-        _NATIVE.depth -= 1
+        NATIVE.depth -= 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import logging
 import math
-from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+import operator
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
-from ignite_ipu.deferred.graph import CLOCK, Value
+from ignite_ipu.deferred.graph import CLOCK, Operation, Value
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import Modes, ModesThen
 from ignite_ipu.deferred.recipes import Loss, MicroBatch, Recipes, describe_change
@@ -30,20 +31,10 @@ _logger = logging.getLogger("ignite_ipu")
 _MOST_CHANGES = 3
 _MOST_PROGRAMS = 8
 Place = Tuple[int, int]
-
-
-class _Needed(NamedTuple):
-    """A value that somebody may ask for after the update.
-
-    Attributes:
-        place: Which result of which operation it is.
-        batch: The number of its micro-batch.
-        value: The value.
-    """
-
-    place: Place
-    batch: int
-    value: Value
+# A value that somebody may ask for after the update: which result of which operation it is, the number of its
+# micro-batch, and the value.
+Needed = Tuple[Place, int, Value]
+_place: Callable[[Needed], Place] = operator.itemgetter(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +55,14 @@ class _Compiled:
         places = {place: number for number, place in enumerate(self.outputs, 1)}
         return places if self.recipe.loss is None else {**places, self.recipe.loss: 0}
 
-    def serves(self, batches: Sequence[MicroBatch], needed: Sequence[_Needed], modes: ModesThen) -> bool:
+    def serves(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> bool:
         """Tell whether this program computes an update."""
         if self.recipe is not batches[0].recipe or self.count != len(batches) or self.modes != modes:
             return False
-        return all([value.place in self.returned for value in needed]) and all(
-            [batch.numbers == self.numbers or self._differ_where_they_may(batch) for batch in batches]
-        )
+        for batch in batches:
+            if batch.numbers != self.numbers and not self._differ_where_they_may(batch):
+                return False
+        return self.returned.keys() >= set(map(_place, needed))
 
     def computes_like(self, other: _Compiled) -> bool:
         """Tell whether another program differs in what comes back or in which numbers may change alone."""
@@ -104,6 +96,7 @@ class CapturedTraining:
         optimizer: The user's optimizer, once it is known.
         compilations: How often a program was compiled.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
+        modes: The modes of the model.
     """
 
     def __init__(
@@ -123,7 +116,7 @@ class CapturedTraining:
         self._compiled: Optional[_Compiled] = None
         self._step: Optional[CapturedStep] = None
         self._kept: List[_Kept] = []
-        self._modes = Modes(session.model, session.weights)
+        self.modes = Modes(session.model, session.weights)
         self._clips_by_call = self._clipped = False
         self._random_state: Optional[List[int]] = None
 
@@ -201,33 +194,6 @@ class CapturedTraining:
         self._step = self._compiled = None
         self._kept.clear()
 
-    def modes(self) -> ModesThen:
-        """Return the modes of the model at this moment.
-
-        Raises:
-            CaptureError: Weights were replaced, added or removed.
-        """
-        return self._modes.now()
-
-    def check_trained(self, loss: Loss) -> None:
-        """Refuse to go backward when other parameters require gradients than when the model was called.
-
-        Raises:
-            CaptureError: They do: PyTorch has recorded the ones, and computes gradients of the others.
-        """
-        trained = self._modes.trained()
-        for operation in loss.operations:
-            modes = operation.plan.modes
-            if modes is not None and modes.of is self._modes and modes.trained != trained:
-                raise CaptureError(
-                    f"Parameters were frozen or unfrozen after the model was called at {operation.line} and before "
-                    f"backward() at {loss.line}. Do that before the call, or after optimizer.step()."
-                )
-
-    def modes_may_have_changed(self) -> None:
-        """Look again for modules and parameters before the next update."""
-        self._modes.look_again()
-
     def run(self, losses: Sequence[Loss]) -> None:
         """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
 
@@ -235,13 +201,9 @@ class CapturedTraining:
             CaptureError: It cannot be run as one device step.
             IPUOutOfMemoryError: It does not fit.
         """
-        batches = self._recipes.micro_batches(losses)
-        recipe = batches[0].recipe
-        if any([batch.recipe is not recipe for batch in batches]):
-            # A device call repeats one recipe.
-            batches = [self._recipes.micro_batch(losses)]
+        batches = self._recipes.micro_batches(losses) if len(losses) > 1 else [self._recipes.micro_batch(losses)]
         if self.zeroed is not None:
-            self._check_zeroed(recipe)
+            self._check_zeroed(batches[0].recipe)
         needed = _needed(batches)
         modes = self._modes_of(batches)
         if self._compiled is None or not self._compiled.serves(batches, needed, modes):
@@ -254,7 +216,7 @@ class CapturedTraining:
         assert compiled is not None
         leaves = _leaves(batches, compiled)
         try:
-            results = self._call(leaves)
+            results = self.session.prepare_call(leaves, leaves[0], self._before_loading)(*leaves)
         except Exception as error:
             self._compiled = None
             if "out of memory" in str(error).lower():
@@ -267,6 +229,7 @@ class CapturedTraining:
         except BaseException:
             self._compiled = None
             raise
+        self.session.note_updates(1)
         _settle(batches, needed, compiled, results)
         if WAITING:
             write_known()
@@ -287,31 +250,28 @@ class CapturedTraining:
         Raises:
             CaptureError: They differ from call to call, and a device call repeats one program.
         """
-        calls = [operation for batch in batches for operation in batch.operations if operation.plan.modes is not None]
-        first = calls[0]
-        modes = first.plan.modes
+        first: Optional[Operation] = None
+        modes: Optional[ModesThen] = None
+        for batch in batches:
+            for call in batch.operations:
+                others = call.plan.modes
+                if others is None or others is modes:
+                    continue
+                if others.of is not self.modes:
+                    # A part of a model that was called before it was known to be one.
+                    return self.modes.now()
+                if first is None or modes is None:
+                    first, modes = call, others
+                elif others != modes:
+                    raise CaptureError(
+                        f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
+                        f"between {modes.difference(others)}. The calls of one update are one program: change the "
+                        "model after optimizer.step()."
+                    )
         assert modes is not None
-        for call in calls:
-            others = call.plan.modes
-            assert others is not None
-            if others.of is not self._modes:
-                # A part of a model that was called before it was known to be one.
-                return self._modes.now()
-            if others is not modes and others != modes:
-                raise CaptureError(
-                    f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
-                    f"between {modes.difference(others)}. The calls of one update are one program: change the model "
-                    "after optimizer.step()."
-                )
         return modes
 
-    def _call(self, leaves: List[torch.Tensor]) -> Sequence[torch.Tensor]:
-        executor = self.session.prepare_call(leaves, leaves[0], self._before_loading)
-        outputs: Sequence[torch.Tensor] = executor(*leaves)
-        self.session.note_updates(1)
-        return outputs
-
-    def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[_Needed], modes: ModesThen) -> _Compiled:
+    def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> _Compiled:
         count, replicas = len(batches), self._replicas
         if self._compiled is None and count % replicas:
             raise CaptureError(
@@ -329,7 +289,7 @@ class CapturedTraining:
             batches[0].recipe,
             count,
             math.gcd(count, replicas),
-            tuple(sorted({value.place for value in needed} - {batches[0].recipe.loss})),
+            tuple(sorted({*map(_place, needed)} - {batches[0].recipe.loss})),
             numbers,
             frozenset(variable),
             modes,
@@ -352,7 +312,7 @@ class CapturedTraining:
 
     def _compile(self, wanted: _Compiled) -> None:
         """Make the program that serves from now on; it is compiled when it runs."""
-        modes = self._modes.now()
+        modes = self.modes.now()
         if modes != wanted.modes:
             raise CaptureError(
                 f"The model was called at {wanted.recipe.called_at}, and before the update of that call at "
@@ -447,7 +407,7 @@ def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
 
 def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Tensor]:
     """Return the inputs of the device call: those of the micro-batches, one after another."""
-    leaves = [_joined(column) for column in zip(*[batch.tensors() for batch in batches])]
+    leaves = list(map(_joined, zip(*map(MicroBatch.tensors, batches))))
     for position in sorted(compiled.variable):
         leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
     return leaves
@@ -459,27 +419,29 @@ def _joined(column: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(column)) if column[0].dim() else torch.stack(list(column))
 
 
-def _needed(batches: Sequence[MicroBatch]) -> List[_Needed]:
-    device = {operation: 0 for batch in batches for operation in batch.operations}
+def _needed(batches: Sequence[MicroBatch]) -> List[Needed]:
+    device: Dict[Operation, None] = {}
+    for batch in batches:
+        device.update(dict.fromkeys(batch.operations))
     needed = []
     for number, batch in enumerate(batches):
         for position, operation in enumerate(batch.operations):
             for reference in operation.results:
                 value = reference()
                 if value is not None and value.is_needed(device):
-                    needed.append(_Needed((position, value.index), number, value))
+                    needed.append(((position, value.index), number, value))
     return needed
 
 
 def _settle(
-    batches: Sequence[MicroBatch], needed: Sequence[_Needed], compiled: _Compiled, outputs: Sequence[torch.Tensor]
+    batches: Sequence[MicroBatch], needed: Sequence[Needed], compiled: _Compiled, outputs: Sequence[torch.Tensor]
 ) -> None:
     for place, number, value in needed:
         value.take(_part(outputs[compiled.returned[place]], value.shape.size, number, len(batches)))
     for batch in batches:
         for operation in batch.operations:
             operation.finish()
-    CLOCK.values_came()
+    CLOCK.settled = CLOCK.now
 
 
 def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) -> torch.Tensor:

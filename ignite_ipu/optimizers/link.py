@@ -145,7 +145,13 @@ class OptimizerLink:
         Raises:
             OptimizerError: Groups or their parameters were added or removed, or a value is no finite number.
         """
-        seen = self._as_found()
+        groups = self._source.param_groups
+        if list(map(len, map(_parameters, groups))) != self._group_sizes:
+            raise OptimizerError(
+                f"The optimizer now has groups of {[len(group['params']) for group in groups]} parameters, but its "
+                f"update was made for groups of {self._group_sizes}. Add parameters before creating the trainer."
+            )
+        seen = [get(group) for get, group in zip(self._getters, groups)]
         found = []
         if seen != self._seen:
             values = self._values()
@@ -417,16 +423,6 @@ class OptimizerLink:
             numbered.append({**group, "params": list(range(start, start + size))})
             start += size
         return numbered
-
-    def _as_found(self) -> List[Any]:
-        """Return every group's watched values as they stand there."""
-        groups = self._source.param_groups
-        if list(map(len, map(_parameters, groups))) != self._group_sizes:
-            raise OptimizerError(
-                f"The optimizer now has groups of {[len(group['params']) for group in groups]} parameters, but its "
-                f"update was made for groups of {self._group_sizes}. Add parameters before creating the trainer."
-            )
-        return [get(group) for get, group in zip(self._getters, groups)]
 
     def _values(self) -> List[Tuple[Any, ...]]:
         """Return every group's watched values as PopTorch takes them."""

@@ -25,7 +25,7 @@ from ignite_ipu.deferred import (
 )
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.optimizer import release_optimizer
-from ignite_ipu.deferred.step import native, natively
+from ignite_ipu.deferred.step import NATIVE, natively
 from ignite_ipu.running.data_edits import substitute_data
 from ignite_ipu.running.exports import is_exported
 from ignite_ipu.running.gradients import substitute_gradients
@@ -93,7 +93,7 @@ class _Loops:
     def module_call(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if native():
+            if NATIVE.depth:
                 return original(module, *args, **kwargs)
             if type(module).__module__.startswith(_OURS):
                 # What PopTorch compiles: the models in it are traced as they are.
