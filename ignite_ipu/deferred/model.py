@@ -17,6 +17,7 @@ from ignite_ipu.deferred.device_gradients import DeviceGradients
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.evaluated import with_gradients
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
+from ignite_ipu.deferred.frames import called_by_distributions
 from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
 from ignite_ipu.deferred.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.lines import Line, current_line
@@ -319,11 +320,15 @@ class CapturedModel:
         line = current_line()
         own = {operation for operation in ancestors(value) if operation.model and operation.model.whole is self}
         if not own <= {operation for loss in self.pending for operation in loss.operations}:
+            remedy = (
+                "It is a check of torch.distributions: leave it out with validate_args=False."
+                if called_by_distributions()
+                else "Move the line after backward (or optimizer.step()); to keep a sum, add loss.detach() and read "
+                "the sum later. For a forward pass without training, call model.eval() or use torch.no_grad()."
+            )
             raise EarlyReadError(
                 f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
-                "not gone backward. Move the line after backward (or optimizer.step()); to keep a sum, add "
-                "loss.detach() and read the sum later. For a forward pass without training, call model.eval() or use "
-                "torch.no_grad()."
+                f"not gone backward. {remedy}"
             )
         reason = self.postponed()
         if reason is not None:

@@ -164,9 +164,10 @@ def _inferred(
         if "meta" not in str(error).lower() and "data-dependent" not in str(error):
             raise
         raise CaptureError(
-            f"{name_of(function)} at {line} needs values to know the shape of its result, and the step has not "
-            "run yet. Keep shapes fixed (for example torch.where, or a mask that multiplies), or compute it after "
-            f"optimizer.step(). ({type(error).__name__}: {error})"
+            f"{name_of(function)} at {line} needs values to know the shape of its result or to check its arguments, "
+            "and the step has not run yet. Keep shapes fixed (for example torch.where, or a mask that multiplies), "
+            "write the formula out without the check, or compute it after optimizer.step(). "
+            f"({type(error).__name__}: {error})"
         ) from error
     tensors: List[torch.Tensor] = []
     result_structure = take_apart(result, tensors)
