@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.listing import listed
+from ignite_ipu.loss_rules import LossError
 
-__all__ = ["GradientHooks"]
+__all__ = ["GradientHookGuard", "GradientHooks"]
 
 _OF_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 _ON_ALL: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in _OF_MODULES]
@@ -21,6 +23,32 @@ _OF_TENSORS: List[Callable[[torch.Tensor], Optional[Dict[Any, Any]]]] = [
     for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
     if hasattr(torch._C.TensorBase, kind)  # the latter came with PyTorch 2.1
 ]
+_REGISTER = [
+    getattr(torch.Tensor, name)
+    for name in ("register_hook", "register_post_accumulate_grad_hook")
+    if hasattr(torch.Tensor, name)
+]
+_REMEDY = (
+    "which would never run: gradients exist on the device alone. To clip them, use max_grad_norm or clip_grad_norm_; "
+    "to keep some of a weight as it is, compute with a part that is detached; to scale them, use a parameter group "
+    "with its own learning rate; to look at them in an Ignite engine, ignite_ipu.handlers.Gradients. Remove the hooks."
+)
+
+
+class GradientHookGuard(TorchFunctionMode):
+    """Context in which a model's forward that registers a hook on a gradient raises `LossError`."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Tuple[Any, ...] = (),
+        kwargs: Optional[Dict[str, Any]] = None,
+    ) -> Any:
+        if func in _REGISTER:
+            shape = tuple(args[0].shape)
+            raise LossError(f"The model's forward calls {func.__name__}() on a tensor of shape {shape}, {_REMEDY}")
+        return func(*args, **(kwargs or {}))
 
 
 class GradientHooks:
@@ -43,12 +71,7 @@ class GradientHooks:
         if not names:
             self.handles = RemovableHandle.next_id
             return None
-        return (
-            f"Hooks on gradients are registered on {listed(names)}, which would never run: "
-            "gradients exist on the device alone. To clip them, use max_grad_norm or clip_grad_norm_; to keep some of "
-            "a weight as it is, compute with a part that is detached; to scale them, use a parameter group with its "
-            "own learning rate; to look at them in an Ignite engine, ignite_ipu.handlers.Gradients. Remove the hooks."
-        )
+        return f"Hooks on gradients are registered on {listed(names)}, {_REMEDY}"
 
     def _hooked(self) -> List[str]:
         with torch._C.DisableTorchFunctionSubclass():

@@ -10,6 +10,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.batches import BatchLayout
+from ignite_ipu.gradient_hooks import GradientHookGuard
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.own_backwards import own_backwards_refused
@@ -153,13 +154,16 @@ class EvaluationStep(BatchStep):
 
 @contextlib.contextmanager
 def guarded(model: nn.Module, training: bool = False) -> Iterator[bool]:
-    """Refuse losses, and for training backwards, that no IPU computes while `model` is traced; gives whether it is."""
+    """Refuse what no IPU computes while `model` is traced, in training backwards, too; gives whether it is."""
     traced: bool = backend.poptorch().isRunningOnIpu()
     if traced:
-        backwards: Any = own_backwards_refused() if training else contextlib.nullcontext()
-        with LossGuard(), UntrainedPadding(), backwards, declared_as_tracing():
-            with without_checkpointing(training), without_generation_cache(model):
-                yield True
+        with contextlib.ExitStack() as stack:
+            if training:
+                stack.enter_context(own_backwards_refused())
+                stack.enter_context(GradientHookGuard())
+            with LossGuard(), UntrainedPadding(), declared_as_tracing():
+                with without_checkpointing(training), without_generation_cache(model):
+                    yield True
     else:
         # On the host PyTorch computes every loss.
         yield False

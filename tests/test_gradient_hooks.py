@@ -9,6 +9,7 @@ from torch.nn.modules.module import register_module_full_backward_hook
 from torch.utils.data import DataLoader
 
 from ignite_ipu import IPUAccelerator, create_ipu_trainer
+from ignite_ipu.loss_rules import LossError
 from ignite_ipu.session import SessionError
 from tests.accelerate_state import forget
 from tests.supervised import network, task
@@ -56,3 +57,24 @@ def test_they_are_refused(train, later, names):
             handle.remove()
     if train is train_by_loop:
         train(model, optimizer)
+
+
+class Hooking(nn.Module):
+    """Hooks the gradient of what its first layer returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x):
+        hidden = self.layers[0](x)
+        hidden.register_hook(lambda gradient: gradient * 0)
+        return self.layers[1:](hidden)
+
+
+@pytest.mark.parametrize("train", [train_by_engine, train_by_loop])
+def test_those_of_a_forward_are_refused(train):
+    """They would be registered while the model is traced, and never run."""
+    model = Hooking()
+    with pytest.raises(LossError, match=r"calls register_hook\(\) on a tensor of shape .*, which would never run"):
+        train(model, torch.optim.SGD(model.parameters(), lr=0.05))

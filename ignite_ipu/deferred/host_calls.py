@@ -12,6 +12,7 @@ from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.step import natively
 from ignite_ipu.deferred.structure import Structure, put_together
+from ignite_ipu.gradient_hooks import GradientHookGuard
 from ignite_ipu.python_state import changed_by, changes_in_every_call
 from ignite_ipu.tracing import without_generation_cache
 from ignite_ipu.weights import Weights
@@ -45,6 +46,7 @@ def called_on_host(
     Raises:
         CaptureError: Its code changes in every call what a compiled program would not: Python values, its arguments,
             or buffers of integers.
+        LossError: It registers hooks on gradients.
     """
     # A touch of a weight in the call would download them, buffers too, into what stands there for the call.
     weights.to_host()
@@ -56,7 +58,8 @@ def called_on_host(
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         copies[:] = [tensor.clone() for tensor in tensors]
         args, kwargs = put_together(structure, copies)
-        return torch.func.functional_call(model, dict(buffers), args, kwargs)
+        with GradientHookGuard():
+            return torch.func.functional_call(model, dict(buffers), args, kwargs)
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
         output, changed = changed_by(model, call)
