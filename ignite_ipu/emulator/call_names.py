@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 from types import FrameType
 from typing import Any, Callable, Optional, Tuple
 
+import torch
+
 ACCESSORS = ("__get__", "__set__", "__delete__")
-_NOT_USER_CODE = ("/torch/", "/ignite_ipu/emulator/", "<frozen", "contextlib.py")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_USER_CODE = (os.path.dirname(torch.__file__) + os.sep, _PACKAGE + os.sep, contextlib.__file__, "<frozen")
 
 
 def name_of(func: Callable[..., Any]) -> str:
@@ -36,7 +41,7 @@ def source(excludes: Tuple[str, ...] = ()) -> Optional[Tuple[str, int]]:
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not any(part in file for part in _NOT_USER_CODE + excludes):
+        if not file.startswith(_NOT_USER_CODE) and not any(part in file for part in excludes):
             return file, frame.f_lineno
         frame = frame.f_back
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import pytest
@@ -50,6 +52,16 @@ def test_unsupported_operators_are_refused_by_name(name, function):
         run(lambda x: function(x * 1), X)
     assert f"aten::{name}" in str(error.value)
     assert "test_operators.py" in str(error.value)
+
+
+def test_the_line_may_lie_in_any_folder(tmp_path):
+    """Also in one with the name of a library."""
+    file = tmp_path / "torch" / "model.py"
+    file.parent.mkdir()
+    file.write_text("import torch\n\n\ndef forward(x):\n    return torch.erf(x)\n", encoding="utf-8")
+    forward = runpy.run_path(str(file))["forward"]
+    with pytest.raises(poptorch.Error, match=rf"erf is used at {re.escape(str(file))}:5\."):
+        run(forward, X)
 
 
 def test_all_of_a_models_unsupported_operators_are_named_at_once():
