@@ -64,9 +64,9 @@ class TrainingStep(BatchStep):
         """Set the mode of all modules, unless they keep theirs."""
         return self if self.keep_modes else super().train(mode)
 
-    def python_state(self) -> PythonState:
+    def python_state(self, training: Optional[bool] = None) -> PythonState:
         """Return what the compiled step has from Python as constants, the loss's included."""
-        return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn)
+        return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn, training=training)
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions.

@@ -14,6 +14,7 @@ from typing import Any, FrozenSet, Iterator, List, NamedTuple, Optional, Protoco
 
 from torch import nn
 
+from ignite_ipu.attribute_reads import is_read
 from ignite_ipu.installed import is_installed
 
 __all__ = ["Holder", "OuterValue", "outer_values"]
@@ -82,7 +83,7 @@ class _Inherited:
         return next((vars(kind)[name] for kind in type(self.owner).__mro__ if name in vars(kind)), None)
 
 
-def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
+def outer_values(called: Any, kinds: Tuple[type, ...], training: Optional[bool] = None) -> Iterator[OuterValue]:
     """Yield the values of some kinds that the user's code reads by name when something is called.
 
     Before each come the objects that lead to it: with another of these it would be another value.
@@ -90,6 +91,8 @@ def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
     Args:
         called: A function, a module or another object that can be called.
         kinds: Types of the values.
+        training: What hangs on `self` counts if calls for training, or for evaluation, were seen to read that; all of
+            it when None.
     """
     waiting = [
         (function, getattr(part, "__self__", part)) for part in _parts(called) for function in _functions_of(part)
@@ -98,6 +101,8 @@ def outer_values(called: Any, kinds: Tuple[type, ...]) -> Iterator[OuterValue]:
     while waiting:
         function, instance = waiting.pop()
         for path in _paths(function.__code__):
+            if path.scope == _SELF and path.names[1:] and not is_read(instance, path.names[1], training):
+                continue
             steps = _steps(path, function, instance, kinds)
             if not steps:
                 continue

@@ -7,6 +7,7 @@ from typing import Any, Callable, Hashable, List, Optional, Sequence
 
 from torch import nn
 
+from ignite_ipu.attribute_reads import reads_noted
 from ignite_ipu.copies import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
@@ -106,7 +107,7 @@ class Program:
             return []
         if not attributes.leads_there:
             before = dict(zip(attributes.names, self._traced))
-            attributes = self._python = self.step.python_state()
+            attributes = self._python = self.step.python_state(self.training)
             attributes.leave_out(self._changed_by_trace)
             self._traced = [before.get(name) for name in attributes.names]
         now = attributes.values()
@@ -251,7 +252,8 @@ class Program:
         attributes = self.step.python_state()
         before, states = attributes.values(), generator_states()
         try:
-            with contextlib.nullcontext() if self.placing is None else self.placing.applied():
+            placed = contextlib.nullcontext() if self.placing is None else self.placing.applied()
+            with placed, reads_noted(self.step, self.training):
                 self.executor.compile(*leaves)
         except BaseException:
             self.step.forget_layout()
@@ -261,9 +263,9 @@ class Program:
             self.on_trace(self, leaves, [*changed, *drawn])
         # Each trace of the model, another program's too, would change them again.
         self._changed_by_trace = changed
-        attributes.leave_out(changed)
-        self._python = attributes
-        self._traced = attributes.values()
+        self._python = self.step.python_state(self.training)
+        self._python.leave_out(changed)
+        self._traced = self._python.values()
         self._fire(IPUEvents.COMPILE_COMPLETED)
 
 

@@ -15,7 +15,7 @@ import operator
 import zlib
 from itertools import chain, filterfalse
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType
-from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
+from ignite_ipu.attribute_reads import READS, is_read
 from ignite_ipu.host_draws import drawn_by
 from ignite_ipu.outer_values import Holder, outer_values
 
@@ -54,13 +55,15 @@ class PythonState:
     Args:
         model: The model.
         *others: Functions and objects that are called beside it, such as a loss.
+        training: Attributes of modules count if calls for training, or for evaluation, were seen to read them; all
+            of them when None.
 
     Attributes:
         names: What messages call the values.
         parts: The modules within the model's, and their hooks.
     """
 
-    def __init__(self, model: nn.Module, *others: Any) -> None:
+    def __init__(self, model: nn.Module, *others: Any, training: Optional[bool] = None) -> None:
         self.names: List[str] = []
         self._places: List[Tuple[Holder, str]] = []
         self._modules = [module.__dict__ for module in model.modules()]
@@ -75,13 +78,13 @@ class PythonState:
         named: List[Tuple[str, Any]] = list(model.named_modules())
         for other in others:
             named += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
-        for path, module in named:
-            attributes = getattr(module, "__dict__", {})
-            kinds = _OF_TORCH if type(module).__module__.startswith("torch.nn.") else (*_READABLE, *_FUNCTIONS)
-            for name, value in attributes.items():
-                if name not in _OWN and isinstance(value, kinds):
-                    self.names.append(f"{path}.{name}" if path else name)
-                    self._places.append((attributes, name))
+        self._named = named
+        self._training = training
+        self._reads = READS.noted
+        self._own = self._attributes()
+        for name, place in self._own:
+            self.names.append(name)
+            self._places.append(place)
         # Objects that lead to values: with another in their place, the values are elsewhere.
         self._leading: List[Any] = []
         self._ways: List[Tuple[Holder, str]] = []
@@ -101,6 +104,7 @@ class PythonState:
             and (self._handles == RemovableHandle.next_id or self._still_without_hooks())
             and list(chain.from_iterable(map(dict.values, self._filled))) == self.parts
             and (not self._ways or self.leads_there)
+            and (self._reads == READS.noted or self._still_read())
         )
 
     def _still_without_hooks(self) -> bool:
@@ -109,6 +113,24 @@ class PythonState:
             return False
         self._handles = RemovableHandle.next_id
         return True
+
+    def _still_read(self) -> bool:
+        """Look for attributes that are or are not read after all, which is due when reads of some model were noted."""
+        if [name for name, _ in self._attributes()] != [name for name, _ in self._own]:
+            return False
+        self._reads = READS.noted
+        return True
+
+    def _attributes(self) -> List[Tuple[str, Tuple[Holder, str]]]:
+        """Return the names and places of the attributes that count."""
+        found: List[Tuple[str, Tuple[Holder, str]]] = []
+        for path, module in self._named:
+            attributes = getattr(module, "__dict__", {})
+            kinds = _OF_TORCH if type(module).__module__.startswith("torch.nn.") else (*_READABLE, *_FUNCTIONS)
+            for name, value in attributes.items():
+                if name not in _OWN and isinstance(value, kinds) and is_read(module, name, self._training):
+                    found.append((f"{path}.{name}" if path else name, (attributes, name)))
+        return found
 
     @property
     def leads_there(self) -> bool:
@@ -170,7 +192,7 @@ class PythonState:
     def _find_outer_values(self, parts: Sequence[Any]) -> None:
         known = {(id(holder), key) for holder, key in self._places}
         for part in parts:
-            for found in outer_values(part, _READABLE):
+            for found in outer_values(part, _READABLE, self._training):
                 place = (id(found.holder), found.key)
                 if place in known:
                     continue

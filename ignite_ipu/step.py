@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -80,9 +80,9 @@ class BatchStep(nn.Module):
         mine = (type(self), self.model, self.model_fn, self.model_transform, self.half_products)
         return mine == (type(other), other.model, other.model_fn, other.model_transform, other.half_products)
 
-    def python_state(self) -> PythonState:
-        """Return what the compiled step has from Python as constants."""
-        return PythonState(self.model, self.model_fn, self.model_transform)
+    def python_state(self, training: Optional[bool] = None) -> PythonState:
+        """Return what the compiled step has from Python as constants; `training` is that of `PythonState`."""
+        return PythonState(self.model, self.model_fn, self.model_transform, training=training)
 
     def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
         """Return the names of the Python values that the model reads and that a call of it on the host changes.

@@ -13,7 +13,7 @@ from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.modes import refuse_replaced
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CalledStep
-from ignite_ipu.deferred.structure import put_together, take_apart
+from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.programs import Program
 from ignite_ipu.python_state import PythonState
 from ignite_ipu.rows import split_rows, take_rows
@@ -69,27 +69,36 @@ class CapturedEvaluation:
         tensors: List[torch.Tensor] = []
         structure = take_apart((args, kwargs), tensors)
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+        kind = self._kind(model, structure, shapes)
+        program = self._programs.get((kind, shapes))
+        if program is None:
+            larger = self._by_kind.get(kind)
+            if larger is not None and self._fits(larger, tensors):
+                return self._filled_up(larger, tensors)
+            program = self._new(model, structure, tensors)
+            self._programs[kind, shapes] = program
+            outputs = self._call(program, tensors)
+            # The trace has shown which attributes of the model count.
+            del self._programs[kind, shapes]
+            kind = self._kind(model, structure, shapes)
+            self._programs[kind, shapes] = self._by_kind[kind] = program
+        else:
+            outputs = self._call(program, tensors)
+        step = program.step
+        assert isinstance(step, CalledStep)
+        return put_together(step.output, outputs)
+
+    def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]]) -> Hashable:
+        """Return what a program depends on besides the number of rows, in a comparable form."""
         state = self._states.get(model)
         complete = state is not None and state.complete
         if self._may_be_others or not complete:
             refuse_replaced(self._session.weights, self._session.model)
             self._may_be_others = False
         if state is None or not complete:
-            state = self._states[model] = PythonState(model)
+            state = self._states[model] = PythonState(model, training=False)
         modes = (self._number_of(state.parts), *state.training(), *state.values())
-        kind = (model, structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes]))
-        key = (kind, shapes)
-        program = self._programs.get(key)
-        if program is None:
-            larger = self._by_kind.get(kind)
-            if larger is not None and self._fits(larger, tensors):
-                return self._filled_up(larger, tensors)
-            program = self._new(model, structure, tensors)
-            self._programs[key] = self._by_kind[kind] = program
-        step = program.step
-        assert isinstance(step, CalledStep)
-        outputs = self._call(program, tensors)
-        return put_together(step.output, outputs)
+        return model, structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes])
 
     def look_again(self) -> None:
         """Look for parameters again before the next call, of which there may be others now."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from ignite_ipu.attribute_reads import reads_noted
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.step import natively
@@ -58,7 +59,7 @@ def called_on_host(
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         copies[:] = [tensor.clone() for tensor in tensors]
         args, kwargs = put_together(structure, copies)
-        with GradientHookGuard():
+        with GradientHookGuard(), reads_noted(model, training=True):
             return torch.func.functional_call(model, dict(buffers), args, kwargs)
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():

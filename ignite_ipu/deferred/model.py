@@ -481,8 +481,8 @@ def _capturing_class(base: Any) -> Any:
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         # Copies and files are of the original class, and capture nothing.
-        getstate = getattr(base, "__getstate__", None)
-        state = getstate(self) if getstate is not None else self.__dict__
+        getstate = getattr(self, "__getstate__", None)
+        state = getstate() if getstate is not None else self.__dict__
         if isinstance(state, dict):
             state = {key: value for key, value in state.items() if key != _CAPTURE}
         return object.__new__, (base,), state

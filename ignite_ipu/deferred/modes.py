@@ -86,7 +86,7 @@ class Modes:
         if untouched and then is not None and state is not None and state.unchanged(then.training, then.values):
             return then
         if state is None or not state.complete:
-            state = self._state = PythonState(self._model)
+            state = self._state = PythonState(self._model, training=True)
             self._may_be_others = True
         if self._may_be_others:
             refuse_replaced(self._weights, self._model)

@@ -206,12 +206,14 @@ class CapturedTraining:
             self._check_zeroed(batches[0].recipe)
         needed = _needed(batches)
         modes = self._modes_of(batches)
+        traced = False
         if self._compiled is None or not self._compiled.serves(batches, needed, modes):
             kept = next((each for each in self._kept if each.compiled.serves(batches, needed, modes)), None)
             if kept is not None:
                 self._resume(kept)
             else:
                 self._compile(self._wanted(batches, needed, modes))
+                traced = True
         compiled = self._compiled
         assert compiled is not None
         leaves = _leaves(batches, compiled)
@@ -230,6 +232,9 @@ class CapturedTraining:
             self._compiled = None
             raise
         self.session.note_updates(1)
+        if traced:
+            # More of the model's attributes than its call on the host has read, maybe.
+            self._compiled = dataclasses.replace(compiled, modes=self.modes.now())
         _settle(batches, needed, compiled, results)
         if WAITING:
             write_known()
