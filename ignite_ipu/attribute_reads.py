@@ -1,32 +1,58 @@
-"""Which attributes of a model's modules its code reads while it is called.
+"""What a model's calls read of Python objects: of its modules, of a configuration, of whatever a loss looks at.
 
 A loop keeps books on its model: `model.epoch = epoch`, `model.history.append(loss)`. What no call reads is in no
-program, and may change without another compilation.
+program, and may change without another compilation. What a call does read counts by whichever way the code got there:
+through a local variable, an argument of a helper, an element of a list.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import os
 import sys
 import weakref
-from typing import Any, Callable, Dict, Iterator, Optional, Set
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.installed import is_users_file
 
-__all__ = ["READS", "is_read", "reads_noted"]
+__all__ = ["READS", "ObjectRead", "is_read", "objects_read", "reads_noted"]
 
 # What is read instead of single attributes, by code that looks for them and by copies.
 _ALL = frozenset(["__dict__", "__getstate__"])
-# By module, the names that calls for evaluation and for training have read.
-_READ: weakref.WeakKeyDictionary[nn.Module, Dict[bool, Set[str]]] = weakref.WeakKeyDictionary()
+_LOOKS = frozenset([*_ALL, "vars", "getattr", "attrgetter"])
+_CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict)
+_LEAVES = (
+    *(int, float, complex, str, bytes, type(None), type, torch.Tensor, torch.dtype, torch.device, np.ndarray),
+    *(FunctionType, BuiltinFunctionType, ModuleType),
+)
+_DEEPEST = 4
+_MOST_ELEMENTS = 1024
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+_LIBRARIES = frozenset(["builtins", "torch", "numpy", "poptorch", "logging", "threading", "_thread"])
+
+
+class ObjectRead(NamedTuple):
+    """An object that calls of a model have read, beside the model's modules.
+
+    Attributes:
+        get: Returns it, None when it is gone.
+        names: The attributes that were read; None for all, where reads cannot be noted.
+    """
+
+    get: Callable[[], Any]
+    names: Optional[Set[str]]
 
 
 class _Reads:
-    """Counts how often reads of some model's attributes were noted: `is_read` answers the same while it stays.
+    """Counts how often reads were noted: `is_read` and `objects_read` answer the same while it stays.
 
     Attributes:
         noted: The count.
@@ -39,6 +65,10 @@ class _Reads:
 
 
 READS = _Reads()
+# By module, the names that calls for evaluation and for training have read of it.
+_OF_MODULES: weakref.WeakKeyDictionary[nn.Module, Dict[bool, Set[str]]] = weakref.WeakKeyDictionary()
+# By the model that was called, and the purpose: the other objects, by `id`.
+_OF_OBJECTS: weakref.WeakKeyDictionary[nn.Module, Dict[bool, Dict[int, ObjectRead]]] = weakref.WeakKeyDictionary()
 
 
 def is_read(module: Any, name: str, training: Optional[bool]) -> bool:
@@ -51,48 +81,193 @@ def is_read(module: Any, name: str, training: Optional[bool]) -> bool:
     """
     if training is None or not isinstance(module, nn.Module):
         return True
-    read = _READ.get(module, {}).get(training)
+    read = _OF_MODULES.get(module, {}).get(training)
     return read is None or name in read or not _ALL.isdisjoint(read)
 
 
-@contextlib.contextmanager
-def reads_noted(model: nn.Module, training: bool) -> Iterator[None]:
-    """Note what is read of the modules of a model in the `with` block, in which it is called for training or not.
+def objects_read(model: nn.Module, training: bool) -> List[ObjectRead]:
+    """Return the objects that calls of a model, or of its parts, were seen to read, those that still exist."""
+    found: Dict[int, ObjectRead] = {}
+    for module in model.modules():
+        found.update(_OF_OBJECTS.get(module, {}).get(training, {}))
+    return [each for each in found.values() if each.get() is not None]
 
-    PyTorch's own modules are left out: of their attributes all count.
+
+@contextlib.contextmanager
+def reads_noted(model: nn.Module, training: bool, roots: Iterable[Any] = ()) -> Iterator[None]:
+    """Note what is read in the `with` block, in which a model is called for training or not.
+
+    Of PyTorch's own modules in the model nothing is noted: all of their attributes count.
+
+    Args:
+        model: The model.
+        training: Whether it is called for training.
+        roots: Other objects that the code gets at by name.
     """
     modules = [module for module in model.modules() if not type(module).__module__.startswith("torch.")]
-    noted: Dict[int, Set[str]] = {id(module): set() for module in modules}
+    found_by_name = list(roots)
+    watch = _Watch(model)
     with contextlib.ExitStack() as stack:
-        for kind in {type(module) for module in modules}:
-            stack.enter_context(_noting(kind, noted))
+        stack.callback(watch.end)
+        for module in modules:
+            watch.note(module)
+        for root in found_by_name:
+            watch.look_at(root)
         yield
     for module in modules:
-        read = _READ.setdefault(module, {})
-        if training not in read or not noted[id(module)] <= read[training]:
-            read[training] = noted[id(module)] | read.get(training, set())
+        _, names = watch.noted.pop(id(module))
+        read = _OF_MODULES.setdefault(module, {})
+        if training not in read or not names <= read[training]:
+            read[training] = names | read.get(training, set())
+            READS.noted += 1
+        watch.noted[id(module)] = (module, watch.mentioned() & _class_attributes(type(module)))
+    objects = _OF_OBJECTS.setdefault(model, {}).setdefault(training, {})
+    for key, (found, _) in watch.noted.items():
+        known = objects.get(key)
+        before: Optional[Set[str]] = known.names if known is not None and known.get() is found else set()
+        added = watch.names_of(key)
+        now = None if added is None or before is None else before | added
+        if now != before:
+            objects[key] = ObjectRead(_reference(found), now)
             READS.noted += 1
 
 
-@contextlib.contextmanager
-def _noting(kind: Any, noted: Dict[int, Set[str]]) -> Iterator[None]:
-    """Let instances of a class note the attributes that are read of them."""
-    original: Callable[[Any, str], Any] = kind.__getattribute__
-    own: Optional[Any] = vars(kind).get("__getattribute__")
-    libraries = tuple([os.path.dirname(str(each.__file__)) + os.sep for each in (torch, backend.poptorch())])
+class _Watch:
+    """Classes whose instances note their reads for a while.
 
-    def noting(self: Any, name: str) -> Any:
-        names = noted.get(id(self))
-        # PyTorch and PopTorch look for parameters and children in the dictionary.
-        if names is not None and (name not in _ALL or not sys._getframe(1).f_code.co_filename.startswith(libraries)):
-            names.add(name)
-        return original(self, name)
+    Args:
+        model: The model, of which PyTorch's modules are not looked at.
 
-    kind.__getattribute__ = noting
+    Attributes:
+        noted: By `id`, objects and the attributes that were read of them.
+        unwatched: The objects whose reads cannot be noted.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.noted: Dict[int, Tuple[Any, Set[str]]] = {}
+        self.unwatched: Set[int] = set()
+        self._own = {id(module) for module in model.modules()}
+        self._undo: List[Callable[[], None]] = []
+        self._classes: Set[type] = set()
+        self._ran: Set[CodeType] = set()
+        before = sys.getprofile()
+        self._undo.append(lambda: sys.setprofile(before))
+        sys.setprofile(self._note_call)
+        self._libraries = tuple([os.path.dirname(str(each.__file__)) + os.sep for each in (torch, backend.poptorch())])
+
+    def end(self) -> None:
+        """Give the classes back what they had."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _note_call(self, frame: FrameType, event: str, argument: Any) -> None:
+        # Generated code, such as that of data classes, says in its globals whose it is.
+        file = str(frame.f_globals.get("__file__", "<generated>"))
+        if event == "call" and is_users_file(frame.f_code.co_filename) and is_users_file(file):
+            self._ran.add(frame.f_code)
+
+    def mentioned(self) -> Set[Any]:
+        """Return the names, and all other constants, in the user's code that has run."""
+        return {name for code in self._ran for name in (*code.co_names, *code.co_consts)}
+
+    def names_of(self, key: int) -> Optional[Set[str]]:
+        """Return the attributes of an object that code has read, None for all of them."""
+        found, names = self.noted[key]
+        if key in self.unwatched:
+            mentioned = self.mentioned()
+            return None if not _LOOKS.isdisjoint(mentioned) else mentioned & getattr(found, "__dict__", {}).keys()
+        return names | (self.mentioned() & _class_attributes(type(found))) if _ALL.isdisjoint(names) else None
+
+    def note(self, found: Any) -> None:
+        """Note what is read of an object from now on."""
+        self.noted[id(found)] = (found, set())
+        kind = type(found)
+        if kind in self._classes:
+            return
+        flags = kind.__flags__
+        if not flags & _HEAP_TYPE or flags & _IMMUTABLE_TYPE:
+            self.unwatched.add(id(found))
+            self.look_at(getattr(found, "__dict__", {}))
+            return
+        self._classes.add(kind)
+        self._patch(kind)
+
+    def look_at(self, value: Any, depth: int = 0) -> None:
+        """Note what is read of the objects that a value is or holds."""
+        # isinstance() would read the class of a value, which is a read, too.
+        kind = type(value)
+        if issubclass(kind, _LEAVES) or id(value) in self.noted or id(value) in self._own:
+            return
+        if issubclass(kind, _CONTAINERS):
+            if depth < _DEEPEST and len(value) <= _MOST_ELEMENTS:
+                for element in list(value.values() if issubclass(kind, dict) else value):
+                    self.look_at(element, depth + 1)
+        elif kind is MethodType:
+            self.look_at(value.__self__, depth)
+        elif kind is functools.partial:
+            self.look_at([value.func, *value.args, *value.keywords.values()], depth)
+        elif issubclass(kind, nn.Module):
+            for module in value.modules():
+                if id(module) not in self._own:
+                    self.note(module)
+        elif _may_be_the_users(kind):
+            self.note(value)
+
+    def _counts(self, found: Any, name: str, reader: FrameType) -> bool:
+        """Tell whether a read counts, by the frame that reads.
+
+        PyTorch and PopTorch look for parameters and children in a module's dictionary. What a library keeps in its own
+        objects is nobody's to change, but a call of a method may give some of it.
+        """
+        if issubclass(type(found), nn.Module):
+            return name not in _ALL or not reader.f_code.co_filename.startswith(self._libraries)
+        caller = reader.f_back
+        return is_users_file(reader.f_code.co_filename) or (
+            caller is not None and is_users_file(caller.f_code.co_filename)
+        )
+
+    def _patch(self, kind: Any) -> None:
+        original: Callable[[Any, str], Any] = kind.__getattribute__
+        own: Optional[Any] = vars(kind).get("__getattribute__")
+        noted, counts = self.noted, self._counts
+
+        def noting(instance: Any, name: str) -> Any:
+            found = noted.get(id(instance))
+            if found is None or not counts(instance, name, sys._getframe(1)):
+                return original(instance, name)
+            found[1].add(name)
+            value = original(instance, name)
+            self.look_at(value)
+            return value
+
+        try:
+            kind.__getattribute__ = noting
+        except (AttributeError, TypeError):
+            return
+        self._undo.append(lambda: _put_back(kind, own))
+
+
+def _put_back(kind: Any, own: Optional[Any]) -> None:
+    if own is None:
+        del kind.__getattribute__
+    else:
+        kind.__getattribute__ = own
+
+
+def _class_attributes(kind: type) -> Set[str]:
+    """Return the names of what a class of the user's own says that is no method: code may read it of the class."""
+    own = [base for base in kind.__mro__ if _may_be_the_users(base)]
+    return {name for base in own for name, value in vars(base).items() if not callable(value) and name[:2] != "__"}
+
+
+def _may_be_the_users(kind: type) -> bool:
+    library = kind.__module__.split(".")[0]
+    return library not in _LIBRARIES or kind.__module__.startswith("torch.optim.")
+
+
+def _reference(found: Any) -> Callable[[], Any]:
+    """Return what gives an object, weakly where that is possible: it may hold the model."""
     try:
-        yield
-    finally:
-        if own is None:
-            del kind.__getattribute__
-        else:
-            kind.__getattribute__ = own
+        return weakref.ref(found)
+    except TypeError:
+        return lambda: found

@@ -10,13 +10,18 @@ from typing import List
 
 import torch
 
-__all__ = ["is_installed"]
+__all__ = ["is_installed", "is_users_file"]
 
 
 @functools.lru_cache(maxsize=None)
 def is_installed(file: str) -> bool:
     """Tell whether a file of code belongs to a library."""
     return os.path.abspath(file).startswith(_FOLDERS)
+
+
+def is_users_file(file: str) -> bool:
+    """Tell whether a file of code is the user's own; code without a file, as in a notebook, is, too."""
+    return not file.startswith("<frozen") and not is_installed(file)
 
 
 def _folders() -> List[str]:

@@ -9,21 +9,22 @@ from __future__ import annotations
 import dis
 import functools
 import weakref
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, FrozenSet, Iterator, List, NamedTuple, Optional, Protocol, Tuple
 
 from torch import nn
 
 from ignite_ipu.attribute_reads import is_read
-from ignite_ipu.installed import is_installed
+from ignite_ipu.installed import is_users_file
 
-__all__ = ["Holder", "OuterValue", "outer_values"]
+__all__ = ["Holder", "Inherited", "OuterValue", "outer_objects", "outer_values"]
 
 # What each class has of the user's own functions.
 _METHODS: weakref.WeakKeyDictionary[type, List[FunctionType]] = weakref.WeakKeyDictionary()
 _GLOBAL, _CELL, _SELF = "global", "closure", "self"
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_NEVER_OTHERS = (ModuleType, type)
 
 
 class Holder(Protocol):
@@ -69,7 +70,18 @@ class _Cell:
             return None
 
 
-class _Inherited:
+class _Given:
+    """An argument."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self, name: str) -> Any:
+        """Return it."""
+        return self._value
+
+
+class Inherited:
     """The attributes that an object has from its class, until it is given its own."""
 
     def __init__(self, owner: Any) -> None:
@@ -80,7 +92,9 @@ class _Inherited:
         own = getattr(self.owner, "__dict__", {})
         if name in own:
             return own[name]
-        return next((vars(kind)[name] for kind in type(self.owner).__mro__ if name in vars(kind)), None)
+        found = next((vars(kind)[name] for kind in type(self.owner).__mro__ if name in vars(kind)), None)
+        # Of an object with slots the class has where they are.
+        return getattr(self.owner, name, None) if isinstance(found, MemberDescriptorType) else found
 
 
 def outer_values(called: Any, kinds: Tuple[type, ...], training: Optional[bool] = None) -> Iterator[OuterValue]:
@@ -94,6 +108,36 @@ def outer_values(called: Any, kinds: Tuple[type, ...], training: Optional[bool] 
         training: What hangs on `self` counts if calls for training, or for evaluation, were seen to read that; all of
             it when None.
     """
+    for part in _parts(called):
+        for function in (part, *_functions_of(part)):
+            yield from (given for given in _arguments_of(function) if isinstance(given.value, kinds))
+    for _, steps, leads_on in _found(called, kinds, training):
+        if leads_on or not isinstance(steps[-1].value, _NEVER_OTHERS):
+            yield from steps
+            yield from (given for given in _arguments_of(steps[-1].value) if isinstance(given.value, kinds))
+
+
+def outer_objects(called: Any, kinds: Tuple[type, ...]) -> Iterator[Any]:
+    """Yield the objects, and values of some kinds, that the user's code gets at by name when something is called.
+
+    What hangs on `self` is left out.
+
+    Args:
+        called, kinds: As for `outer_values`.
+    """
+    for part in _parts(called):
+        yield part
+        for function in (part, *_functions_of(part)):
+            yield from (given.value for given in _arguments_of(function))
+    for path, steps, _ in _found(called, kinds, None):
+        if path.scope != _SELF:
+            yield from (step.value for step in (*steps, *_arguments_of(steps[-1].value)))
+
+
+def _found(
+    called: Any, kinds: Tuple[type, ...], training: Optional[bool]
+) -> Iterator[Tuple[_Path, List[OuterValue], bool]]:
+    """Yield the names that code reads, what is found along each, and whether there is more code at its end."""
     waiting = [
         (function, getattr(part, "__self__", part)) for part in _parts(called) for function in _functions_of(part)
     ]
@@ -106,15 +150,27 @@ def outer_values(called: Any, kinds: Tuple[type, ...], training: Optional[bool] 
             steps = _steps(path, function, instance, kinds)
             if not steps:
                 continue
-            if isinstance(steps[-1].value, kinds):
-                yield from steps
-                continue
-            for part, own in _called(steps[-1]):
-                new = [each for each in _functions_of(part) if (id(each), id(own)) not in known]
-                if new:
-                    yield from steps
-                known.update((id(each), id(own)) for each in new)
-                waiting += [(each, own) for each in new]
+            leads_on = False
+            if not isinstance(steps[-1].value, kinds):
+                for part, own in _called(steps[-1]):
+                    new = [each for each in _functions_of(part) if (id(each), id(own)) not in known]
+                    leads_on |= bool(new)
+                    known.update((id(each), id(own)) for each in new)
+                    waiting += [(each, own) for each in new]
+            yield path, steps, leads_on
+
+
+def _arguments_of(called: Any) -> Iterator[OuterValue]:
+    """Yield the arguments that the user's own function has been given before it is called."""
+    given: List[Any] = []
+    while isinstance(called, functools.partial):
+        given += [*called.args, *called.keywords.values()]
+        called = called.func
+    function = _unwrapped(called)
+    if _is_users(function):
+        given += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for value in given:
+        yield OuterValue(f"an argument of {getattr(function, '__name__', 'a function')}", _Given(value), "", value)
 
 
 def _parts(called: Any) -> Iterator[Any]:
@@ -130,7 +186,7 @@ def _called(found: OuterValue) -> Iterator[Tuple[Any, Any]]:
     if isinstance(found.value, nn.Module):
         yield from ((module, module) for module in found.value.modules())
     else:
-        yield found.value, found.holder.owner if isinstance(found.holder, _Inherited) else found.value
+        yield found.value, found.holder.owner if isinstance(found.holder, Inherited) else found.value
 
 
 def _functions_of(called: Any) -> List[FunctionType]:
@@ -152,6 +208,8 @@ def _unwrapped(member: Any) -> Any:
     """Return the function that a property or a kind of method holds."""
     if isinstance(member, property):
         return member.fget
+    if isinstance(member, functools.partial):
+        return _unwrapped(member.func)
     return member.__func__ if isinstance(member, (staticmethod, classmethod, MethodType)) else member
 
 
@@ -178,22 +236,18 @@ def _steps(path: _Path, function: FunctionType, instance: Optional[Any], kinds: 
 
 def _attributes_with(name: str, value: Any) -> Optional[Any]:
     """Return where an attribute of a value is: its own dictionary, or what its class has; None where it is nowhere."""
-    if isinstance(value, ModuleType) and not _is_users_file(getattr(value, "__file__", None) or "<frozen>"):
+    if isinstance(value, ModuleType) and not is_users_file(getattr(value, "__file__", None) or "<frozen>"):
         return None
     own = getattr(value, "__dict__", {})
     if name in own:
         return own
-    inherited = _Inherited(value)
+    inherited = Inherited(value)
     return None if inherited.get(name) is None else inherited
 
 
 def _is_users(function: Any) -> bool:
     """Tell whether something is a function of the user's own, and no library's."""
-    return isinstance(function, FunctionType) and _is_users_file(function.__code__.co_filename)
-
-
-def _is_users_file(file: str) -> bool:
-    return not file.startswith("<frozen") and not is_installed(file)
+    return isinstance(function, FunctionType) and is_users_file(function.__code__.co_filename)
 
 
 @functools.lru_cache(maxsize=None)

@@ -101,15 +101,20 @@ class Program:
         return self.step.arguments(*parts, micro_batches=self.micro_batches)
 
     def changed_values(self) -> List[str]:
-        """Return the names of Python values that were others when the program was traced."""
+        """Return the names of Python values that were others when the program was traced; modules and hooks, too."""
         attributes = self._python
         if attributes is None:
             return []
-        if not attributes.leads_there:
+        if not attributes.complete:
+            parts, only_read_more = attributes.parts, attributes.has_its_places
             before = dict(zip(attributes.names, self._traced))
             attributes = self._python = self.step.python_state(self.training)
+            if attributes.parts != parts:
+                return ["modules or hooks"]
             attributes.leave_out(self._changed_by_trace)
-            self._traced = [before.get(name) for name in attributes.names]
+            # What another program was seen to read did not count in this one's trace.
+            now = attributes.values() if only_read_more else [None] * len(attributes.names)
+            self._traced = [before.get(name, value) for name, value in zip(attributes.names, now)]
         now = attributes.values()
         return [] if now is self._traced or now == self._traced else attributes.changed(self._traced)
 
@@ -253,7 +258,7 @@ class Program:
         before, states = attributes.values(), generator_states()
         try:
             placed = contextlib.nullcontext() if self.placing is None else self.placing.applied()
-            with placed, reads_noted(self.step, self.training):
+            with placed, reads_noted(self.step.model, self.training, attributes.roots()):
                 self.executor.compile(*leaves)
         except BaseException:
             self.step.forget_layout()

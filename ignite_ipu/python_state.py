@@ -11,11 +11,12 @@ import collections
 import enum
 import functools
 import inspect
+import marshal
 import operator
 import zlib
 from itertools import chain, filterfalse
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType
-from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Sequence, Set, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,9 +24,9 @@ from torch import nn
 from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu.attribute_reads import READS, is_read
+from ignite_ipu.attribute_reads import READS, is_read, objects_read
 from ignite_ipu.host_draws import drawn_by
-from ignite_ipu.outer_values import Holder, outer_values
+from ignite_ipu.outer_values import Holder, Inherited, outer_objects, outer_values
 
 __all__ = ["FROZEN_REMEDY", "PythonState", "changed_by", "changes_in_every_call"]
 
@@ -40,9 +41,10 @@ _FIXED = (*_PLAIN, *_FUNCTIONS)
 # Of PyTorch's layers only numbers such as rates can change, and functions: the rest says of which shape they were made.
 _OF_TORCH = (float, *_FUNCTIONS)
 _CHILDREN = "_modules"
+_WITHIN = (_CHILDREN, "_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in _HOOKS]
-_LARGEST_ARRAY = 1 << 16
+_COLLECTIONS = (dict, list, tuple, set, frozenset, collections.deque)
 _OWN = frozenset([*vars(nn.Module()), "_is_full_backward_hook", "_forward_hooks_always_called"])
 _LONGEST = 64
 # The attributes of a module are faster to read than the module.
@@ -60,13 +62,14 @@ class PythonState:
 
     Attributes:
         names: What messages call the values.
-        parts: The modules within the model's, and their hooks.
+        parts: The modules within the model and the others, and their hooks.
     """
 
     def __init__(self, model: nn.Module, *others: Any, training: Optional[bool] = None) -> None:
         self.names: List[str] = []
         self._places: List[Tuple[Holder, str]] = []
-        self._modules = [module.__dict__ for module in model.modules()]
+        with_others = [model, *[other for other in others if isinstance(other, nn.Module)]]
+        self._modules = [module.__dict__ for each in with_others for module in each.modules()]
         self._sizes = list(map(len, self._modules))
         children = [attributes[_CHILDREN] for attributes in self._modules]
         hooks = [*_GLOBAL_HOOKS, *[attributes[kind] for attributes in self._modules for kind in _HOOKS]]
@@ -78,6 +81,7 @@ class PythonState:
         named: List[Tuple[str, Any]] = list(model.named_modules())
         for other in others:
             named += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
+        self._model = model
         self._named = named
         self._training = training
         self._reads = READS.noted
@@ -90,6 +94,8 @@ class PythonState:
         self._ways: List[Tuple[Holder, str]] = []
         self._find_configurations([part for _, part in named])
         self._find_outer_values([part for _, part in named])
+        self._find_objects(model)
+        self._objects = self._objects_now()
         # While they are the same objects, only those can have other values that are changed in place.
         self._found: List[Any] = []
         self._changeable: List[Tuple[int, Any]] = []
@@ -99,11 +105,10 @@ class PythonState:
     def complete(self) -> bool:
         """Whether parts are the same, no attribute has come or gone since, and values are found at the same places."""
         return (
-            list(map(len, self._modules)) == self._sizes
+            self.has_its_places
             and not any(self._childless)
             and (self._handles == RemovableHandle.next_id or self._still_without_hooks())
             and list(chain.from_iterable(map(dict.values, self._filled))) == self.parts
-            and (not self._ways or self.leads_there)
             and (self._reads == READS.noted or self._still_read())
         )
 
@@ -117,6 +122,8 @@ class PythonState:
     def _still_read(self) -> bool:
         """Look for attributes that are or are not read after all, which is due when reads of some model were noted."""
         if [name for name, _ in self._attributes()] != [name for name, _ in self._own]:
+            return False
+        if self._objects_now() != self._objects:
             return False
         self._reads = READS.noted
         return True
@@ -132,10 +139,53 @@ class PythonState:
                     found.append((f"{path}.{name}" if path else name, (attributes, name)))
         return found
 
+    def _objects_now(self) -> List[Tuple[int, Optional[List[str]]]]:
+        if self._training is None:
+            return []
+        read = objects_read(self._model, self._training)
+        return [(id(each.get()), None if each.names is None else sorted(each.names)) for each in read]
+
+    def _find_objects(self, model: nn.Module) -> None:
+        """Note what calls of the model were seen to read of other objects than its modules."""
+        if self._training is None:
+            return
+        known = {(id(holder), key) for holder, key in self._places + self._ways}
+        for read in objects_read(model, self._training):
+            found = read.get()
+            attributes = getattr(found, "__dict__", {})
+            # Of a module outside the model the weights are constants, too.
+            inner = [attributes[kind] for kind in _WITHIN] if isinstance(found, nn.Module) else []
+            for name in sorted(attributes if read.names is None else read.names):
+                holder: Any = next((each for each in (attributes, *inner) if name in each), None)
+                if holder is None:
+                    holder = Inherited(found)
+                value = holder.get(name)
+                if not isinstance(holder, Inherited) or isinstance(value, _READABLE):
+                    self._note(f"{type(found).__name__}.{name}", holder, name, value, known)
+
+    def _note(self, name: str, holder: Holder, key: str, value: Any, known: Set[Tuple[int, str]]) -> None:
+        """Note a value, or an object that leads to values, at a place that is not known."""
+        if (id(holder), key) in known:
+            return
+        known.add((id(holder), key))
+        if isinstance(value, (*_READABLE, *_FUNCTIONS, nn.Module)):
+            self.names.append(name)
+            self._places.append((holder, key))
+        else:
+            self._leading.append(value)
+            self._ways.append((holder, key))
+
+    def roots(self) -> Iterator[Any]:
+        """Yield the objects that the code gets at by name, for `reads_noted`."""
+        for _, part in self._named:
+            yield from outer_objects(part, _READABLE)
+
     @property
-    def leads_there(self) -> bool:
-        """Whether the objects that lead to values are the same."""
-        return all(map(operator.is_, [holder.get(key) for holder, key in self._ways], self._leading))
+    def has_its_places(self) -> bool:
+        """Whether no attribute has come or gone, and the objects that lead to values are the same."""
+        if list(map(len, self._modules)) != self._sizes:
+            return False
+        return not self._ways or all(map(operator.is_, [holder.get(key) for holder, key in self._ways], self._leading))
 
     def unchanged(self, training: List[bool], values: List[Hashable]) -> bool:
         """Tell whether this is complete, and `training` and `values` would return these again."""
@@ -193,16 +243,7 @@ class PythonState:
         known = {(id(holder), key) for holder, key in self._places}
         for part in parts:
             for found in outer_values(part, _READABLE, self._training):
-                place = (id(found.holder), found.key)
-                if place in known:
-                    continue
-                known.add(place)
-                if isinstance(found.value, _READABLE):
-                    self.names.append(found.name)
-                    self._places.append((found.holder, found.key))
-                else:
-                    self._leading.append(found.value)
-                    self._ways.append((found.holder, found.key))
+                self._note(found.name, found.holder, found.key, found.value, known)
 
 
 def changed_by(model: nn.Module, call: Callable[[], T]) -> Tuple[T, List[str]]:
@@ -227,17 +268,17 @@ def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:
 
 def _value(value: Any) -> Hashable:
     # What libraries keep in their models are collections, most of them empty.
-    if isinstance(value, dict):
-        return tuple([(_value(key), _value(item)) for key, item in value.items()]) if len(value) <= _LONGEST else None
-    if isinstance(value, (list, tuple, collections.deque)):
-        return tuple([_value(item) for item in value]) if len(value) <= _LONGEST else None
-    if isinstance(value, (set, frozenset)):
-        return frozenset(map(_value, value)) if len(value) <= _LONGEST else None
+    if isinstance(value, _COLLECTIONS):
+        if len(value) > _LONGEST:
+            return _long_value(value)
+        if isinstance(value, dict):
+            return tuple([(_value(key), _value(item)) for key, item in value.items()])
+        items = map(_value, value)
+        return frozenset(items) if isinstance(value, (set, frozenset)) else tuple(items)
     if isinstance(value, _FIXED):
         return value
     if isinstance(value, np.ndarray):
-        contents = zlib.crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= _LARGEST_ARRAY else id(value)
-        return value.shape, value.dtype.str, contents
+        return value.shape, value.dtype.str, zlib.crc32(np.ascontiguousarray(value).tobytes())
     if isinstance(value, torch.Tensor):
         # A tensor that is replaced is another object, and one that is written into has another version.
         with torch._C.DisableTorchFunctionSubclass():
@@ -247,4 +288,17 @@ def _value(value: Any) -> Hashable:
     if isinstance(value, Iterator):
         # How far those of Python have come is in what they show or in what they have left.
         return id(value), repr(value), operator.length_hint(value, 0)
-    return None
+    return id(value)
+
+
+def _long_value(value: Any) -> Hashable:
+    """Return something for the contents of a long collection, computed by C where there are only plain values in it."""
+    if isinstance(value, (set, frozenset)):
+        return frozenset(map(_value, value))
+    try:
+        # Later formats write down which objects are the same, too.
+        contents = marshal.dumps(list(value) if isinstance(value, collections.deque) else value, 2)
+    except ValueError:
+        items = value.items() if isinstance(value, dict) else value
+        return tuple(map(_value, items))
+    return len(value), zlib.crc32(contents)

@@ -454,6 +454,7 @@ class IPUSession:
         """Compile again for other Python values, which are constants of a program."""
         changed = program.changed_values()
         if changed:
+            self.refuse_replaced()
             logger.warning(
                 "Python values that the program read while it was traced have changed (%s): it is compiled "
                 "again. On IPUs each compilation takes minutes: make what changes often an input or a buffer.",

@@ -14,7 +14,7 @@ from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.step import natively
 from ignite_ipu.deferred.structure import Structure, put_together
 from ignite_ipu.gradient_hooks import GradientHookGuard
-from ignite_ipu.python_state import changed_by, changes_in_every_call
+from ignite_ipu.python_state import PythonState, changed_by, changes_in_every_call
 from ignite_ipu.tracing import without_generation_cache
 from ignite_ipu.weights import Weights
 
@@ -59,7 +59,7 @@ def called_on_host(
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         copies[:] = [tensor.clone() for tensor in tensors]
         args, kwargs = put_together(structure, copies)
-        with GradientHookGuard(), reads_noted(model, training=True):
+        with GradientHookGuard(), reads_noted(model, True, [*PythonState(model).roots(), *args, *kwargs.values()]):
             return torch.func.functional_call(model, dict(buffers), args, kwargs)
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
