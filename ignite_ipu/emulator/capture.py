@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator import inference_mode, losses, operators, shapes
+from ignite_ipu.emulator import inference_mode, losses, number_formats, operators, shapes
 from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.call_names import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.custom_functions import forward_only
@@ -49,7 +49,6 @@ _FOLLOW_ACTIVATION = frozenset(
     )
 )
 _TENSOR_VALUED_PROPERTIES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
-_NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def active() -> Optional[Capture]:
@@ -140,7 +139,7 @@ class Capture(TorchFunctionMode):
     def add_constant(self, tensor: torch.Tensor, name: str = "constant") -> IpuTensor:
         """Return a traced tensor whose value is `tensor`'s of now, whatever becomes of it later."""
         with self.outside():
-            value = torch.Tensor.detach(tensor).to(_NARROW.get(tensor.dtype, tensor.dtype)).clone()
+            value = torch.Tensor.detach(tensor).to(number_formats.narrow(tensor.dtype)).clone()
         traced = self._stand_in(self._placeholder(name, value, requires_grad=False), tensor)
         unique = str(traced.node.target)
         self.constants[unique] = traced
@@ -151,7 +150,7 @@ class Capture(TorchFunctionMode):
         node = self.graph.placeholder(identifier(name))
         node.target = node.name
         with self.outside():
-            dtype = _NARROW.get(tensor.dtype, tensor.dtype)
+            dtype = number_formats.narrow(tensor.dtype)
             meta = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=dtype, device=_META)
             meta.requires_grad_(requires_grad and meta.is_floating_point())
         return self._traced(meta, node)
@@ -228,6 +227,8 @@ class Capture(TorchFunctionMode):
                 return answer
         if name == "new" and len(args) > 1 and isinstance(args[1], torch.Size):
             args = (args[0], *args[1])  # a graph keeps sizes as tuples, which `new` would take for values
+        if name == "type":
+            args, kwargs = map_leaves((args, kwargs), number_formats.named)
         args, kwargs = operators.check_arguments(name, args, kwargs, self.training)
         if self.autocast.enabled:
             args, kwargs = self.autocast.cast(self, name, args, kwargs)
@@ -267,6 +268,8 @@ class Capture(TorchFunctionMode):
         before = [traced.meta._version for traced in metas]
         if result is None:
             result = self._infer(kernel, args, kwargs)
+            if number_formats.is_wide(result):
+                kernel, result = number_formats.narrowing(kernel), number_formats.narrowed(result)
         written = [traced for traced, version in zip(metas, before) if traced.meta._version != version]
         written += hidden_writes(name_of(kernel), args, kwargs)
         if not written and not holds_tensors(result):
@@ -321,7 +324,7 @@ class Capture(TorchFunctionMode):
             kwargs["device"] = _META
         try:
             with self.outside(), operators.observed(name_of(kernel), kernel, self.primitives):
-                return _narrowed(kernel(*args, **kwargs))
+                return kernel(*args, **kwargs)
         except Error:
             raise
         except NotImplementedError as error:
@@ -393,9 +396,7 @@ class Capture(TorchFunctionMode):
                 "are on the IPU. Register it as a buffer of the model, or move it in with .to(x.device), which freezes "
                 "its value."
             )
-        if value is torch.float64 or value is torch.complex128:
-            return _NARROW[value]
-        return value
+        return number_formats.narrow(value) if isinstance(value, torch.dtype) else value
 
     def _property(self, func: Any, name: str, args: Tuple[Any, ...]) -> Any:
         tensor = self._stand_ins.get(id(args[0]), args[0])
@@ -474,12 +475,3 @@ def _to_node(value: Any) -> Any:
     if isinstance(value, IpuTensor):
         return value.node
     return _CPU if isinstance(value, torch.device) and value.type == "ipu" else value
-
-
-def _narrowed(result: Any) -> Any:
-    def narrow(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
-            return value.to(_NARROW[value.dtype])
-        return value
-
-    return map_leaves(result, narrow)
