@@ -38,7 +38,7 @@ class _BodyCapture(Capture):
 
     def __init__(self, outer: Capture) -> None:
         super().__init__(outer.placement, outer.precision)
-        self.outer = outer
+        self.outer, self.default_dtype = outer, outer.default_dtype
         self._grad_mode = self._initial_grad_mode = False
         # A host tensor means the same inside and outside, and what the model uses is counted as one.
         self._stand_ins = outer._stand_ins

@@ -81,6 +81,7 @@ class Capture(TorchFunctionMode):
         operators: How often each operator was recorded, by name.
         primitives: What PyTorch makes of each recorded operator that is in no table, by name.
         autocast: The automatic casts that are on.
+        default_dtype: PyTorch's default type when the trace began, narrowed: the program's own.
         checks: What further must hold once forward has returned: called with its result, the options and the placement.
         outer: The trace that this one is a loop body or branch of.
         host_tensors: Context manager in which the model holds its own tensors again, for code that runs on the host.
@@ -94,6 +95,7 @@ class Capture(TorchFunctionMode):
         self.placement = placement
         self.precision = precision if precision is not None else Precision()
         self.autocast = Autocast(self.precision.policy)
+        self.default_dtype = number_formats.default_of_trace()
         self.checks: List[Callable[[Any, Any, Any], None]] = []
         self.outer: Optional[Capture] = None
         self.host_tensors: Callable[[], ContextManager[None]] = contextlib.nullcontext
@@ -259,7 +261,7 @@ class Capture(TorchFunctionMode):
         Returns:
             The result with a traced tensor for every tensor.
         """
-        with self.outside():
+        with self.outside(), number_formats.by_default(number_formats.default_of_trace()):
             return self._record(kernel, args, kwargs, result)
 
     def _record(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> Any:
@@ -270,6 +272,9 @@ class Capture(TorchFunctionMode):
             result = self._infer(kernel, args, kwargs)
             if number_formats.is_wide(result):
                 kernel, result = number_formats.narrowing(kernel), number_formats.narrowed(result)
+            default = torch.get_default_dtype()
+            if default is not self.default_dtype:  # forward changed it
+                kernel = number_formats.with_default(kernel, default)
         written = [traced for traced, version in zip(metas, before) if traced.meta._version != version]
         written += hidden_writes(name_of(kernel), args, kwargs)
         if not written and not holds_tensors(result):

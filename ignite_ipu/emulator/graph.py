@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 import torch
 from torch import fx
 
-from ignite_ipu.emulator import precision, stochastic_rounding
+from ignite_ipu.emulator import number_formats, precision, stochastic_rounding
 from ignite_ipu.emulator.batching import narrowed
 from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.custom_types import flatten_tensors
@@ -152,7 +152,8 @@ def fold_constants(
     known: Dict[fx.Node, Any] = {
         node: value for node, value in {**_values(capture), **(also or {})}.items() if not capture.is_written(node)
     }
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    own_default = number_formats.by_default(capture.default_dtype)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), own_default:
         for node in capture.graph.nodes:
             if node.op != "call_function" or "operator" not in node.meta:
                 continue

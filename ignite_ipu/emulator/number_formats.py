@@ -1,11 +1,12 @@
-"""Number formats of the device: it has no 64-bit floats.
+"""Number formats of the device: it has no 64-bit floats, and a program keeps the default type that it was traced with.
 
 Integers of 64 bits stay what they are inside a program, because PyTorch's kernels take no others as indices.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import contextlib
+from typing import Any, Callable, ContextManager, Iterator
 
 import torch
 
@@ -52,3 +53,37 @@ def named(kind: Any) -> Any:
         found = getattr(torch, kind.split(".")[-1], None)
         return found.dtype if isinstance(found, _TENSOR_TYPE) else kind
     return kind.dtype if isinstance(kind, _TENSOR_TYPE) else kind
+
+
+def default_of_trace() -> torch.dtype:
+    """Return the type that factories give on the device by default: the host's of now, narrowed."""
+    return narrow(torch.get_default_dtype())
+
+
+def by_default(dtype: torch.dtype) -> ContextManager[None]:
+    """Return a context manager in which `dtype` is PyTorch's default type.
+
+    The default is the whole process's, so that it is left alone where it is `dtype` already.
+    """
+    return contextlib.nullcontext() if torch.get_default_dtype() is dtype else _changed(dtype)
+
+
+def with_default(kernel: Kernel, dtype: torch.dtype) -> Kernel:
+    """Return a kernel that runs with `dtype` as PyTorch's default type."""
+
+    def kernel_with_default(*args: Any, **kwargs: Any) -> Any:
+        with by_default(dtype):
+            return kernel(*args, **kwargs)
+
+    kernel_with_default.__name__ = name_of(kernel)
+    return kernel_with_default
+
+
+@contextlib.contextmanager
+def _changed(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import batching, collectives, loss_scaling, naming, precision
+from ignite_ipu.emulator import batching, collectives, loss_scaling, naming, number_formats, precision
 from ignite_ipu.emulator.arguments import Arguments
 from ignite_ipu.emulator.compiled import compiled as torch_compiled
 from ignite_ipu.emulator.compiled import wanted as torch_compile_wanted
@@ -223,6 +223,10 @@ class Program:
         executable = self._executable
         if executable is None:
             return []  # forward returns constants alone
+        with number_formats.by_default(self.capture.default_dtype):
+            return self._run(executable, inputs)
+
+    def _run(self, executable: Executable, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
         if self._synthetic:
             with self.random.drawn():
                 inputs = [_synthetic(value) for value in inputs]

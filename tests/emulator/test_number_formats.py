@@ -1,6 +1,9 @@
-"""Types that the device does not have are narrowed where a value of them is made, when the program runs."""
+"""Types of values in a program: those that the device has, and those that the trace saw."""
 
 from __future__ import annotations
+
+import contextlib
+from typing import Iterator
 
 import pytest
 import torch
@@ -65,3 +68,87 @@ def test_a_cast_makes_a_copy_as_in_pytorch():
         return x + 0
 
     assert torch.equal(poptorch.inferenceModel(Calls(forward))(torch.ones(2)), torch.ones(2))
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+DEFAULTS = {
+    "rand": lambda x: torch.rand(2) * 0 + x,
+    "ones": lambda x: torch.ones(2) + 0,
+    "linspace": lambda x: torch.linspace(0, 1, 2) + x,
+    "a quotient of integers": lambda x: x.int() / 3,
+    "a function of integers": lambda x: x.int().sin(),
+    "an integer and a number": lambda x: x.int() * 1.5,
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("later", [torch.float64, torch.float16])
+def test_a_program_keeps_the_default_type_of_its_trace(name, later):
+    x = torch.ones(2)
+    executor = poptorch.inferenceModel(Calls(DEFAULTS[name]))
+    executor.compile(x)
+    with default_dtype(later):
+        found = executor(x)
+        assert torch.get_default_dtype() is later
+    assert found.dtype is torch.float32
+    assert torch.equal(found, DEFAULTS[name](x))
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("default", [torch.float64, torch.float16])
+def test_a_trace_has_the_default_type_of_the_host_but_no_doubles(name, default):
+    x = torch.ones(2)
+    with default_dtype(default):
+        found = poptorch.inferenceModel(Calls(DEFAULTS[name]))(x)
+    with default_dtype(torch.float16 if default is torch.float16 else torch.float32):
+        expected = DEFAULTS[name](x)
+    assert found.dtype is expected.dtype
+    assert torch.equal(found, expected)
+
+
+def test_a_default_that_forward_sets_counts_from_there():
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        before = torch.ones(2) / 3
+        torch.set_default_dtype(torch.float16)
+        return before + torch.linspace(0, 1, 2)
+
+    with default_dtype(torch.float32):
+        found = poptorch.inferenceModel(Calls(forward))(torch.ones(2))
+    assert torch.equal(found, torch.ones(2) / 3 + torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("make", [poptorch.optim.SGD, poptorch.optim.Adam, poptorch.optim.LAMB])
+def test_training_by_default_in_doubles_is_training_in_floats(make):
+    """Factories in forward, the loss and the optimizer work in the one precision of the device."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.mse_loss(self.layer(x) * torch.full((1,), 0.5), torch.zeros(4, 1))
+
+    def trained(dtype: torch.dtype) -> torch.Tensor:
+        torch.manual_seed(0)
+        model, x = Model(), torch.randn(4, 3)
+        executor = poptorch.trainingModel(model, optimizer=make(model.parameters(), lr=0.1))
+        with default_dtype(dtype):
+            for _ in range(3):
+                executor(x)
+            weight = model.layer.weight.detach().clone()
+        executor.destroy()
+        return weight
+
+    found = trained(torch.float64)
+    assert found.dtype is torch.float32
+    assert torch.equal(found, trained(torch.float32))
