@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator import inference_mode, losses, number_formats, operators, shapes
+from ignite_ipu.emulator import freezing, inference_mode, losses, number_formats, operators, shapes
 from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.call_names import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.custom_functions import forward_only
@@ -77,6 +77,7 @@ class Capture(TorchFunctionMode):
     Attributes:
         graph: The nodes so far. Placeholders stand for inputs, weights, buffers and constants.
         inputs, weights, buffers, constants: Placeholder by name, in the order in which the graph takes them.
+        trained: Node and shape of each weight that forward has frozen, as they were before that, by name.
         losses: Nodes of recognised losses.
         operators: How often each operator was recorded, by name.
         primitives: What PyTorch makes of each recorded operator that is in no table, by name.
@@ -107,6 +108,7 @@ class Capture(TorchFunctionMode):
         self.buffers: Dict[str, IpuTensor] = {}
         self.constants: Dict[str, IpuTensor] = {}
         self.constant_values: Dict[str, torch.Tensor] = {}
+        self.trained: Dict[str, Tuple[fx.Node, torch.Tensor]] = {}
         self.losses: List[fx.Node] = []
         self.operators: Dict[str, int] = {}
         self.primitives: Dict[str, Set[str]] = {}
@@ -222,6 +224,9 @@ class Capture(TorchFunctionMode):
             with self.outside():
                 return func(*args, **kwargs)
         refuse(name, args, kwargs)
+        frozen = freezing.called(self, name, args, kwargs)
+        if frozen is not None:
+            return frozen
         if name == "to":
             tensor = self._stand_ins.get(id(args[0]), args[0])
             answer = moved(self, tensor, args[1:], kwargs)
@@ -290,6 +295,11 @@ class Capture(TorchFunctionMode):
         """Remember that `tensor` is a loss."""
         if tensor.node not in self.losses:
             self.losses.append(tensor.node)
+
+    def replace(self, tensor: IpuTensor, node: fx.Node, meta: torch.Tensor) -> None:
+        """Let `tensor` stand for the value of another node from here on."""
+        tensor.node, tensor.meta = node, meta
+        self._by_meta[id(meta)] = tensor
 
     @property
     def training(self) -> bool:
@@ -413,8 +423,7 @@ class Capture(TorchFunctionMode):
                 return None
             if name != "requires_grad":
                 raise backend_error(f"Assigning to tensor.{name} is not supported in a traced model; use copy_().")
-            with self.outside():
-                tensor.meta.requires_grad_(args[1])
+            freezing.set_requires_grad(self, tensor, args[1])
             return None
         if name == "device":
             return IPU
