@@ -21,6 +21,7 @@ from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.call_names import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.custom_functions import forward_only
 from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.forgotten_arguments import found_again
 from ignite_ipu.emulator.hidden_writes import hidden_writes
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu, range_noticed
@@ -206,7 +207,7 @@ class Capture(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        return self.call(func, args, kwargs or {})
+        return self.call(func, args, found_again(func, args, kwargs or {}))
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Record one call of PyTorch's API, or answer it when it only asks about shapes and types."""
