@@ -25,7 +25,7 @@ from ignite_ipu.emulator.forgotten_arguments import found_again
 from ignite_ipu.emulator.hidden_writes import hidden_writes
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu, range_noticed
-from ignite_ipu.emulator.nested import holds_tensors, leaves, like, map_leaves
+from ignite_ipu.emulator.nested import frozen, holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
 from ignite_ipu.emulator.refusals import refuse, refuse_differentiation
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor, needs_value
@@ -412,7 +412,7 @@ class Capture(TorchFunctionMode):
                 "are on the IPU. Register it as a buffer of the model, or move it in with .to(x.device), which freezes "
                 "its value."
             )
-        return number_formats.narrow(value) if isinstance(value, torch.dtype) else value
+        return number_formats.narrow(value) if isinstance(value, torch.dtype) else frozen(value)
 
     def _property(self, func: Any, name: str, args: Tuple[Any, ...]) -> Any:
         tensor = self._stand_ins.get(id(args[0]), args[0])

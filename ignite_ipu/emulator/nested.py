@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import copy
 from typing import Any, Callable, Iterator, List
 
 import torch
@@ -38,6 +40,12 @@ def like(original: Any, items: List[Any]) -> Any:
         return type(original)(items)
     make = getattr(type(original), "_make", None)
     return make(items) if make is not None else type(original)(items)
+
+
+def frozen(value: Any) -> Any:
+    """Return a leaf that is no tensor as it is now: a copy of an array, which could be written to later."""
+    is_array = isinstance(value, (array.array, bytearray)) or hasattr(value, "__array_interface__")
+    return copy.deepcopy(value) if is_array else value
 
 
 def holds_tensors(value: Any) -> bool:
