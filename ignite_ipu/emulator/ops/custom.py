@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
@@ -77,7 +78,7 @@ def custom_op(
         Error: Nothing stands in for the operator, an attribute is out of range, or, when the model runs, the stand-in
             returns something unlike the examples.
     """
-    attributes = dict(attributes or {})
+    attributes = copy.deepcopy(dict(attributes or {}))
     _check_attributes(attributes)
     if attributes not in attributes_lists:
         attributes_lists.append(attributes)
@@ -100,7 +101,7 @@ def custom_op(
     expected = [(tuple(each.shape), each.dtype) for each in result]
 
     def kernel(*values: torch.Tensor) -> List[torch.Tensor]:
-        outputs = stand_in(*values, **attributes)
+        outputs = stand_in(*values, **copy.deepcopy(attributes))
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         found = [(tuple(each.shape), each.dtype) for each in outputs]
         if found != expected:

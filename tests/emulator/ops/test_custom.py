@@ -41,6 +41,29 @@ def test_the_stand_in_runs_on_the_device(infer):
     assert (low.item(), high.item()) == (-2, 3)
 
 
+def test_attributes_are_those_of_the_trace(compiled):
+    """Whatever is written later into a list of them, by the caller or by the stand-in."""
+
+    @poptorch.register_custom_op("Weights", "test.ops", 1)
+    def weights(x: torch.Tensor, factors: Any) -> torch.Tensor:
+        weighted = x * torch.tensor(factors)
+        factors[0] = 100.0
+        return weighted
+
+    factors = [1.0, 2.0, 3.0]
+    executor = compiled(
+        lambda x: poptorch.custom_op([x], "Weights", "test.ops", 1, [x], attributes={"factors": factors})[0]
+    )
+    try:
+        expected = X * torch.tensor([1.0, 2.0, 3.0])
+        assert torch.equal(executor(X), expected)
+        factors[:] = [0.0, 0.0, 0.0]
+        assert torch.equal(executor(X), expected)
+        assert {"factors": [1.0, 2.0, 3.0]} in poptorch.attributes_lists
+    finally:
+        poptorch.unregister_custom_op("Weights", "test.ops", 1)
+
+
 def gather(data: torch.Tensor, index: torch.Tensor, axis: int = -1) -> torch.Tensor:
     example = torch.zeros_like(index).to(data.dtype)
     return poptorch.custom_op(
