@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator import freezing, inference_mode, losses, number_formats, operators, shapes
+from ignite_ipu.emulator import composites, freezing, inference_mode, losses, number_formats, operators, shapes
 from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.call_names import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.custom_functions import forward_only
@@ -225,9 +225,11 @@ class Capture(TorchFunctionMode):
             with self.outside():
                 return func(*args, **kwargs)
         refuse(name, args, kwargs)
-        frozen = freezing.called(self, name, args, kwargs)
-        if frozen is not None:
-            return frozen
+        if composites.takes_function(func, (args, kwargs)):
+            return composites.unfolded(func)(*args, **kwargs)
+        changed = freezing.called(self, name, args, kwargs)
+        if changed is not None:
+            return changed
         if name == "to":
             tensor = self._stand_ins.get(id(args[0]), args[0])
             answer = moved(self, tensor, args[1:], kwargs)

@@ -24,6 +24,9 @@ _READS_VALUE = frozenset(
         "equal",
         "allclose",
         "_local_scalar_dense",
+        "apply_",
+        "map_",
+        "map2_",
     )
 )
 _MOVES_TO_HOST = frozenset(("cpu", "numpy", "__array__", "__dlpack__", "cuda", "xpu"))
