@@ -225,7 +225,7 @@ class Capture(TorchFunctionMode):
             with self.outside():
                 return func(*args, **kwargs)
         refuse(name, args, kwargs)
-        if composites.takes_function(func, (args, kwargs)):
+        if composites.is_traced_by_parts(func, (args, kwargs), self.dtypes_of):
             return composites.unfolded(func)(*args, **kwargs)
         changed = freezing.called(self, name, args, kwargs)
         if changed is not None:

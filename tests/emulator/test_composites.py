@@ -1,4 +1,4 @@
-"""Functions of PyTorch that call a function of the user's: what that does is part of the trace."""
+"""Functions of PyTorch that are traced by what they call: their layers, and functions that they are given."""
 
 from __future__ import annotations
 
@@ -74,3 +74,49 @@ def test_a_distance_of_pytorchs_own_is_an_operator():
 def test_functions_of_single_values_have_no_values_to_work_on(forward):
     with pytest.raises(poptorch.Error, match="only supported in eager mode"):
         poptorch.inferenceModel(Calls(forward))(torch.ones(2))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("own_sizes", [False, True])
+@pytest.mark.parametrize("half", ["weights", "input"])
+def test_the_layers_of_attention_follow_their_activation(half, own_sizes, batch_first):
+    """A linear layer with mixed types computes in the type of its input, and those of attention are no others."""
+    torch.manual_seed(0)
+    sizes = {"kdim": 6, "vdim": 4} if own_sizes else {}
+    attention = nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
+    x = [torch.randn(4, 5, size) for size in (8, sizes.get("kdim", 8), sizes.get("vdim", 8))]
+    if half == "weights":
+        attention.half()
+    else:
+        x = [each.half() for each in x]
+    reference = copy.deepcopy(attention).half().float()
+    expected, expected_weights = reference(*(each.float() for each in x))
+    out, weights = poptorch.inferenceModel(Calls(attention))(*x)
+    assert out.dtype is weights.dtype is x[0].dtype
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if half == "input" else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(out.float(), expected.detach(), **tolerance)
+    torch.testing.assert_close(weights.float(), expected_weights.detach(), **tolerance)
+
+
+def test_attention_with_half_weights_trains_on_floats():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.mse_loss(self.attention(x, x, x)[0], x)
+
+    torch.manual_seed(0)
+    model, x = Model().half(), torch.randn(4, 5, 8)
+    reference = copy.deepcopy(model).float()
+    executor = poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=1.0))
+    loss = executor(x)
+    expected = reference(x)
+    expected.backward()
+    assert loss.dtype is torch.float32
+    torch.testing.assert_close(loss, expected.detach())
+    for name, weight in reference.attention.named_parameters():
+        found = model.attention.get_parameter(name).detach()
+        assert found.dtype is torch.float16
+        torch.testing.assert_close(found.float(), (weight - weight.grad).detach(), rtol=1e-3, atol=1e-3)
