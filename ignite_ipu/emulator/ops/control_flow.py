@@ -81,7 +81,8 @@ def cond(
 
     Raises:
         ValueError: `then_inps` or `else_inps` is no list.
-        Error: The model is a training model, the condition is no bool scalar, or the bodies differ in what they return.
+        Error: The model is a training model, the condition is no bool scalar, an input is no tensor, or the bodies
+            differ in what they return.
     """
     _check_list("cond", "then_inps", then_inps)
     _check_list("cond", "else_inps", else_inps)
@@ -89,6 +90,13 @@ def cond(
     if trace is None:
         return _listed(then_body(*then_inps) if bool(condition) else else_body(*else_inps))
     _refuse_training("cond", trace)
+    if not isinstance(condition, torch.Tensor):
+        raise backend_error(
+            f"cond: the condition must be a scalar tensor of type bool, got {condition!r}. A choice by a Python value "
+            "is made while the model is traced: write it with if."
+        )
+    _check_inputs("then_inps", then_inps)
+    _check_inputs("else_inps", else_inps)
     meta = trace._to_traced(condition).meta
     if meta.dtype is not torch.bool or meta.numel() != 1:
         raise backend_error(
@@ -135,6 +143,15 @@ def _record(trace: Capture, name: str, kernel: Callable[..., Any], body: Body, *
 def _check_list(name: str, argument: str, value: Any) -> None:
     if not isinstance(value, list):
         raise ValueError(f"{name} expects {argument} to be a list of tensors, got {type(value).__qualname__}.")
+
+
+def _check_inputs(argument: str, inputs: List[Any]) -> None:
+    for index, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            raise backend_error(
+                f"cond: {argument}[{index}] must be a tensor while the model is traced, got {value!r}. A body may use "
+                "Python values from outside: leave it out of the inputs."
+            )
 
 
 def _check_count(count: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ignite_ipu.emulator import capture as captures
+from ignite_ipu.emulator.errors import python_error
 
 _REDUCTIONS = ("sum", "mean", "none")
 
@@ -17,9 +18,12 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
     Raises:
         AssertionError: The reduction is another one.
+        Error: `x` is no tensor.
     """
     if reduction not in _REDUCTIONS:
         raise AssertionError(f"Unsupported reduction type {reduction!r}: identity_loss takes one of {_REDUCTIONS}.")
+    if not isinstance(x, torch.Tensor):
+        raise python_error(f"identity_loss must take a torch.tensor argument, got {x!r}.")
     trace = captures.active()
     if trace is None:
         return _identity_loss(x, reduction)

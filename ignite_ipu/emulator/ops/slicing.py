@@ -31,8 +31,9 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     if trace is None:
         taken = tensor.narrow(dim, int(start), size)
         return taken.index_select(dim, torch.arange(0, size, step)) if step != 1 else taken
-    length = tensor.shape[dim]
+    _check_dimension("dynamic_slice", tensor, dim)
     _check_size("dynamic_slice", size)
+    length = tensor.shape[dim]
     if length % size:
         raise backend_error(
             f"dynamic_slice: the size of the slice ({size}) must be a factor of the slicing dimension ({length})."
@@ -70,6 +71,7 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
         updated = input.clone()
         updated.narrow(dim, int(start), size).copy_(src)
         return updated
+    _check_dimension("dynamic_update", input, dim)
     _check_size("dynamic_update", size)
     expected = list(input.shape)
     expected[dim] = size
@@ -107,6 +109,14 @@ def _check_types(name: str, tensor: Any, dim: Any, start: Any, size: Any) -> Non
         raise python_error(f"{name}: Slice start argument must be of an integer type, got {start.dtype}.")
     if not _is_int(size):
         raise python_error(f"{name}: Size must be an integer, got {size!r}.")
+
+
+def _check_dimension(name: str, tensor: torch.Tensor, dim: int) -> None:
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise backend_error(
+            f"{name}: Dimension {dim} is out of range for a tensor of shape {tuple(tensor.shape)}, whose dimensions "
+            f"are {-tensor.dim()} to {tensor.dim() - 1}."
+        )
 
 
 def _check_size(name: str, size: int) -> None:

@@ -180,6 +180,27 @@ def test_branches_must_agree(infer):
         infer(lambda x: poptorch.cond(x.sum() > 0, lambda a: a, [x], lambda a: (a, a), [x]), X)
 
 
+@pytest.mark.parametrize("condition", [True, 1, None])
+def test_a_condition_is_a_tensor(condition, infer):
+    """A Python value chooses while the model is traced, without `cond`."""
+    with pytest.raises(poptorch.Error, match="scalar tensor of type bool"):
+        infer(lambda x: poptorch.cond(condition, lambda t: t, [x], lambda t: -t, [x])[0], X)
+
+
+@pytest.mark.parametrize("inputs", ["then_inps", "else_inps"])
+def test_a_branch_takes_tensors(inputs, infer):
+    """On the host it takes anything, as in PopTorch."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        taken = {"then_inps": [x, x], "else_inps": [x, x]}
+        taken[inputs][1] = 2.0
+        return poptorch.cond(x.sum() > 0, torch.mul, taken["then_inps"], torch.mul, taken["else_inps"])[0]
+
+    assert torch.equal(forward(X), X * (2.0 if (X.sum() > 0) == (inputs == "then_inps") else X))
+    with pytest.raises(poptorch.Error, match=rf"{inputs}\[1\] must be a tensor .* got 2\.0"):
+        infer(forward, X)
+
+
 def test_a_condition_is_a_bool_scalar(infer):
     for condition in (lambda x: x > 0, lambda x: x.sum()):
         with pytest.raises(poptorch.Error, match="scalar tensor of type bool"):

@@ -41,3 +41,11 @@ def test_only_the_last_loss_counts(gradient):
 def test_unknown_reduction():
     with pytest.raises(AssertionError, match="Unsupported reduction type"):
         poptorch.identity_loss(X, "avg")
+
+
+@pytest.mark.parametrize("value", [3.0, None])
+def test_a_loss_is_a_tensor(value, infer):
+    with pytest.raises(poptorch.Error, match=r"must take a torch\.tensor argument"):
+        poptorch.identity_loss(value, "mean")
+    with pytest.raises(poptorch.Error, match=r"must take a torch\.tensor argument"):
+        infer(lambda x: poptorch.identity_loss(value, "mean"), X)

@@ -99,6 +99,14 @@ def test_sizes_that_do_not_compile(size, step, message, infer):
         infer(lambda x, s: poptorch.dynamic_slice(x, 1, s, size, step), X, start(0))
 
 
+@pytest.mark.parametrize("dim", [2, 5, -3])
+def test_a_dimension_that_there_is(dim, infer):
+    with pytest.raises(poptorch.Error, match=f"Dimension {dim} is out of range"):
+        infer(lambda x, s: poptorch.dynamic_slice(x, dim, s, 2, 1), X, start(0))
+    with pytest.raises(poptorch.Error, match=f"Dimension {dim} is out of range"):
+        infer(lambda x, s: poptorch.dynamic_update(x, x, dim, s, 2), X, start(0))
+
+
 def test_updates_that_do_not_fit(infer):
     with pytest.raises(poptorch.Error, match="must have same dimensionality"):
         poptorch.dynamic_update(X, torch.zeros(4), 1, start(0), 1)
