@@ -16,7 +16,17 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator import composites, freezing, inference_mode, losses, number_formats, operators, shapes
+from ignite_ipu.emulator import (
+    activation_types,
+    composites,
+    freezing,
+    inference_mode,
+    losses,
+    number_formats,
+    operators,
+    saved_tensor_hooks,
+    shapes,
+)
 from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.call_names import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.custom_functions import forward_only
@@ -37,18 +47,6 @@ _TURN = Turn()
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 
-_FOLLOW_ACTIVATION = frozenset(
-    (
-        "linear",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "bilinear",
-    )
-)
 _TENSOR_VALUED_PROPERTIES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
 
 
@@ -250,8 +248,7 @@ class Capture(TorchFunctionMode):
                 logger.warning(
                     "cross_entropy: label_smoothing=%g is not read by the device's loss; it counts as 0.", smoothing
                 )
-        if name in _FOLLOW_ACTIVATION:
-            args, kwargs = self._follow_activation(args, kwargs)
+        args, kwargs = activation_types.followed(self, name, args, kwargs)
         if func in NORMALISATIONS and len(self.dtypes_of((args, kwargs)) & {torch.float16, torch.float32}) > 1:
             func = in_float(func)
         result = self.record(shapes.fixed(name, func), *args, **kwargs)
@@ -325,9 +322,10 @@ class Capture(TorchFunctionMode):
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
         """Run the `with` block as ordinary PyTorch, unseen by the trace."""
-        # A forward may enter inference mode itself.
+        # A forward may enter inference mode itself, and set hooks.
         mode = inference_mode.left() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-        with torch._C.DisableTorchFunction(), mode:
+        hooks = saved_tensor_hooks.left() if saved_tensor_hooks.active() else contextlib.nullcontext()
+        with torch._C.DisableTorchFunction(), mode, hooks:
             yield
 
     def is_written(self, node: fx.Node) -> bool:
@@ -438,22 +436,6 @@ class Capture(TorchFunctionMode):
             return self.record(getattr, tensor, name)
         with self.outside():
             return func(tensor.meta)
-
-    def _follow_activation(
-        self, args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        """Cast weight and bias to the activation's type, as the device's linear and convolution operators do."""
-        activation = args[0] if args else kwargs["input"]
-        dtype = self._to_traced(activation).meta.dtype
-
-        def follow(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                traced = self._to_traced(value)
-                if traced.meta.dtype != dtype and traced.meta.is_floating_point() and dtype.is_floating_point:
-                    return self.record(torch.Tensor.to, traced, dtype)
-            return value
-
-        return tuple(follow(arg) for arg in args), {key: follow(value) for key, value in kwargs.items()}
 
     def _follow_grad_mode(self, enabled: bool) -> None:
         if enabled != self._grad_mode and self._initial_grad_mode:

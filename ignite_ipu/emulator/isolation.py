@@ -1,7 +1,7 @@
 """PyTorch's contexts around a device call: what the call does is what it does without them.
 
-On an IPU a compiled program knows nothing of `torch.autocast` or a default device. The emulator computes with PyTorch's
-own operators, which would follow them.
+On an IPU a compiled program knows nothing of `torch.autocast`, a default device or hooks of autograd's. The emulator
+computes with PyTorch's own operators, which would follow them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, List, TypeVar
 
 import torch
 
-from ignite_ipu.emulator import inference_mode
+from ignite_ipu.emulator import inference_mode, saved_tensor_hooks
 
 __all__ = ["unaffected"]
 
@@ -20,16 +20,28 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def unaffected(function: _Function) -> _Function:
-    """Let a function run outside of inference mode, CPU autocast and function modes (a default device is one)."""
+    """Let a function run outside of inference mode, CPU autocast, saved tensor hooks and function modes.
+
+    A default device is a function mode.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_inference_mode_enabled() or _autocasts() or torch._C._len_torch_function_stack()):
+        if not _is_affected():
             return function(*args, **kwargs)
         with _left():
             return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def _is_affected() -> bool:
+    return bool(
+        torch.is_inference_mode_enabled()
+        or _autocasts()
+        or torch._C._len_torch_function_stack()
+        or saved_tensor_hooks.active()
+    )
 
 
 @contextlib.contextmanager
@@ -40,6 +52,8 @@ def _left() -> Iterator[None]:
             stack.enter_context(inference_mode.left())
         if _autocasts():
             stack.enter_context(torch.autocast("cpu", enabled=False))
+        if saved_tensor_hooks.active():
+            stack.enter_context(saved_tensor_hooks.left())
         yield
 
 

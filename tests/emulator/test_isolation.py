@@ -34,10 +34,18 @@ CONTEXTS = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "a default device": lambda: torch.device("meta"),
     "a function mode": Doubling,
+    "hooks that move": torch.autograd.graph.save_on_cpu,
+    "hooks that change": lambda: torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor * 0, lambda tensor: tensor
+    ),
 }
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
+# Before, PyTorch cannot tell which hooks there are.
+LEAVES_HOOKS = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+
+
+@pytest.mark.parametrize("name", [name for name in CONTEXTS if LEAVES_HOOKS or not name.startswith("hooks")])
 @pytest.mark.parametrize("compiled_before", [False, True])
 def test_a_call_computes_what_it_computes_outside(name, compiled_before):
     torch.manual_seed(0)
@@ -66,3 +74,42 @@ def test_a_context_is_back_after_the_call_even_if_that_failed():
             executor(torch.ones(1, 2, device="cpu"), 1)
         assert torch.ones(2).device.type == "meta"
         assert (torch.ones(2, 2, device="cpu") @ torch.ones(2, 2, device="cpu")).dtype is torch.bfloat16
+
+
+@pytest.mark.skipif(not LEAVES_HOOKS, reason="this PyTorch cannot tell which hooks there are")
+def test_hooks_are_back_after_the_call_in_their_order():
+    called = []
+
+    def hooks(name):
+        return torch.autograd.graph.saved_tensors_hooks(lambda x: called.append(name) or x.detach(), lambda x: x)
+
+    def save():
+        called.clear()
+        torch.ones(2, requires_grad=True).exp()
+        return list(called)
+
+    executor = poptorch.inferenceModel(nn.Linear(2, 2))
+    with hooks("outer"):
+        with hooks("inner"):
+            executor(torch.ones(1, 2))
+            assert save() == ["inner"]
+        assert save() == ["outer"]
+    assert save() == []
+
+
+@pytest.mark.skipif(not LEAVES_HOOKS, reason="this PyTorch cannot tell which hooks there are")
+def test_hooks_that_forward_sets_are_the_hosts():
+    class Saving(Step):
+        def forward(self, x, y):
+            with torch.autograd.graph.save_on_cpu():
+                return super().forward(x, y)
+
+    torch.manual_seed(0)
+    step, x, y = Saving(), torch.randn(4, 16), torch.randn(4, 3)
+    reference = Step()
+    reference.load_state_dict(step.state_dict())
+    executor = poptorch.trainingModel(step, optimizer=poptorch.optim.SGD(step.parameters(), lr=0.5))
+    executor(x, y)
+    reference(x, y)[1].backward()
+    wanted = reference.layer.weight.detach() - 0.5 * reference.layer.weight.grad
+    torch.testing.assert_close(step.layer.weight.detach(), wanted)
