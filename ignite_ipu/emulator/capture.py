@@ -37,7 +37,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu, range_noticed
 from ignite_ipu.emulator.nested import frozen, holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
-from ignite_ipu.emulator.refusals import refuse, refuse_differentiation
+from ignite_ipu.emulator.refusals import foreign, refuse, refuse_differentiation
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor, needs_value
 from ignite_ipu.emulator.turn import Turn
 
@@ -406,12 +406,7 @@ class Capture(TorchFunctionMode):
             if known is not None:
                 return known
             with self.outside():
-                described = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
-            raise backend_error(
-                f"Expected an IPU tensor but got tensor ({described}): operators of a traced model take tensors that "
-                "are on the IPU. Register it as a buffer of the model, or move it in with .to(x.device), which freezes "
-                "its value."
-            )
+                raise foreign(value)
         return number_formats.narrow(value) if isinstance(value, torch.dtype) else frozen(value)
 
     def _property(self, func: Any, name: str, args: Tuple[Any, ...]) -> Any:

@@ -91,6 +91,23 @@ def refuse_compiled_modules(model: nn.Module) -> None:
             )
 
 
+def foreign(tensor: torch.Tensor) -> Error:
+    """Return the error for an operator that takes a tensor which is no traced one."""
+    described = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+    if tensor.device.type == "ipu":
+        # A transform's tensor has one on the IPU within it, and says that it is on its device.
+        return backend_error(
+            f"Expected an IPU tensor but got a tensor of torch.vmap or another transform of torch.func ({described}): "
+            "an operator cannot take it together with a tensor from outside of the transform in a traced model. Write "
+            "the dimension that is mapped over out, with broadcasting, torch.bmm or torch.einsum."
+        )
+    return backend_error(
+        f"Expected an IPU tensor but got tensor ({described} on {tensor.device}): operators of a traced model take "
+        "tensors that are on the IPU. Register it as a buffer of the model, or move it in with .to(x.device), which "
+        "freezes its value."
+    )
+
+
 def illegal_move(what: str) -> Error:
     """Return the error for an attempt to bring a traced tensor to the host."""
     return backend_error(

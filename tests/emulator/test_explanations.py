@@ -64,6 +64,27 @@ def test_derivatives_within_forward(wrap, transformed):
         wrap(Calls(transformed))(torch.ones(2, 2))
 
 
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        lambda x: torch.vmap(torch.dot, in_dims=(0, None))(x, x[0]),
+        lambda x: torch.vmap(lambda row: row + x[0])(x),
+        lambda x: torch.vmap(lambda row: row + torch.ones(2, device=x.device))(x),
+    ],
+)
+@pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+def test_transforms_next_to_tensors_from_outside(wrap, mapped):
+    """Their tensors say that they are on the IPU."""
+    with pytest.raises(poptorch.Error, match=r"torch\.vmap or another transform .* Write the dimension"):
+        wrap(Calls(mapped))(torch.ones(2, 2))
+
+
+def test_transforms_of_all_their_tensors_are_traced():
+    model, x = Calls(lambda x: torch.vmap(torch.dot)(x, x)), torch.randn(2, 2)
+    expected = model(x).detach()
+    torch.testing.assert_close(poptorch.inferenceModel(model)(x), expected)
+
+
 @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 def test_backward_hooks_of_modules_never_run(register):
     """They do not stop a model from being trained either."""
