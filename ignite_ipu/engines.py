@@ -169,7 +169,8 @@ class IPUTrainer(IPUEngine):
         was saved before the handlers of its last epoch's end, these are called. An end that this engine had come to
         itself, which FastaiLRFinder puts back, is none of a loaded run: as in Ignite, another begins.
         """
-        loaded, self._loaded = self._loaded, False
+        was_loaded, self._loaded = self._loaded, False
+        loaded = was_loaded
         if loaded and self.state.iteration in self._ends and self._has_reached(*args, **kwargs):
             loaded = False
             self._position.forget()
@@ -186,9 +187,13 @@ class IPUTrainer(IPUEngine):
             return self._complete()
         if data is not None:
             self.ipu.data = self._loaders().explain(data)
-        state = super().run(data, *args, **kwargs)
-        self._ends.add(state.iteration)
-        return state
+        state: Optional[State] = super().run(data, *args, **kwargs)
+        if state is None:
+            # Ignite's answer to the first run after an exception: it has only put the failed one away.
+            self._loaded = was_loaded
+        else:
+            self._ends.add(state.iteration)
+        return state  # type: ignore[return-value]
 
     def _has_reached(
         self, max_epochs: Optional[int] = None, max_iters: Optional[int] = None, *rest: Any, **kw: Any

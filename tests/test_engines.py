@@ -311,3 +311,29 @@ def test_an_operator_that_no_ipu_has_is_named_with_the_users_line():
     trainer = create_ipu_trainer(model, optimizer, lambda y_pred, y: CROSS_ENTROPY(torch.erf(y_pred), y))
     with pytest.raises(poptorch.Error, match=r"erf is used at .*test_engines\.py:\d+"):
         trainer.run(DataLoader(task(), batch_size=8))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [Events.EPOCH_COMPLETED, Events.ITERATION_COMPLETED(once=11), Events.STARTED])
+def test_runs_after_one_that_failed_are_ignites(error, at):
+    """Ignite answers the first run after an exception with None, and goes on in the second."""
+    outcomes = {}
+    for create in (ignite.engine.create_supervised_trainer, create_ipu_trainer):
+        model, optimizer = pair(momentum=0.9)
+        trainer = create(model, optimizer, CROSS_ENTROPY)
+        errors = [error("of a handler")]
+
+        def fail_once(engine, errors=errors):
+            if errors:
+                raise errors.pop()
+
+        trainer.add_event_handler(at, fail_once)
+        loader = DataLoader(task(), batch_size=8)
+        with pytest.raises(error, match="of a handler"):
+            trainer.run(loader, max_epochs=3)
+        second = trainer.run(loader, max_epochs=3)
+        third = trainer.run(loader, max_epochs=3)
+        outcomes[create] = model, (second, third.iteration, third.epoch)
+    (native, expected), (ipu, found) = outcomes.values()
+    assert found == expected and found[0] is None
+    assert_same_weights(ipu, native)
