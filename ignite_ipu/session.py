@@ -143,6 +143,7 @@ class IPUSession:
         placing = None if pipeline is None else Placing(pipeline, step, options, True, conversion.source)
         self._trained = Trained(step, conversion, options, self.weights, self.fire, placing)
         self._trained.program.on_trace = self._report_frozen
+        self._include(step)
         # The optimizer outlives the session: it must not stay tied to a device that is gone.
         weakref.finalize(self, self._trained.link.detach).atexit = False
 
@@ -155,6 +156,7 @@ class IPUSession:
             OptionsError: No IPUs can be had for these options.
         """
         self._with_trainer().replace(step, options, keep)
+        self._include(step)
 
     def resume_training(self, program: Program) -> None:
         """Train by an earlier program again, which `replace_training` has kept."""
@@ -169,6 +171,7 @@ class IPUSession:
         if self._trained is None:
             return
         self._trained.stop()
+        self.weights.leave_out(self._trained.program.step)
         if self.active is self._trained.program:
             self.active = None
         self._trained = None
@@ -385,17 +388,19 @@ class IPUSession:
             self._trained.follow_trainable()
 
     def refuse_replaced(self) -> None:
-        """Refuse a model whose tensors are not those of the session.
+        """Refuse a model, or a loss that is a module, whose tensors are not those of the session.
 
         Raises:
             SessionError: Some were replaced, added or removed.
         """
         changed = self.weights.replaced(self.model)
-        if changed:
+        beside = self.weights.replaced_beside()
+        if changed or beside:
+            what = f"{', '.join(changed)} of the model" if changed else f"{', '.join(beside)} of the trainer"
             raise SessionError(
-                f"{', '.join(changed)} of the model was replaced, added or removed since its session began, but the "
-                "programs and the optimizer hold the tensors of that time. Change parameters in place (with copy_() "
-                "under torch.no_grad(), or load_state_dict), or call trainer.ipu.close() and create the engines again."
+                f"{what} was replaced, added or removed since its session began, but the programs and the optimizer "
+                "hold the tensors of that time. Change parameters in place (with copy_() under torch.no_grad(), or "
+                "load_state_dict), or call trainer.ipu.close() and create the engines again."
             )
 
     # -- giving back ----------------------------------------------------------------------------------------------
@@ -420,6 +425,7 @@ class IPUSession:
         self.release()
         if self._trained is not None:
             self._trained.link.detach()
+            self.weights.leave_out(self._trained.program.step)
         self._trained = self.active = None
         self.evaluations.clear()
         for model in [model for model, known in _SESSIONS.items() if known() is self]:
@@ -444,6 +450,10 @@ class IPUSession:
     def _programs(self) -> List[Program]:
         trained = [] if self._trained is None else [self._trained.program, *self._trained.aside]
         return [*trained, *self.evaluations]
+
+    def _include(self, step: BatchStep) -> None:
+        if self.weights.include(step):
+            self._shared.look_again()
 
     def _with_trainer(self) -> Trained:
         if self._trained is None:

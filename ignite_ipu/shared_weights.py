@@ -41,13 +41,17 @@ class SharedWeights:
     """
 
     def __init__(self, weights: Weights) -> None:
-        global _newest
         self._weights = weights
-        self._tensors = {id(tensor) for tensor in weights.tensors}
-        _newest = next(_NUMBERS)
         self._known = 0
         self._others: Dict[weakref.ref[SharedWeights], _Other] = {}
         _ALL.add(self)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Take in that there are more tensors, such as those of a loss."""
+        global _newest
+        self._tensors = {id(tensor) for tensor in self._weights.tensors}
+        _newest = next(_NUMBERS)
 
     def take_over(self) -> None:
         """Bring what others have trained to the host, from where it is uploaded before the next call."""

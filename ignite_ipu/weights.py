@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -52,20 +53,23 @@ class Weights:
     def __init__(self, model: nn.Module, fire: Optional[Fire] = None) -> None:
         self._fire = fire or (lambda event: None)
         self._named = _named_tensors(model)
+        # What is found here is only ever added to: `put_back` goes by the order of an earlier `read`.
+        self._names: List[str] = list(self._named)
         self._tensors: List[torch.Tensor] = list(self._named.values())
+        self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
         self._training: Optional[_Copy] = None
         self._inference: List[_Copy] = []
         self._host_is_stale = False
         self.looks = self.edits = 0
         self._touches: Optional[Touches] = None
         self._lost: List[str] = []
-        self._versions = self._count_edits()
+        self._versions = _count_edits(self._tensors)
         self.updates = [0]
         self._watched: List[Tuple[torch.Tensor, int]] = []
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """The host's copy: parameters and buffers."""
+        """The host's copy: parameters and buffers, the model's first."""
         return self._tensors
 
     @property
@@ -87,6 +91,29 @@ class Weights:
         else:
             self._inference.append(copy)
 
+    def include(self, step: nn.Module) -> bool:
+        """Take charge of what the module of a training program holds beside the model: a loss's buffers and parameters.
+
+        Args:
+            step: The module, whose child `model` is the user's model. To be called before its executor is added.
+
+        Returns:
+            Whether it holds any that were not known.
+        """
+        named = _beside_the_model(step)
+        if named:
+            self._beside[step] = named
+        known = {id(tensor) for tensor in self._tensors}
+        new = {name: tensor for name, tensor in named.items() if id(tensor) not in known}
+        self._names += new
+        self._tensors += new.values()
+        self._versions += _count_edits(list(new.values()))
+        return bool(new)
+
+    def leave_out(self, step: nn.Module) -> None:
+        """Let what a module that was included holds beside the model be replaced again."""
+        self._beside.pop(step, None)
+
     def remove(self, executor: Any) -> None:
         """Forget an executor that was destroyed."""
         self._inference = [copy for copy in self._inference if copy.executor is not executor]
@@ -107,7 +134,7 @@ class Weights:
         self.edits += 1
         for copy in (*self._inference, *([self._training] if self._training else ())):
             copy.stale = True
-        self._versions = self._count_edits()
+        self._versions = _count_edits(self._tensors)
 
     def notice_edits(self) -> bool:
         """Find out whether somebody wrote into the host's weights, and tell.
@@ -122,13 +149,13 @@ class Weights:
         if touches is not None and not touches.any and not self._watched:
             return False
         self.looks += 1
-        edited = self._count_edits() != self._versions or (touches is not None and touches.uncounted_write())
+        edited = _count_edits(self._tensors) != self._versions or (touches is not None and touches.uncounted_write())
         edited |= bool(self._watched) and self._watched_changed()
         if touches is not None:
             touches.forget()
         if self._lost:
             names, self._lost = self._lost, []
-            self._versions = self._count_edits()
+            self._versions = _count_edits(self._tensors)
             shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
             raise LostEditError(
                 f"{shown} of the model was written through a tensor that shares its memory (what detach(), a view or "
@@ -163,9 +190,11 @@ class Weights:
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""
-        now = _named_tensors(model)
-        names = [*self._named, *(name for name in now if name not in self._named)]
-        return [name for name in names if now.get(name) is not self._named.get(name)]
+        return _differing(self._named, _named_tensors(model))
+
+    def replaced_beside(self) -> List[str]:
+        """Return the names of what training programs hold beside the model and that is not what it was at first."""
+        return [name for step, named in self._beside.items() for name in _differing(named, _beside_the_model(step))]
 
     def to_host(self) -> bool:
         """Make the host's copy the newest, and tell whether that took a copy."""
@@ -175,7 +204,7 @@ class Weights:
             self._note_first_touch()
         copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
         self._host_is_stale = False
-        self._versions = self._count_edits()
+        self._versions = _count_edits(self._tensors)
         if copied:
             self._fire(IPUEvents.WEIGHTS_TO_HOST)
         return copied
@@ -231,15 +260,21 @@ class Weights:
     def _note_first_touch(self) -> None:
         """See what was written without a touch: a touch downloads, and so overwrites it."""
         if self._host_is_stale:
-            pairs = zip(self._named, self._versions, self._count_edits())
+            pairs = zip(self._names, self._versions, _count_edits(self._tensors))
             self._lost += [name for name, before, after in pairs if before != after]
 
-    def _count_edits(self) -> List[Tuple[int, int]]:
-        # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory. Asked in the
-        # ordinary way, a wrapped tensor would download first.
-        with torch._C.DisableTorchFunctionSubclass():
-            read = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-            return [(read(tensor), torch.Tensor.data_ptr(tensor)) for tensor in self._tensors]
+
+def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
+    # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory. Asked in the
+    # ordinary way, a wrapped tensor would download first.
+    with torch._C.DisableTorchFunctionSubclass():
+        read = torch.Tensor._version.__get__  # type: ignore[attr-defined]
+        return [(read(tensor), torch.Tensor.data_ptr(tensor)) for tensor in tensors]
+
+
+def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:
+    names = [*before, *(name for name in now if name not in before)]
+    return [name for name in names if now.get(name) is not before.get(name)]
 
 
 def _named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:
@@ -251,3 +286,13 @@ def _named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:
                 if tensor is not None:
                     found[f"{prefix}.{name}" if prefix else name] = tensor
     return found
+
+
+def _beside_the_model(step: nn.Module) -> Dict[str, torch.Tensor]:
+    """Return by name what a program's module holds outside its child `model`, such as a loss's buffers."""
+    return {
+        f"{prefix}.{name}": tensor
+        for prefix, part in step._modules.items()
+        if part is not None and prefix != "model"
+        for name, tensor in _named_tensors(part).items()
+    }
