@@ -271,6 +271,7 @@ class IPUSession:
             SessionError: The model has no trainer, or hooks on gradients.
             BatchError: The batch cannot be cut, or is not like the first one.
             ConstantAttributeError: A hyper-parameter that is compiled in was changed.
+            OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
             LostEditError: Somebody wrote into a weight where the newest one was not.
         """
         trained = self._with_trainer()
@@ -282,12 +283,15 @@ class IPUSession:
             self._looks = self.weights.looks
             trained.follow_trainable()
         leaves = program.arguments(x, y)
+        updates: int = program.options.device_iterations
+        trained.hooks.before(updates, self.weights.notice_edits)
         if self.guard is None:
             y_pred, loss = self.prepare_call(leaves, (x, y))(*leaves)
         else:
             y_pred, loss = self.guard.train(leaves, (x, y))
         self.active = program
-        self.note_updates(program.options.device_iterations)
+        self.note_updates(updates)
+        trained.hooks.after()
         if y_pred is not None:
             x, y = self._matching(program, x, y)
         return x, y, y_pred, self._mean_loss(program, loss)

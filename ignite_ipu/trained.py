@@ -13,6 +13,7 @@ from ignite_ipu import backend
 from ignite_ipu.copies import copy_as_ordinary_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
+from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.options import check_ipus
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
@@ -39,6 +40,7 @@ class Trained:
     Attributes:
         program: The program that trains at present; compiled when the first batch comes.
         link: The tie between the user's optimizer and the device's.
+        hooks: What the user has registered around the optimizer's step.
         aside: Compiled programs that were kept.
 
     Raises:
@@ -56,6 +58,7 @@ class Trained:
         placing: Optional[Placing] = None,
     ) -> None:
         self.link = OptimizerLink(conversion, dict(step.named_parameters()))
+        self.hooks = StepHooks(conversion.source)
         wrap = functools.partial(_wrap, optimizer=conversion.optimizer)
         self.program = Program(step, options, wrap, True, weights, fire, placing)
         self.aside: List[Program] = []

@@ -1,0 +1,138 @@
+"""Hooks before and after `optimizer.step()`, which is not called where the device updates the weights itself."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.overrides import TorchFunctionMode
+
+from ignite_ipu.optimizers.errors import OptimizerError
+
+__all__ = ["StepHooks"]
+
+_OURS = "ignite_ipu."
+_SCHEDULERS = "torch.optim."
+_GRADIENT: Any = torch.Tensor.__dict__.get("grad", torch._C.TensorBase.__dict__.get("grad"))
+_TOUCHES_GRADIENTS = (_GRADIENT.__get__, _GRADIENT.__set__)
+
+
+class StepHooks:
+    """Calls the hooks of a user's optimizer around the device call that makes its update.
+
+    Args:
+        optimizer: The user's optimizer, which has one hook of this library's: it refuses `step()` on the host.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._before: Dict[Any, Callable[..., Any]] = optimizer._optimizer_step_pre_hooks
+        self._after: Dict[Any, Callable[..., Any]] = optimizer._optimizer_step_post_hooks
+        self._known_step: Any = None
+
+    def before(self, updates: int, written: Callable[[], bool]) -> None:
+        """Call what is to be called before an update.
+
+        Args:
+            updates: Updates that the device call makes.
+            written: Tells whether somebody wrote into weights since it was asked last.
+
+        Raises:
+            OptimizerError: A hook cannot be honoured, or `optimizer.step` was replaced.
+        """
+        step = self._optimizer.__dict__.get("step")
+        if step is not self._known_step:
+            self._check_step(step)
+            self._known_step = step
+        if not (len(self._before) > 1 or self._after or _global_optimizer_pre_hooks or _global_optimizer_post_hooks):
+            return
+        before = _of_scripts(_global_optimizer_pre_hooks, self._before)
+        if updates > 1:
+            self._refuse_several(before, updates)
+        for hook in before:
+            if self._call(hook) is not None:
+                raise OptimizerError(
+                    f"The hook {_called(hook)} before {self._name}.step() returned other arguments for it, but the "
+                    "update of a device takes none. Let it return None."
+                )
+            if written():
+                raise OptimizerError(
+                    f"The hook {_called(hook)} before {self._name}.step() wrote into weights, between the gradients "
+                    "and the update, which are one call of the device. Write into them after the update: "
+                    "optimizer.register_step_post_hook."
+                )
+
+    def after(self) -> None:
+        """Call what is to be called after an update."""
+        if self._after or _global_optimizer_post_hooks:
+            for hook in _of_scripts(self._after, _global_optimizer_post_hooks):
+                self._call(hook)
+
+    @property
+    def _name(self) -> str:
+        return type(self._optimizer).__name__
+
+    def _call(self, hook: Callable[..., Any]) -> Any:
+        with _GradientsRefused(self._optimizer, hook):
+            return hook(self._optimizer, (self._optimizer,), {})
+
+    def _refuse_several(self, before: List[Callable[..., Any]], updates: int) -> None:
+        hooks = [*before, *_of_scripts(self._after, _global_optimizer_post_hooks)]
+        if hooks:
+            raise OptimizerError(
+                f"The hook {_called(hooks[0])} is registered around {self._name}.step(), but each device call makes "
+                f"{updates} updates (deviceIterations {updates}), between which no Python runs. Use "
+                "device_iterations=1, or remove the hook."
+            )
+
+    def _check_step(self, step: Any) -> None:
+        function = getattr(step, "__func__", step)
+        while function is not None and function is not type(self._optimizer).step:
+            # Schedulers wrap the method to learn whether it was called.
+            module = getattr(function, "__globals__", {}).get("__name__", "")
+            if module.startswith(_OURS):
+                return
+            if not module.startswith(_SCHEDULERS) or not hasattr(function, "__wrapped__"):
+                raise OptimizerError(
+                    f"step of this {self._name} was replaced by {_called(function)}, which would never be called: "
+                    "the weights are updated on the device within each training call. Remove it; what is to happen "
+                    "after each update goes into optimizer.register_step_post_hook or a handler of the trainer."
+                )
+            function = function.__wrapped__
+
+
+class _GradientsRefused(TorchFunctionMode):
+    """Context in which a hook that looks for gradients of an optimizer's parameters raises `OptimizerError`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, hook: Callable[..., Any]) -> None:
+        super().__init__()
+        self._optimizer, self._hook = optimizer, hook
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Tuple[Any, ...] = (),
+        kwargs: Optional[Dict[str, Any]] = None,
+    ) -> Any:
+        if func in _TOUCHES_GRADIENTS:
+            for group in self._optimizer.param_groups:
+                if any(each is args[0] for each in group["params"]):
+                    raise OptimizerError(
+                        f"The hook {_called(self._hook)} around {type(self._optimizer).__name__}.step() uses the "
+                        f"gradient of a parameter of shape {tuple(args[0].shape)}, but gradients exist on the device "
+                        "alone. To clip them, use max_grad_norm; to look at them, ignite_ipu.handlers.Gradients."
+                    )
+        return func(*args, **(kwargs or {}))
+
+
+def _of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
+    """Return the hooks that are not this library's."""
+    found = [hook for some in hooks for hook in some.values()]
+    return [hook for hook in found if not getattr(hook, "__module__", "").startswith(_OURS)]
+
+
+def _called(function: Callable[..., Any]) -> str:
+    """Return what messages call a function."""
+    return f"{getattr(function, '__qualname__', type(function).__qualname__)}()"
