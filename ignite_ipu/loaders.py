@@ -56,12 +56,14 @@ class Loaders:
         self._async_options = async_options
         self._rewindable = rewindable
         self._made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._told_of_ready_batches = False
 
     def swap(self, data: Any) -> Any:
         """Return what to iterate instead of `data`.
 
         A torch loader becomes a `poptorch.DataLoader`, the same one each time. Everything else is expected to yield
         ready batches and stays what it is, except that an iterable of unknown length says so when it yields nothing.
+        In training it is said once that they are cut where a loader's batches are joined.
 
         Raises:
             LoaderError: The data is smaller than one device call, empty, or cut for other options than the model's.
@@ -76,6 +78,7 @@ class Loaders:
             if made is None:
                 made = self._made[data] = self._make(data)
             return made
+        self._tell_of_ready_batches(data)
         if hasattr(data, "__len__"):
             with contextlib.suppress(TypeError):
                 if not len(data):
@@ -118,6 +121,24 @@ class Loaders:
     @property
     def _micro_batches(self) -> int:
         return BatchGeometry.from_options(self._options, 1).global_batch_size
+
+    def _tell_of_ready_batches(self, data: Any) -> None:
+        """Say how data is understood that could be micro-batches, or whole calls of a device."""
+        if not self._training or self._micro_batches == 1 or self._told_of_ready_batches:
+            return
+        if isinstance(data, backend.poptorch().AsynchronousDataAccessor):
+            return  # it reads a poptorch.DataLoader
+        self._told_of_ready_batches = True
+        what = "a DataLoader without batching" if isinstance(data, DataLoader) else f"a {type(data).__qualname__}"
+        _logger.warning(
+            "The data is %s, whose elements nothing can join: each is taken for the global batch of one device call "
+            "and cut into %d micro-batches (%s). If its elements are the micro-batches, as the batches of a DataLoader "
+            "are, pass a torch.utils.data.DataLoader with a batch_size, or join %d of them into one element.",
+            what,
+            self._micro_batches,
+            _factors(BatchGeometry.from_options(self._options, 1)),
+            self._micro_batches,
+        )
 
     def _can_swap(self, loader: DataLoader[Any]) -> bool:
         if loader.batch_sampler is None:

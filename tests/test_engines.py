@@ -337,3 +337,18 @@ def test_runs_after_one_that_failed_are_ignites(error, at):
     (native, expected), (ipu, found) = outcomes.values()
     assert found == expected and found[0] is None
     assert_same_weights(ipu, native)
+
+
+@pytest.mark.parametrize("pass_on", [list, iter], ids=["list", "iterator"])
+def test_ready_batches_joined_as_the_warning_says_train_as_natively(pass_on, caplog):
+    """Where Ignite accumulates over two elements, a device call takes one that has the rows of both."""
+    batches = list(DataLoader(task(), batch_size=8))
+    joined = [tuple(map(torch.cat, zip(*batches[first : first + 2]))) for first in range(0, len(batches), 2)]
+    models = []
+    for create, data in ((ignite.engine.create_supervised_trainer, batches), (create_ipu_trainer, joined)):
+        model, optimizer = pair(momentum=0.9)
+        trainer = create(model, optimizer, CROSS_ENTROPY, gradient_accumulation_steps=2)
+        trainer.run(pass_on(data), max_epochs=1, epoch_length=len(data))
+        models.append(model)
+    assert_same_weights(*reversed(models))
+    assert "cut into 2 micro-batches" in caplog.text and "join 2 of them into one element" in caplog.text

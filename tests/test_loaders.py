@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import random
+import re
 from typing import Any, Iterator, List
 
 import pytest
@@ -242,6 +243,23 @@ def test_ready_batches_pass_through() -> None:
     assert loaders.swap(None) is None
     own = poptorch.DataLoader(options(d=2), Numbers(8), batch_size=2)
     assert loaders.swap(own) is own
+
+
+@pytest.mark.parametrize("ready", [[torch.zeros(4)] * 3, itertools.repeat(torch.zeros(4))])
+def test_that_ready_batches_are_cut_is_said_once(ready: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A loader's batches would be joined instead; where there is one micro-batch, and in evaluation, it is all one."""
+    loaders = Loaders(options(d=2, a=3), training=True)
+    with caplog.at_level(logging.WARNING, logger="ignite_ipu"):
+        for silent in (Loaders(options(), training=True), Loaders(options(d=2), training=False)):
+            silent.swap(ready)
+        assert not caplog.records
+        loaders.swap(ready)
+        loaders.swap(ready)
+    (record,) = caplog.records
+    told = (
+        rf"a {type(ready).__name__}, .* cut into 6 .*deviceIterations 2 x gradientAccumulation 3 .* or join 6 of them"
+    )
+    assert re.search(told, record.getMessage())
 
 
 def test_poptorch_loader_for_other_options_is_refused() -> None:
