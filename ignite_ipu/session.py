@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu import backend
+from ignite_ipu.compiled_buffers import CompiledBuffers
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.gradient_hooks import GradientHooks
 from ignite_ipu.loading import follow_loading
@@ -33,6 +34,14 @@ __all__ = ["CallGuard", "IPUSession", "SessionError"]
 
 logger = logging.getLogger("ignite_ipu")
 
+_PYTHON_CHANGED = (
+    "Python values that the program read while it was traced have changed (%s): it is compiled again. On IPUs each "
+    "compilation takes minutes: make what changes often an input or a buffer."
+)
+_BUFFERS_CHANGED = (
+    "Buffers of integers or booleans, which are compiled into the program, have changed (%s): it is compiled again. On "
+    "IPUs each compilation takes minutes: make what changes often an input or a buffer of floating-point numbers."
+)
 # Weak on both sides: a session holds its model, and lives as long as one of its engines.
 _SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()
 
@@ -80,6 +89,7 @@ class IPUSession:
         self.model = model
         self.weights = Weights(model, self.fire)
         self._shared = SharedWeights(self.weights)
+        self._constants: weakref.WeakKeyDictionary[Program, CompiledBuffers] = weakref.WeakKeyDictionary()
         self._gradient_hooks = GradientHooks(model)
         self.evaluations: List[Program] = []
         self.active: Optional[Program] = None
@@ -276,8 +286,8 @@ class IPUSession:
         """
         trained = self._with_trainer()
         program = trained.program
-        self._follow_values(program)
         self.weights.notice_edits()
+        self._follow_values(program)
         if self._looks != self.weights.looks:
             # Somebody touched a parameter, which is also how one is frozen.
             self._looks = self.weights.looks
@@ -326,6 +336,7 @@ class IPUSession:
             program.load(leaves, batch)
             executor = program.executor
         assert executor is not None
+        self._note_constants(program)  # a replay after a fault loads programs, too
         if link.push(executor):
             self.fire(IPUEvents.OPTIMIZER_SENT)
         self.weights.to_training()
@@ -373,6 +384,7 @@ class IPUSession:
             self._make_room_for(program)
             self.weights.to_host()  # loading uploads the host's
             program.load(leaves, x)
+            self._note_constants(program)
         assert program.executor is not None
         self.active = program
         self.weights.to_inference(program.executor)
@@ -465,19 +477,23 @@ class IPUSession:
         return self._trained
 
     def _follow_values(self, program: Program) -> None:
-        """Compile again for other Python values, which are constants of a program."""
-        changed = program.changed_values()
+        """Compile again for other Python values and integers in buffers, which are constants of a program."""
+        changed, message = program.changed_values(), _PYTHON_CHANGED
+        constants = self._constants.get(program)
+        if not changed and constants is not None and constants.belong_to(program.executor):
+            changed, message = constants.changed(), _BUFFERS_CHANGED
         if changed:
             self.refuse_replaced()
-            logger.warning(
-                "Python values that the program read while it was traced have changed (%s): it is compiled "
-                "again. On IPUs each compilation takes minutes: make what changes often an input or a buffer.",
-                ", ".join(changed),
-            )
+            logger.warning(message, ", ".join(changed))
             if self._trained is not None and program is self._trained.program:
                 self._trained.compile_again()
             else:
                 program.destroy()
+
+    def _note_constants(self, program: Program) -> None:
+        known = self._constants.get(program)
+        if known is None or not known.belong_to(program.executor):
+            self._constants[program] = CompiledBuffers(program.step, program.training, program.executor, self.weights)
 
     def _report_frozen(self, program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
         name = type(program.step.model).__qualname__

@@ -1,0 +1,79 @@
+"""Buffers of integers and booleans: PopTorch compiles them into a program, so that writes on the host never reach it.
+
+An index that is permuted, a mask, a table of labels: other values are another program.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, List, Tuple
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.swa_utils import AveragedModel
+
+from ignite_ipu.attribute_reads import is_read
+from ignite_ipu.weights import Weights
+
+__all__ = ["CompiledBuffers"]
+
+
+class CompiledBuffers:
+    """What one compiled program has of its module's buffers as constants.
+
+    Args:
+        step: The module that was compiled, just now.
+        training: Whether it was compiled for training.
+        executor: Its executor, held weakly.
+        weights: Who knows when somebody wrote on the host.
+    """
+
+    def __init__(self, step: nn.Module, training: bool, executor: Any, weights: Weights) -> None:
+        self._executor = weakref.ref(executor)
+        self._weights = weights
+        self._seen = weights.edits
+        self._compiled: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
+        for path, module in step.named_modules():
+            for kind in ("_buffers", "_parameters"):
+                for name, tensor in module.__dict__[kind].items():
+                    if tensor is not None and not _is_on_device(tensor) and _is_used(module, name, training):
+                        full = f"{path}.{name}" if path else name
+                        self._compiled.append((full, tensor, _plain(tensor).clone()))
+
+    def belong_to(self, executor: Any) -> bool:
+        """Tell whether these are of this executor's program."""
+        return self._executor() is executor
+
+    def changed(self) -> List[str]:
+        """Return the names of those that have other values now; looks at them only after a write on the host."""
+        edits = self._weights.edits
+        if edits == self._seen or not self._compiled:
+            return []
+        names = [name for name, tensor, value in self._compiled if not _same(_plain(tensor), value)]
+        if not names:
+            self._seen = edits
+        return names
+
+
+def _is_on_device(tensor: torch.Tensor) -> bool:
+    return _plain(tensor).is_floating_point()
+
+
+def _is_used(module: nn.Module, name: str, training: bool) -> bool:
+    """Tell whether a program may depend on a buffer; PyTorch's counters of batches and of averages it does not."""
+    if isinstance(module, _NormBase) and name == "num_batches_tracked":
+        return module.momentum is None
+    if isinstance(module, AveragedModel) and name == "n_averaged":
+        return False
+    return is_read(module, name, training)
+
+
+def _same(now: torch.Tensor, then: torch.Tensor) -> bool:
+    return now.shape == then.shape and torch.equal(now, then)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as an ordinary tensor, without the look that makes a wrapped one download."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
