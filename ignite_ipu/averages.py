@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import torch
@@ -168,5 +169,16 @@ def _sums(session: IPUSession, program: Program, averages: Mapping[str, PerSampl
     totals = torch.zeros(len(averages), dtype=torch.float64)
     for (x_piece, y_piece), valid in split_rows((x, y), rows):
         counted = (torch.arange(rows) < valid).float()
-        totals += session.infer(program, x_piece, y_piece, counted).double().sum(dim=0)
+        call = functools.partial(_sums_of_piece, session, program, y_piece, counted)
+        sums = call(x_piece)
+        if valid == rows:
+            session.filling.note_full(program, x_piece)
+        else:
+            session.filling.check(program, x_piece, valid, sums, call)
+        totals += sums.double().sum(dim=0)
     return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}
+
+
+def _sums_of_piece(session: IPUSession, program: Program, y: Any, counted: torch.Tensor, x: Any) -> torch.Tensor:
+    sums: torch.Tensor = session.infer(program, x, y, counted)
+    return sums

@@ -213,7 +213,8 @@ def create_ipu_evaluator(
 ) -> IPUEngine:
     """Create an evaluator as `ignite.engine.create_supervised_evaluator` does, whose iterations are IPU device calls.
 
-    Every sample counts once: the last, incomplete batch is filled up for the device and cut again.
+    Every sample counts once: the last, incomplete batch is filled up for the device and cut again. That is refused for
+    a model that mixes the samples of a batch.
 
     Args:
         model: The model, on the CPU; the newest weights are used, wherever they are.

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ignite_ipu import backend
 from ignite_ipu.compiled_buffers import CompiledBuffers
 from ignite_ipu.events import IPUEvents
+from ignite_ipu.filling import FillingCheck
 from ignite_ipu.gradient_hooks import GradientHooks
 from ignite_ipu.loading import follow_loading
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
@@ -76,6 +77,7 @@ class IPUSession:
         active: The program that was called last.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
         guard: Makes the device calls instead of this session, if there is one: a `Recovery` handler's.
+        filling: Finds out whether filling up a batch changes the predictions for its samples.
         refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
             once; None to warn of what a trace has changed, be it in every call or a cache of the first.
         shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
@@ -97,6 +99,7 @@ class IPUSession:
         self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.shares_ipus = False
         self.data: Optional[str] = None
+        self.filling = FillingCheck()
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._looks = 0
         self._trained: Optional[Trained] = None
@@ -354,13 +357,22 @@ class IPUSession:
 
         Raises:
             BatchError: The inputs are not like the first ones.
-            RowsError: The batch has to be filled up, and an output has not one row per sample.
+            RowsError: The batch has to be filled up, and an output has not one row per sample, or is changed by that.
         """
         rows = program.rows or _filled_up(row_count(x), program.micro_batches)
         predictions = []
         for piece, valid in split_rows(x, rows):
-            predictions.append(take_rows(self.infer(program, piece), valid, rows))
+            output = take_rows(self.infer(program, piece), valid, rows)
+            predictions.append(output)
+            if valid == rows:
+                self.filling.note_full(program, piece)
+            else:
+                call = functools.partial(self._infer_samples, program, valid, rows)
+                self.filling.check(program, piece, valid, output, call)
         return join_rows(predictions)
+
+    def _infer_samples(self, program: Program, valid: int, rows: int, piece: Any) -> Any:
+        return take_rows(self.infer(program, piece), valid, rows)
 
     def infer(self, program: Program, *parts: Any) -> Any:
         """Return what an inference program returns for the parts of one batch, by the newest weights.
