@@ -66,6 +66,47 @@ print(trainer.state.iteration)
     assert "one update from 2 batches" in ran.became("create_supervised_trainer()")
 
 
+def test_a_trainer_drops_an_incomplete_batch_and_says_so(run, caplog):
+    """As docs/run.md has it; a written-out loop trains on it."""
+    script = HEAD.replace("16", "18")
+    with caplog.at_level("WARNING", logger="ignite_ipu"):
+        made = """
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device)
+evaluator = create_supervised_evaluator(model, {"mse": MeanSquaredError()}, device=device)
+trainer.run(data, max_epochs=1)
+evaluator.run(data)
+print(trainer.state.iteration, evaluator.state.iteration)
+"""
+        assert run(script + made).output == ["4 5"]
+    assert "2 samples dropped" in caplog.text
+    loop = """
+updates = 0
+for x, y in data:
+    optimizer.zero_grad()
+    nn.MSELoss()(model(x.to(device)), y.to(device)).backward()
+    optimizer.step()
+    updates += 1
+print(updates)
+"""
+    assert run(script + loop).output == ["5"]
+
+
+def test_a_group_that_is_added_to_a_trainers_optimizer_ends_the_run(run):
+    """As docs/run.md has it; the error names the line."""
+    with pytest.raises(RunError, match=r":\d+: A parameter group cannot be added.*before creating the trainer"):
+        run(
+            HEAD
+            + """
+from ignite.engine import Events
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device)
+@trainer.on(Events.EPOCH_COMPLETED)
+def add():
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+trainer.run(data, max_epochs=2)
+"""
+        )
+
+
 def test_a_scaler_becomes_automatic_loss_scaling(run):
     ran = run(
         HEAD
