@@ -351,6 +351,13 @@ def _record_in_place(
             "tensor. Compute a new tensor (total = total + loss.detach(), torch.where, torch.cat, x.scatter() without "
             "the underscore), or do it after optimizer.step()."
         )
+    if not ordinary and target.value.shape.requires_grad and not torch.is_grad_enabled():
+        raise CaptureError(
+            f"{name} at {line} changes a tensor of shape {tuple(target.shape)} in place without gradients, and the "
+            "loss may be computed from it: PyTorch changes the value alone, and gradients flow as if nothing had "
+            "been done. Write what you mean: x = x + (x.clamp(...) - x).detach() for that; x = x.clamp(...) outside of "
+            "torch.no_grad() for a gradient through it; or x = x.detach().clone() first for none."
+        )
     result = _record(plain, args, kwargs)
     if ordinary:
         # The name that `total += loss` binds gets the result, and the tensor it named before stands for it.

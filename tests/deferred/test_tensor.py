@@ -296,6 +296,35 @@ def test_losses_scaled_in_place() -> None:
     torch.testing.assert_close(model.state_dict(), native.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        (lambda b: b.clamp_(-0.2, 0.2), lambda b: b + (b.clamp(-0.2, 0.2) - b).detach()),
+        (lambda b: b.__isub__(b.max(-1, keepdim=True).values), lambda b: b - b.max(-1, keepdim=True).values.detach()),
+        (lambda b: b.mul_(3), lambda b: b + (b * 3 - b).detach()),
+    ],
+)
+def test_in_place_without_gradients_keeps_the_gradient(change: Any, written: Any) -> None:
+    """PyTorch changes the value alone; that is refused, and what the message says to write instead is the same."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    scores = native(X) * 1
+    with torch.no_grad():
+        change(scores)
+    F.cross_entropy(scores, Y).backward()
+    torch.optim.SGD(native.parameters(), lr=0.1).step()
+    scores = model(X) * 1
+    with pytest.raises(CaptureError, match=r"test_tensor\.py.*shape \(8, 2\) in place without.*x = x \+ .*detach\(\)"):
+        with torch.no_grad():
+            change(scores)
+    F.cross_entropy(written(scores), Y).backward()
+    optimizer.step()
+    torch.testing.assert_close(model.second.weight.detach(), native.second.weight.detach())
+    twice = scores.detach().clone()
+    with torch.no_grad():
+        twice.mul_(2)
+
+
 def test_writing_into_views_is_refused() -> None:
     """What cannot be followed is not guessed."""
     model, _ = prepared()
