@@ -12,7 +12,7 @@ from ignite_ipu.attribute_reads import reads_noted
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.step import natively
-from ignite_ipu.deferred.structure import Structure, put_together
+from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.gradient_hooks import GradientHookGuard
 from ignite_ipu.python_state import PythonState, changed_by, changes_in_every_call
 from ignite_ipu.tracing import without_generation_cache
@@ -55,10 +55,12 @@ def called_on_host(
     buffers: Dict[str, torch.Tensor] = {}
     copies: List[torch.Tensor] = []
 
+    given: List[Any] = []
+
     def call() -> Any:
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         copies[:] = [tensor.clone() for tensor in tensors]
-        args, kwargs = put_together(structure, copies)
+        given[:] = args, kwargs = put_together(structure, copies)
         with GradientHookGuard(), reads_noted(model, True, [*PythonState(model).roots(), *args, *kwargs.values()]):
             return torch.func.functional_call(model, dict(buffers), args, kwargs)
 
@@ -70,6 +72,14 @@ def called_on_host(
     what = f"The forward of {name}, called at {current_line()},"
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
+    left: List[Any] = []
+    same = take_apart(tuple(given), left).key == structure.key and len(left) == len(copies)
+    if not same or any(mine is not theirs for mine, theirs in zip(left, copies)):
+        raise CaptureError(
+            f"{what} changes an object that it is given (an attribute, a list, a dictionary), which a compiled program "
+            "would do once. Let it return what is to be kept. If it only sets something up, as a cached property does, "
+            "do that before the first call."
+        )
     for copy in copies:
         if copy._version:
             raise CaptureError(

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import OrderedDict
+from argparse import Namespace
+from collections import OrderedDict, deque
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, FrozenSet, Hashable, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.objects import contents, identity
 
 __all__ = ["PLAIN", "Structure", "is_tensor", "put_together", "take_apart", "take_call_apart", "words"]
 
 # Types whose values become part of a structure.
 PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size))
 _LEAF = ("leaf",)
-
-
-class _Same:
-    """An unhashable or opaque object, equal to itself alone."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __repr__(self) -> str:
-        return f"a {type(self.value).__qualname__}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +53,8 @@ def is_tensor(value: Any) -> bool:
 def take_apart(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_tensor) -> Structure:
     """Append the leaves of `value` to `leaves` and return what surrounds them.
 
-    Tuples (named ones too), lists, slices, mappings and dataclasses are looked into; anything else that is no leaf
-    becomes part of the structure.
+    Tuples (named ones too), lists, deques, slices, mappings, namespaces and dataclasses are looked into; anything else
+    that is no leaf becomes part of the structure, with its contents.
 
     Raises:
         CaptureError: An object of another kind holds tensors, or the value is a numpy array or a cache of generation.
@@ -81,6 +68,19 @@ def take_apart(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = i
     if isinstance(value, (list, tuple)):
         parts = [take_apart(item, leaves, is_leaf) for item in value]
         return Structure(_key(kind, *[part.key for part in parts]), _sequence_builder(kind, parts))
+    if kind is deque:
+        parts = [take_apart(item, leaves, is_leaf) for item in value]
+        longest = value.maxlen
+        return Structure(
+            _key(kind, longest, *[part.key for part in parts]),
+            lambda remaining: deque([part.build(remaining) for part in parts], longest),
+        )
+    if kind in (SimpleNamespace, Namespace):
+        attributes = vars(value)
+        parts = [take_apart(item, leaves, is_leaf) for item in attributes.values()]
+        fill = _mapping_builder({}, tuple(attributes), parts)
+        key = _key(kind, tuple(attributes), *[part.key for part in parts])
+        return Structure(key, lambda remaining: kind(**fill(remaining)))
     if isinstance(value, Mapping):
         parts = [take_apart(item, leaves, is_leaf) for item in value.values()]
         keys = tuple(value)
@@ -185,17 +185,18 @@ def _opaque(value: Any) -> Structure:
             "program does not. Call model.generate(..., use_cache=False) with inputs padded to one length, since each "
             "length is a program of its own; or generate on the host with a copy, copy.deepcopy(unwrap_model(model))."
         )
-    if any(isinstance(item, torch.Tensor) for item in getattr(value, "__dict__", {}).values()):
-        raise CaptureError(
-            f"A {type(value).__qualname__} holds tensors that take part in the step, and they cannot be found in it. "
-            "Use a tuple, a dict or a dataclass instead."
-        )
-    try:
-        hash(value)
-        key = _key(type(value), value)
-    except TypeError:
-        key = _key(_Same(value))
-    return Structure(key, lambda remaining: value)
+    found = contents(value)
+
+    def build(remaining: Iterator[Any]) -> Any:
+        if contents(value) != found:
+            raise CaptureError(
+                f"A {type(value).__qualname__} that takes part in the step was changed between the call that it was "
+                "given to and the update of that call, which has yet to be compiled. Change it after optimizer.step(), "
+                "or before the call."
+            )
+        return value
+
+    return Structure(_key(identity(value), found), build)
 
 
 def _key(*parts: Any) -> Hashable:
