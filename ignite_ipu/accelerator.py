@@ -27,6 +27,7 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.arguments import UnsupportedArgumentError
+from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
 from ignite_ipu.deferred.lines import current_line
@@ -227,8 +228,15 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             error.
 
         Raises:
-            CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters.
+            CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters; or
+                gradients still accumulate, of which accelerate clips what there is so far.
         """
+        if not self.gradient_state.sync_gradients:
+            raise CaptureError(
+                f"clip_grad_norm_ at {current_line()}, but {self._postponed()}: accelerate clips the sum of the "
+                "gradients so far, in every micro-batch again; a device clips once, before the update. Write "
+                "'if accelerator.sync_gradients:' before it, as accelerate documents."
+            )
         model = self._model_of(parameters)
         check_all_parameters(model, parameters)
         model.training.clip(float(max_norm), float(norm_type))

@@ -241,6 +241,29 @@ def test_clipping_must_stay_the_same() -> None:
         update(0.0)
 
 
+def test_clipping_while_gradients_accumulate_is_refused() -> None:
+    """accelerate clips the sum of every micro-batch so far; with the guard that it documents, both clip once."""
+
+    def run(accelerator: Any, guarded: bool = True) -> nn.Module:
+        model, optimizer, train, _, _ = parts(accelerator)
+        for x, y in train:
+            with accelerator.accumulate(model):
+                accelerator.backward(F.cross_entropy(model(x), y))
+                if accelerator.sync_gradients or not guarded:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.05)
+                optimizer.step()
+                optimizer.zero_grad()
+        return model
+
+    compared(lambda accelerator: (run(accelerator), []), steps=2)
+    forget()
+    accelerator = IPUAccelerator(gradient_accumulation_steps=2)
+    with pytest.raises(
+        CaptureError, match=r"clip_grad_norm_ at .*test_loops.py.*last of the 2 .*sync_gradients:' before"
+    ):
+        run(accelerator, guarded=False)
+
+
 def test_clipping_some_parameters_or_by_value_is_refused() -> None:
     """A device clips the global norm of all gradients."""
     accelerator = IPUAccelerator()
