@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ignite_ipu.deferred.model import CapturedModel
     from ignite_ipu.deferred.modes import ModesThen
 
-__all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "by_number", "name_of"]
+__all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "by_number", "keep_inputs", "name_of"]
 
 _META = torch.device("meta")
 by_number: Callable[[Operation], int] = operator.attrgetter("number")
@@ -347,6 +347,29 @@ class Operation:
             leaf.check(self.line)
             return leaf.tensor
         return leaf.value
+
+
+def keep_inputs(operations: Sequence[Operation], copies: Dict[int, torch.Tensor]) -> None:
+    """Copy memory that is not PyTorch's of what operations read, and of what is computed from their results.
+
+    Args:
+        operations: Where to begin.
+        copies: As for `Input.keep`.
+    """
+    found = dict.fromkeys(operations)
+    waiting = list(found)
+    while waiting:
+        operation = waiting.pop()
+        for leaf in operation.leaves:
+            if type(leaf) is Input:
+                leaf.keep(copies)
+        for result in operation.results:
+            value = result()
+            for reference in () if value is None else value.consumers:
+                consumer = reference()
+                if consumer is not None and consumer not in found:
+                    found[consumer] = None
+                    waiting.append(consumer)
 
 
 def name_of(function: Callable[..., Any]) -> str:

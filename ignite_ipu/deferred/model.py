@@ -18,7 +18,7 @@ from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.evaluated import with_gradients
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.frames import called_by_distributions
-from ignite_ipu.deferred.graph import Input, Operation, Plan, Shape, Value
+from ignite_ipu.deferred.graph import Operation, Plan, Shape, Value, keep_inputs
 from ignite_ipu.deferred.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import ModesThen
@@ -219,11 +219,7 @@ class CapturedModel:
         if not self._gradients.placed:
             self._gradients.place()
         if self.pending or self.training.accumulates or self.postponed() is not None:
-            copies: Dict[int, torch.Tensor] = {}
-            for operation in loss.operations:
-                for leaf in operation.leaves:
-                    if isinstance(leaf, Input):
-                        leaf.keep(copies)
+            keep_inputs(loss.operations, {})
         self.pending.append(loss)
 
     def _follow_gradients(self, what: str) -> None:

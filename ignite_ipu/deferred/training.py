@@ -13,7 +13,7 @@ import torch
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
-from ignite_ipu.deferred.graph import CLOCK, Operation, Value
+from ignite_ipu.deferred.graph import CLOCK, Operation, Value, keep_inputs
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import Modes, ModesThen
 from ignite_ipu.deferred.recipes import Loss, MicroBatch, Recipes, describe_change
@@ -441,11 +441,19 @@ def _needed(batches: Sequence[MicroBatch]) -> List[Needed]:
 def _settle(
     batches: Sequence[MicroBatch], needed: Sequence[Needed], compiled: _Compiled, outputs: Sequence[torch.Tensor]
 ) -> None:
-    for place, number, value in needed:
-        value.take(_part(outputs[compiled.returned[place]], value.shape.size, number, len(batches)))
     for batch in batches:
         for operation in batch.operations:
             operation.finish()
+    beside = []
+    for place, number, value in needed:
+        value.take(_part(outputs[compiled.returned[place]], value.shape.size, number, len(batches)))
+        for reference in value.consumers:
+            consumer = reference()
+            if consumer is not None and not consumer.done:
+                beside.append(consumer)
+    if beside:
+        # They are computed when somebody asks, and the loop may fill its memory again before that.
+        keep_inputs(beside, {})
     CLOCK.settled = CLOCK.now
 
 

@@ -582,6 +582,28 @@ def test_memory_that_the_loop_uses_again(accumulated: int) -> None:
     assert compilations(model) == 1
 
 
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_metrics_of_memory_that_the_loop_uses_again(accumulated: int) -> None:
+    """What is computed beside the loss, and read at the end, is of the batch that it was recorded for."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
+        memory, right = np.zeros(8, dtype="int64"), []
+        for number, (x, y) in enumerate(batches()):
+            memory[:] = y.numpy()
+            targets = torch.from_numpy(memory)
+            scores = model(x)
+            right.append((scores.argmax(-1) == targets).float().mean())
+            F.cross_entropy(scores, targets).backward()
+            if number % accumulated == accumulated - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        memory[:] = -1
+        return torch.stack(right).tolist()
+
+    expected, found, _ = both(loop)
+    assert found == expected
+
+
 def test_a_model_is_captured_again_after_close() -> None:
     """Also while the user holds values from before."""
 
