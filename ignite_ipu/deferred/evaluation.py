@@ -23,12 +23,13 @@ __all__ = ["CapturedEvaluation"]
 
 _logger = logging.getLogger("ignite_ipu")
 _MANY = 4
+_MOST_PROGRAMS = 8
 _DRAWS = (nn.modules.dropout._DropoutNd,)
 _COUNTS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class CapturedEvaluation:
-    """The inference programs of one captured model, one for each kind of call.
+    """The inference programs of one captured model, one for each kind of call; up to eight are kept.
 
     Args:
         session: The model's session.
@@ -42,12 +43,14 @@ class CapturedEvaluation:
         self._session = session
         self._settings = settings
         self._before_loading = before_loading
+        # Beginning with the one that was not used for longest.
         self._programs: Dict[Hashable, Program] = {}
         self._by_kind: Dict[Hashable, Program] = {}
         self._row_wise: Dict[int, bool] = {}
         self._may_be_others = True
         self._states: Dict[nn.Module, PythonState] = {}
         self._parts: List[List[Any]] = []
+        self._has_given_up = False
 
     def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: Optional[nn.Module] = None) -> Any:
         """Return the model's output, with tensors on the host.
@@ -74,6 +77,7 @@ class CapturedEvaluation:
         if program is None:
             larger = self._by_kind.get(kind)
             if larger is not None and self._fits(larger, tensors):
+                self._note_use(next(key for key, known in self._programs.items() if known is larger))
                 return self._filled_up(larger, tensors)
             program = self._new(model, structure, tensors)
             self._programs[kind, shapes] = program
@@ -83,6 +87,7 @@ class CapturedEvaluation:
             kind = self._kind(model, structure, shapes)
             self._programs[kind, shapes] = self._by_kind[kind] = program
         else:
+            self._note_use((kind, shapes))
             outputs = self._call(program, tensors)
         step = program.step
         assert isinstance(step, CalledStep)
@@ -119,10 +124,34 @@ class CapturedEvaluation:
         if len(self._programs) == _MANY:
             _logger.warning(
                 "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "
-                "takes minutes to compile for IPUs. Pad inputs to one length, and keep the batch size the same.",
+                "takes minutes to compile for IPUs. Pad inputs to one length, keep the batch size the same, and pass "
+                "numbers that change, such as timesteps, as tensors.",
                 len(self._programs) + 1,
             )
+        while len(self._programs) >= _MOST_PROGRAMS:
+            self._give_up(next(iter(self._programs)))
         return self._session.prepare_evaluation(step, options)
+
+    def _note_use(self, key: Hashable) -> None:
+        self._programs[key] = self._programs.pop(key)
+
+    def _give_up(self, key: Hashable) -> None:
+        """Destroy a program."""
+        if not self._has_given_up:
+            self._has_given_up = True
+            _logger.warning(
+                "The model is evaluated with more than %d different shapes or arguments. The program that was not used "
+                "for longest is given up for another, and compiled again when it is needed.",
+                _MOST_PROGRAMS,
+            )
+        program = self._programs.pop(key)
+        self._by_kind = {kind: known for kind, known in self._by_kind.items() if known is not program}
+        self._row_wise.pop(id(program), None)
+        program.destroy()
+        if self._session.active is program:
+            self._session.active = None
+        if program in self._session.evaluations:
+            self._session.evaluations.remove(program)
 
     def _filled_up(self, program: Program, tensors: List[torch.Tensor]) -> Any:
         step = program.step

@@ -112,6 +112,28 @@ def test_many_shapes_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     assert "evaluated with 5 different shapes" in caplog.text
 
 
+def test_programs_for_changing_arguments_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Eight are kept; a number that is passed as a tensor needs one."""
+    model, optimizer, capture = prepared()
+    train(model, optimizer)
+    model.eval()
+    twin = native(model)
+    with caplog.at_level(logging.WARNING, "ignite_ipu"), torch.no_grad():
+        for step in (*range(12), 11, 5, 0):
+            scale = 1 + step / 10
+            torch.testing.assert_close(model(X[:8], scale=scale)["scores"], twin(X[:8], scale=scale)["scores"])
+            torch.testing.assert_close(model(X[:5], scale=scale)["scores"], twin(X[:5], scale=scale)["scores"])
+        assert len(capture.session.evaluations) == 8
+        assert caplog.text.count("more than 8 different") == caplog.text.count("timesteps, as tensors") == 1
+        for step in range(12):
+            scaled: Any = torch.tensor(1 + step / 10)
+            torch.testing.assert_close(model(X[:8], scale=scaled)["scores"], twin(X[:8], scale=scaled)["scores"])
+    assert len(capture.session.evaluations) == 8
+    train(model, optimizer)
+    model.eval()
+    torch.testing.assert_close(model(X[:8])["scores"], native(model)(X[:8])["scores"])
+
+
 def test_modes_of_sub_modules_count() -> None:
     """Dropout that stays on in an evaluation is another program than dropout that is off."""
     model, _, _ = prepared()
