@@ -83,7 +83,7 @@ class Shape:
 
 
 class Number:
-    """A Python float in an arithmetic operation, which may change from step to step."""
+    """A Python number in an arithmetic operation of floats, which may change from step to step."""
 
     __slots__ = ("value",)
 

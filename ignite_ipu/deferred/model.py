@@ -146,7 +146,7 @@ class CapturedModel:
         plans = self._plans.of(whole.training.modes.now())
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
-        plan = plans.look_up([len(args), *kwargs], values, leaves, False)
+        plan = plans.look_up([len(args), *kwargs], values, leaves, ())
         if plan is None:
             plan, leaves = self._found_out(plans, args, kwargs, line)
         operation = Operation(plan, self, leaves, line)
@@ -171,7 +171,7 @@ class CapturedModel:
                 modes = self.whole.training.modes.now()
                 plans = self._plans.of(modes)
                 plan = seen_before(plans.templates, key, lambda: self._plan(structure, called, modes))
-            plans.learn([len(args), *kwargs], (*args, *kwargs.values()), False, plan)
+            plans.learn([len(args), *kwargs], (*args, *kwargs.values()), (), plan)
             return plan, leaves
 
     def _plan(self, structure: Structure, called: HostCall, modes: ModesThen) -> Plan:

@@ -6,7 +6,21 @@ first time; afterwards its arguments lead to the plan, and recording costs nothi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Container,
+    Dict,
+    FrozenSet,
+    Hashable,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 
@@ -14,17 +28,21 @@ from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import CLOCK, Input, Number, Plan, Shape, name_of
 from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.owners import OWNED
-from ignite_ipu.deferred.structure import PLAIN, Structure, put_together, take_apart
+from ignite_ipu.deferred.structure import PLAIN, Structure, is_tensor, put_together, take_apart
 
 if TYPE_CHECKING:
     from ignite_ipu.deferred.modes import ModesThen
 
-__all__ = ["Plans", "PlansByModes", "inferred_plan", "is_arithmetic", "seen_before"]
+__all__ = ["Plans", "PlansByModes", "changing_numbers", "inferred_plan", "seen_before"]
 
 _META = torch.device("meta")
 _MOST = 4096
 _MOST_MODES = 16
 _ARITHMETIC = frozenset(["add", "sub", "mul", "div", "radd", "rsub", "rmul", "rdiv", "truediv", "rtruediv"])
+_DIVISIONS = frozenset(["div", "rdiv", "truediv", "rtruediv"])
+_NONE: FrozenSet[type] = frozenset()
+_FLOATS: FrozenSet[type] = frozenset([float])
+_NUMBERS: FrozenSet[type] = frozenset([float, int])
 _TENSOR = torch.Tensor
 _INFERRED: Dict[Hashable, Plan] = {}
 
@@ -44,7 +62,9 @@ class Plans:
         self._plans: Dict[Hashable, Plan] = {}
         self.templates: Dict[Hashable, Plan] = {}
 
-    def look_up(self, key: List[Any], values: Iterable[Any], leaves: List[Any], arithmetic: bool) -> Optional[Plan]:
+    def look_up(
+        self, key: List[Any], values: Iterable[Any], leaves: List[Any], numbers: Container[type]
+    ) -> Optional[Plan]:
         """Return the plan of a call, None if it is the first of its kind or takes more than a look at its arguments.
 
         Args:
@@ -52,7 +72,7 @@ class Plans:
                 afterwards when a look at them does not do.
             values: The arguments.
             leaves: Grows by the leaves of the arguments.
-            arithmetic: Whether floats are leaves.
+            numbers: Types of numbers that are leaves.
         """
         deferred, settled = self._deferred, CLOCK.settled
         for value in values:
@@ -68,8 +88,8 @@ class Plans:
                     continue
             elif kind is _TENSOR:
                 tensor = value
-            elif kind is float and arithmetic:
-                key.append(float)
+            elif kind in numbers:
+                key.append(kind)
                 leaves.append(Number(value))
                 continue
             elif kind in PLAIN:
@@ -87,9 +107,9 @@ class Plans:
         key.clear()
         return None
 
-    def learn(self, key: List[Any], values: Iterable[Any], arithmetic: bool, plan: Plan) -> None:
+    def learn(self, key: List[Any], values: Iterable[Any], numbers: Container[type], plan: Plan) -> None:
         """Remember the plan of a call that was recorded the long way; the other arguments are those of `look_up`."""
-        self.look_up(key, values, [], arithmetic)
+        self.look_up(key, values, [], numbers)
         if key:
             if len(self._plans) >= _MOST:
                 self._plans.clear()
@@ -140,14 +160,23 @@ def inferred_plan(
     Raises:
         CaptureError: The shape of a result depends on values, or the device could not compute the call.
     """
-    shapes = tuple([leaf.shape.key if not isinstance(leaf, Number) else float for leaf in leaves])
+    shapes = tuple([leaf.shape.key if not isinstance(leaf, Number) else type(leaf.value) for leaf in leaves])
     key = (function, structure.key, grad, shapes)
     return seen_before(_INFERRED, key, lambda: _inferred(function, structure, leaves, grad, line))
 
 
-def is_arithmetic(name: str) -> bool:
-    """Tell whether floats among the arguments of a function are numbers that may change from step to step."""
-    return name.strip("_") in _ARITHMETIC
+def changing_numbers(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FrozenSet[type]:
+    """Return the types of those numbers among the arguments of a function that may change from step to step.
+
+    An int counts where PyTorch computes with it as with a float. With a tensor of integers it stays exact.
+    """
+    operation = name.strip("_")
+    if operation not in _ARITHMETIC or "alpha" in kwargs:
+        return _NONE
+    divides = operation in _DIVISIONS and "rounding_mode" not in kwargs
+    if len(args) != 2 or not (divides or any(is_tensor(value) and value.is_floating_point() for value in args)):
+        return _FLOATS
+    return _NUMBERS
 
 
 def _inferred(

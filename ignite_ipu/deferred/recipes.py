@@ -144,7 +144,10 @@ def describe_change(old: Recipe, new: Recipe) -> str:
             if before.function is not after.function:
                 return f"{_named(before)} became {_named(after)}"
             if before.leaves == after.leaves and before.grad == after.grad:
-                return f"an argument of {_named(after)} changed"
+                return (
+                    f"an argument of {_named(after)} changed (each value of it is a program: a number that changes "
+                    "often and is computed with is passed as a tensor)"
+                )
             return f"{_named(after)} is computed from other values"
     if len(old.steps) != len(new.steps):
         longer = new if len(new.steps) > len(old.steps) else old

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 
 from ignite_ipu.deferred.errors import CaptureError
@@ -13,9 +14,9 @@ from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, na
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import parameter_of
-from ignite_ipu.deferred.plans import Plans, inferred_plan, is_arithmetic
+from ignite_ipu.deferred.plans import Plans, changing_numbers, inferred_plan
 from ignite_ipu.deferred.routing import mark_loss, run_for_read
-from ignite_ipu.deferred.structure import is_tensor, put_together, take_apart, take_call_apart, words
+from ignite_ipu.deferred.structure import put_together, take_apart, take_call_apart, words
 from ignite_ipu.deferred.written import WrittenTensor, in_place_of_written, write_back
 
 __all__ = ["DeferredTensor", "as_leaf", "deferred_results", "resolved"]
@@ -49,8 +50,8 @@ _OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ m
 _ALPHA = "alpha"
 _CPU = torch.device("cpu")
 _MAKE = torch.Tensor._make_wrapper_subclass
-# Functions that were recorded before, and whether floats among their arguments are numbers that may change.
-_RECORDED: Dict[Callable[..., Any], bool] = {}
+# Functions that were recorded before, and types of numbers among their arguments that may change.
+_RECORDED: Dict[Callable[..., Any], FrozenSet[type]] = {}
 
 
 class DeferredTensor(torch.Tensor):
@@ -74,15 +75,16 @@ class DeferredTensor(torch.Tensor):
         grad = torch.is_grad_enabled()
         if not grad:
             _refuse_functions(args, kwargs)
-        arithmetic = _RECORDED.get(func)
-        if arithmetic is not None:
+        numbers: Optional[Container[type]] = _RECORDED.get(func)
+        if numbers is not None:
             leaves: List[Any] = []
             if kwargs:
-                arithmetic = arithmetic and _ALPHA not in kwargs
+                if _ALPHA in kwargs:
+                    numbers = ()
                 key, values = [func, grad, len(args), *kwargs], (*args, *kwargs.values())
             else:
                 key, values = [func, grad], args
-            plan = _PLANS.look_up(key, values, leaves, arithmetic)
+            plan = _PLANS.look_up(key, values, leaves, numbers)
             if plan is not None:
                 return deferred_results(Operation(plan, None, leaves, current_line()))
         if WrittenTensor in types:
@@ -166,7 +168,7 @@ def as_leaf(value: Any, line: Line) -> Any:
         if not known.known:
             return known
         return Input(known.get(), Shape.of(known.get(), False))
-    if isinstance(value, float):
+    if isinstance(value, (float, int)):
         return Number(value)
     return _input(value, line)
 
@@ -311,8 +313,14 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     if "device" in kwargs:
         kwargs = {**kwargs, "device": None}
     leaves: List[Any] = []
-    arithmetic = is_arithmetic(name) and _ALPHA not in kwargs
-    structure = take_call_apart(args, kwargs, leaves, _is_tensor_or_float if arithmetic else is_tensor)
+    numbers = changing_numbers(name, args, kwargs)
+    if numbers:
+        args = tuple([value.item() if isinstance(value, np.number) else value for value in args])
+
+    def is_leaf(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) or type(value) in numbers
+
+    structure = take_call_apart(args, kwargs, leaves, is_leaf)
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
         return func(*_known(args), **_known(kwargs))
     line = current_line()
@@ -320,8 +328,8 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     grad = torch.is_grad_enabled()
     plan = inferred_plan(func, structure, leaves, grad, line)
     start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
-    _PLANS.learn(start, (*args, *kwargs.values()), arithmetic, plan)
-    _RECORDED[func] = is_arithmetic(name)
+    _PLANS.learn(start, (*args, *kwargs.values()), numbers, plan)
+    _RECORDED[func] = _RECORDED.get(func, numbers) | numbers
     return deferred_results(Operation(plan, None, leaves, line))
 
 
@@ -382,10 +390,6 @@ def _record_in_place(
 
 def _gone() -> None:
     return None
-
-
-def _is_tensor_or_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or type(value) is float
 
 
 def _refuse_functions(args: Tuple[Any, ...], kwargs: Any) -> None:

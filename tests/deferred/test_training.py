@@ -252,6 +252,57 @@ def test_changing_number_becomes_an_input(caplog: pytest.LogCaptureFixture) -> N
     assert "numbers in it change ([0.0])" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda loss, number: loss / (20 + number),
+        lambda loss, number: (number - loss) * -2,
+        lambda loss, number: loss / np.float64(20 + number),
+        lambda loss, number: loss * np.float32(1.5 + number),
+        lambda loss, number: loss / np.int64(20 + number),
+        lambda loss, number: torch.mul(loss, number + 1),
+    ],
+)
+def test_whole_numbers_and_those_of_numpy_become_inputs(scaled: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+    """As a number of tokens that a loss is divided by."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
+        losses = []
+        for number, (x, y) in enumerate(batches()):
+            loss = scaled(F.cross_entropy(model(x), y), number)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    expected, found, model = both(loop)
+    assert found == pytest.approx(expected)
+    assert compilations(model) == 2
+
+
+def test_whole_numbers_stay_exact_with_whole_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of shapes, too: another one is another program, and the remedy is named where it changes."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
+        seen: List[Any] = []
+        for number, (x, y) in enumerate(batches(count=4)):
+            output = model(x)
+            best = output.argmax(-1) * (2**24 + 1) + number // 2
+            part = (output * 2).view(2 * (1 + number % 2), -1)
+            chosen = F.one_hot(best % 2, 2) * output
+            (F.cross_entropy(output, y) + part.pow(2).mean(0).sum() + (chosen / 4).mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen += [best.tolist(), best.dtype, (best / 4).tolist(), tuple(part.shape)]
+        return seen
+
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        expected, found, _ = both(loop)
+    assert found == expected
+    assert "an argument of" in caplog.text and "is passed as a tensor" in caplog.text
+
+
 def test_changed_body_is_compiled_again_and_named(caplog: pytest.LogCaptureFixture) -> None:
     """Weights and the optimizer's moments go on in the new program."""
 
