@@ -1,22 +1,32 @@
 """Buffers that a model's forward writes into, such as the statistics of batch normalisation.
 
-PyTorch writes them in the call; the device writes them with the update that the call is part of.
+PyTorch writes them in the call; the device writes them with the update that the call is part of, if they are those of a
+captured model.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, Sequence, Tuple
+import inspect
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import Operation
 from ignite_ipu.deferred.lines import Line, current_line
+from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.recipes import Loss
 from ignite_ipu.listing import listed
 
 if TYPE_CHECKING:
     from ignite_ipu.deferred.model import CapturedModel
 
-__all__ = ["BufferWrites"]
+__all__ = ["BufferWrites", "refuse_statistics"]
+
+_NORMALISATIONS = ("batch_norm", "instance_norm", "native_batch_norm", "_native_batch_norm_legit")
+# Where in the arguments of those in C++ the statistics are, and whether they are written.
+_STATISTICS = slice(3, 6)
 
 
 class BufferWrites:
@@ -73,3 +83,34 @@ class BufferWrites:
     def _first(self) -> str:
         line, names = next(iter(self.waiting.values()))
         return f"{line} writes buffers ({listed(names)})"
+
+
+def refuse_statistics(
+    function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line
+) -> None:
+    """Refuse a normalisation that writes its running statistics into tensors of the host.
+
+    Args:
+        function, name: What is called, and what it is called.
+        args, kwargs: Its arguments.
+        line: Where.
+
+    Raises:
+        CaptureError: It is one.
+    """
+    if name.partition(".")[0] not in _NORMALISATIONS:
+        return
+    if function in (F.batch_norm, F.instance_norm):
+        given = inspect.signature(function).bind(*args, **kwargs)
+        given.apply_defaults()
+        mean, variance = given.arguments["running_mean"], given.arguments["running_var"]
+        writes = given.arguments["training" if function is F.batch_norm else "use_input_stats"]
+    else:
+        mean, variance, writes = args[_STATISTICS]
+    written = [each for each in (mean, variance) if isinstance(each, torch.Tensor) and parameter_of(each) is None]
+    if writes and written:
+        raise CaptureError(
+            f"{name} at {line} is in training mode and writes running statistics of shape {tuple(written[0].shape)} "
+            "into tensors of no prepared model, into which nothing comes back from the device. Make the layer part of "
+            "the model that is prepared; or call eval() on it, or make it with track_running_stats=False."
+        )

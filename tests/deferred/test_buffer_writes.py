@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Tuple
 
 import pytest
@@ -93,6 +94,32 @@ def test_frozen_statistics_wait_for_nothing() -> None:
     model.train()
     model[1].eval()
     optimizer.step()
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(2), nn.InstanceNorm1d(2, affine=True, track_running_stats=True)])
+@pytest.mark.parametrize("beside", [False, True])
+def test_statistics_of_layers_that_are_not_captured_are_refused(norm: Any, beside: bool) -> None:
+    """PyTorch would write them; where it writes none, or in evaluation mode, results are PyTorch's."""
+    norm = copy.deepcopy(norm).train().requires_grad_(False)
+
+    def losses(captures: bool, norm: Any) -> Any:
+        model, optimizer = prepared(captures)
+        seen = []
+        for _ in range(3):
+            output = model(X)
+            scores = output.unsqueeze(-1) * X[:, None, :4] if isinstance(norm, nn.InstanceNorm1d) else output
+            normed = norm(scores.detach() if beside else scores).reshape(16, 2, -1)[..., 0]
+            F.cross_entropy(output if beside else normed, Y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(normed.sum(0).detach())
+        return torch.stack(seen)
+
+    with pytest.raises(CaptureError, match=r"_norm at .*test_buffer_writes\.py.*running statistics of shape \(2,\)"):
+        losses(True, norm)
+    for plain in (copy.deepcopy(norm).eval(), type(norm)(2, affine=True, track_running_stats=False)):
+        expected = losses(False, plain.requires_grad_(False))
+        torch.testing.assert_close(losses(True, plain), expected, rtol=1e-3, atol=1e-4)
 
 
 class Cosine(nn.Module):
