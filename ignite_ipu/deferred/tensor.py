@@ -7,6 +7,7 @@ from typing import Any, Callable, Container, Dict, FrozenSet, List, Optional, Se
 
 import numpy as np
 import torch
+from torch.overrides import enable_reentrant_dispatch
 
 from ignite_ipu.deferred.buffer_writes import refuse_statistics
 from ignite_ipu.deferred.errors import CaptureError
@@ -100,7 +101,9 @@ class DeferredTensor(torch.Tensor):
         # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an
         # autograd.Function returns just as it got it comes here, too.
         _refuse_functions(args, kwargs)
-        return _call(func, args, kwargs or {})
+        # Autograd is switched off here, and with it what tells whether a result depends on weights.
+        with enable_reentrant_dispatch():
+            return _call(func, args, kwargs or {})
 
     def backward(
         self,

@@ -1,4 +1,4 @@
-"""Functions of `torch.func` around a captured model are refused by name; a copy of the model takes them."""
+"""Functions of `torch.func` around a captured model are refused by name; those of its outputs are PyTorch's."""
 
 from __future__ import annotations
 
@@ -67,3 +67,40 @@ def test_transforms_are_refused(call: Callable[[Any], Any], training: bool) -> N
     own = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
     own.load_state_dict(model.state_dict())
     torch.testing.assert_close(call(copy.deepcopy(model)), call(own))
+
+
+@torch.jit.script
+def scripted(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return the mean squared difference."""
+    return (found - wanted).pow(2).mean()
+
+
+def mapped(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return the same, sample by sample."""
+    each: Callable[..., torch.Tensor] = torch.vmap(lambda one, other: (one - other).pow(2).mean())
+    return each(found, wanted).mean()
+
+
+@pytest.mark.parametrize(("function", "grad"), [(scripted, True), (mapped, True), (mapped, False)])
+def test_losses_of_functions_in_torchscript_and_of_vmap(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], grad: bool
+) -> None:
+    """Their gradient is PyTorch's; without gradients there is none."""
+    models = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        if captures:
+            capture_model(model, CaptureSettings())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        capture_optimizer(optimizer)
+        for _ in range(3):
+            output = model(X)
+            with torch.set_grad_enabled(grad):
+                loss = function(output, X[:, :3])
+            assert loss.requires_grad == grad
+            (loss if grad else output.mean() * (1 + loss)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        models.append(model)
+    torch.testing.assert_close(models[1].state_dict(), models[0].state_dict())
