@@ -121,8 +121,12 @@ class Input:
             self._shape = Shape.of(self.tensor, False)
         return self._shape
 
-    def check(self, line: Line) -> None:
+    def check(self, line: Line, late: bool = False) -> None:
         """Refuse a tensor that was written into since it was recorded.
+
+        Args:
+            line: Where it was recorded.
+            late: Whether the host computes with it, for somebody who reads a value that is no part of the loss.
 
         Raises:
             CaptureError: It was.
@@ -134,6 +138,13 @@ class Input:
             with torch._C.DisableTorchFunctionSubclass():
                 self.tensor = self.tensor.detach()
         if self.tensor._version != self._version:
+            if late:
+                raise CaptureError(
+                    f"A tensor of shape {self.shape.size} was used at {line} for a value that is no part of the loss, "
+                    "and changed in place afterwards. Such a value is computed when it is first read, and now its "
+                    "tensor holds something else. Read the value before you write into the tensor, as by item() right "
+                    "after optimizer.step(); or compute it from a copy, tensor.clone()."
+                )
             raise CaptureError(
                 f"A tensor of shape {self.shape.size} was used in the training step at {line} and changed in "
                 "place afterwards, before the step ran with optimizer.step(). Change a copy of it, or change it after "
@@ -344,7 +355,7 @@ class Operation:
         if isinstance(leaf, Value):
             return leaf.get()
         if isinstance(leaf, Input):
-            leaf.check(self.line)
+            leaf.check(self.line, late=True)
             return leaf.tensor
         return leaf.value
 

@@ -436,6 +436,31 @@ def test_input_changed_before_the_step_is_refused() -> None:
         optimizer.step()
 
 
+def test_a_metric_read_after_its_tensor_was_written_into_is_refused() -> None:
+    """It is computed when it is read; read before the write, or of a copy, it is PyTorch's."""
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, how: str = "read") -> List[Any]:
+        targets = torch.zeros(8, dtype=torch.long)
+        seen: List[Any] = []
+        for x, y in batches(count=4):
+            targets.copy_(y)
+            scores = model(x)
+            right = (scores.argmax(-1) == (targets.clone() if how == "copy" else targets)).float().mean()
+            F.cross_entropy(scores, targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(right.item() if how == "read" else right)
+        return [float(right) for right in seen]
+
+    for how in ("read", "copy"):
+        expected, found, _ = both(lambda model, optimizer, how=how: loop(model, optimizer, how))  # type: ignore[misc]
+        assert found == expected
+    with pytest.raises(
+        CaptureError, match=r"\(8,\) was used at .*test_training\.py.*no part of the loss.*Read the value"
+    ):
+        loop(*prepared(), how="late")
+
+
 def test_weights_outside_the_model_are_refused() -> None:
     """A loss with weights of its own cannot be trained by the model's step."""
     model = network()
