@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ignite_ipu.attribute_reads import reads_noted
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
+from ignite_ipu.deferred.packing import PackingGuard
 from ignite_ipu.deferred.step import natively
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.gradient_hooks import GradientHookGuard
@@ -61,7 +62,8 @@ def called_on_host(
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         copies[:] = [tensor.clone() for tensor in tensors]
         given[:] = args, kwargs = put_together(structure, copies)
-        with GradientHookGuard(), reads_noted(model, True, [*PythonState(model).roots(), *args, *kwargs.values()]):
+        roots = [*PythonState(model).roots(), *args, *kwargs.values()]
+        with GradientHookGuard(), PackingGuard(), reads_noted(model, True, roots):
             return torch.func.functional_call(model, dict(buffers), args, kwargs)
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():

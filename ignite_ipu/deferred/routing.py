@@ -45,6 +45,15 @@ def mark_loss(value: Value) -> None:
         models = _models_of(operations, "backward()", line)
     if len(models) != 1:
         names = " and ".join(sorted(model.name for model in models))
+        trained = _models_of(_ancestors_with_gradients(value), "backward()", line)
+        if len(trained) == 1:
+            others = " and ".join(sorted(model.name for model in models if model is not trained[0]))
+            raise CaptureError(
+                f"The loss at {line} trains {trained[0].name}, and reads detached values of another captured model "
+                f"({others}), whose step has not run. Call optimizer.step() of that model before its values go into "
+                f"{trained[0].name}; or let one optimizer train both, with a parameter group for each; or, where it is "
+                "not trained, call it in eval mode under torch.no_grad()."
+            )
         raise CaptureError(
             f"The loss at {line} was computed from several captured models ({names}). One device step trains "
             "one model, or several by one optimizer: this pattern (a generator trained through its discriminator, "
@@ -64,6 +73,18 @@ def run_for_read(value: Value, what: str) -> None:
     operations = ancestors(value)
     for model in _models_of(operations, what, current_line()):
         model.run_early(value, what)
+
+
+def _ancestors_with_gradients(value: Value) -> List[Operation]:
+    """Return the operations through which gradients of a value flow."""
+    found = {value.operation: None}
+    waiting = [value.operation]
+    while waiting:
+        for leaf in waiting.pop().leaves:
+            if type(leaf) is Value and leaf.shape.requires_grad and leaf.operation not in found:
+                found[leaf.operation] = None
+                waiting.append(leaf.operation)
+    return list(found)
 
 
 def _models_of(operations: Sequence[Operation], what: str, line: Line) -> List[CapturedModel]:

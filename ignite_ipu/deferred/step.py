@@ -14,6 +14,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import Line
+from ignite_ipu.deferred.packing import PackingGuard
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.step import BatchStep, guarded
@@ -243,7 +244,7 @@ class CalledStep(BatchStep):
         """
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = put_together(self._structure, found)
-        with natively(), guarded(self.model), half_products(self._half):
+        with natively(), guarded(self.model), PackingGuard(), half_products(self._half):
             output = self.model(*args, **kwargs)
         tensors: List[Any] = []
         self._output[:] = [take_apart(output, tensors)]

@@ -146,8 +146,11 @@ def test_tensors_deep_in_an_object_are_refused() -> None:
     """They could not change."""
     given = Settings()
     given.inner["more"].append({"mask": torch.ones(2)})  # type: ignore[arg-type]
-    with pytest.raises(CaptureError, match=r"A Settings holds tensors.*shape \(2,\).*Use a tuple"):
-        losses(given, lambda given, t: None, lambda given: given.t, captures=True)
+    slots: Any = Slots()
+    slots.t = torch.ones(2)
+    for each in (given, slots):
+        with pytest.raises(CaptureError, match=r"A (Settings|Slots) holds tensors.*shape \(2,\).*Use a tuple"):
+            losses(each, lambda given, t: None, lambda given: given.t, captures=True)
 
 
 def test_an_object_changed_before_its_update_is_refused() -> None:

@@ -480,6 +480,40 @@ def test_two_models_trained_through_each_other_are_refused() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_model_on_detached_values_of_another(first: bool) -> None:
+    """The step of the one runs before its values go into the other; else the message says so."""
+
+    def loop(models: List[nn.Module], captures: bool) -> None:
+        optimizers = [adam(model) for model in models]
+        for model, optimizer in zip(models, optimizers) if captures else ():
+            capture_model(model, CaptureSettings())
+            capture_optimizer(optimizer)
+        for x, y in batches(count=4):
+            values = models[0](x)
+            values.pow(2).mean().backward()
+            if first:
+                optimizers[0].step()
+            F.cross_entropy(models[1](values.detach()), y).backward()
+            for optimizer in optimizers[first:]:
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+
+    pairs = [[nn.Linear(6, 6), network()]]
+    pairs.append(copy.deepcopy(pairs[0]))
+    loop(pairs[0], captures=False)
+    if not first:
+        with pytest.raises(
+            CaptureError, match=r"trains Sequential, and reads detached .*\(Linear\).*optimizer\.step\(\)"
+        ):
+            loop(pairs[1], captures=True)
+        return
+    loop(pairs[1], captures=True)
+    for native, model in zip(*pairs):
+        same_weights(native, model)
+
+
 def test_two_models_side_by_side() -> None:
     """Two models with losses of their own are two captured steps."""
     models = [network(0), network(1)]
