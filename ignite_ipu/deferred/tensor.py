@@ -48,8 +48,11 @@ _REFUSED = {
 }
 # What `x += y` and its kin call, beside methods of these names.
 _OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
+# What takes whole numbers as sizes, bounds and indices, for which tensors without dimensions may stand.
+_INDEXES = words("__getitem__ narrow select view reshape expand repeat tile unflatten topk chunk split roll")
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _CPU = torch.device("cpu")
 _MAKE = torch.Tensor._make_wrapper_subclass
 # Functions that were recorded before, and types of numbers among their arguments that may change.
@@ -325,6 +328,9 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         return isinstance(value, torch.Tensor) or type(value) in numbers
 
     structure = take_call_apart(args, kwargs, leaves, is_leaf)
+    if name in _INDEXES and len(leaves) > 1:
+        args, leaves = (args[0], *_with_indices(args[1:])), []
+        structure = take_call_apart(args, kwargs, leaves, is_leaf)
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
         return func(*_known(args), **_known(kwargs))
     line = current_line()
@@ -391,6 +397,21 @@ def _record_in_place(
     if target.origin is not None:
         write_back(target.value, target.origin, target)
     return target
+
+
+def _with_indices(arguments: Any) -> Any:
+    """Return arguments with whole numbers for those tensors without dimensions whose values the host has."""
+    leaves: List[Any] = []
+    structure = take_apart(arguments, leaves)
+    return put_together(structure, list(map(_as_index, leaves)))
+
+
+def _as_index(leaf: Any) -> Any:
+    leaf = leaf.successor if type(leaf) is WrittenTensor else leaf
+    integral = not leaf.dim() and leaf.dtype in _WHOLE and parameter_of(leaf) is None
+    if not integral or (isinstance(leaf, DeferredTensor) and not leaf.value.known):
+        return leaf
+    return int(_plain(leaf, "an index"))
 
 
 def _gone() -> None:
