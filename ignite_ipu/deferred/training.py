@@ -139,6 +139,11 @@ class CapturedTraining:
         line = current_line()
         if norm_type != 2:
             raise CaptureError(f"Clipping at {line} by the {norm_type}-norm: an IPU clips by the 2-norm only.")
+        if max_norm == math.inf:
+            raise CaptureError(
+                f"clip_grad_norm_ at {line} with a norm of {max_norm} clips nothing; its use is to read the norm of "
+                "the gradients, and they stay on the device. Leave the call out."
+            )
         if self.prepared and max_norm != self.max_grad_norm:
             compiled = "without clipping" if self.max_grad_norm is None else f"to clip to {self.max_grad_norm}"
             raise CaptureError(

@@ -272,6 +272,8 @@ def test_clipping_some_parameters_or_by_value_is_refused() -> None:
         accelerator.clip_grad_norm_(model[0].parameters(), 1.0)
     with pytest.raises(CaptureError, match="2-norm only"):
         accelerator.clip_grad_norm_(model.parameters(), 1.0, norm_type=1)
+    with pytest.raises(CaptureError, match=r"norm of inf clips nothing.*stay on the device"):
+        accelerator.clip_grad_norm_(model.parameters(), float("inf"))
     with pytest.raises(UnsupportedArgumentError, match=r"clip_grad_value_\(..., 0.5\)"):
         accelerator.clip_grad_value_(model.parameters(), 0.5)
 
@@ -474,6 +476,18 @@ def test_autocast_and_profile_are_accelerates_own() -> None:
         optimizer.step()
     assert loss.item() > 0
     assert profile is not None
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_call_under_pytorchs_autocast_is_refused(train: bool) -> None:
+    """PyTorch would compute in bfloat16, and the device does not."""
+    accelerator = IPUAccelerator()
+    model, _ = accelerator.prepare(*_plain_pair())
+    model.train(train)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(CaptureError, match=r"Linear was.*torch\.autocast"):
+        model(torch.ones(4, 3))
+    with torch.autocast("cpu", enabled=False):
+        assert model(torch.ones(4, 3)).dtype is torch.float32
 
 
 def _plain_pair() -> tuple:
