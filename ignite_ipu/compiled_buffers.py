@@ -5,8 +5,7 @@ An index that is permuted, a mask, a table of labels: other values are another p
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, List, Tuple
+from typing import List, Tuple
 
 import torch
 from torch import nn
@@ -25,12 +24,10 @@ class CompiledBuffers:
     Args:
         step: The module that was compiled, just now.
         training: Whether it was compiled for training.
-        executor: Its executor, held weakly.
         weights: Who knows when somebody wrote on the host.
     """
 
-    def __init__(self, step: nn.Module, training: bool, executor: Any, weights: Weights) -> None:
-        self._executor = weakref.ref(executor)
+    def __init__(self, step: nn.Module, training: bool, weights: Weights) -> None:
         self._weights = weights
         self._seen = weights.edits
         self._compiled: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
@@ -40,10 +37,6 @@ class CompiledBuffers:
                     if tensor is not None and not _is_on_device(tensor) and _is_used(module, name, training):
                         full = f"{path}.{name}" if path else name
                         self._compiled.append((full, tensor, _plain(tensor).clone()))
-
-    def belong_to(self, executor: Any) -> bool:
-        """Tell whether these are of this executor's program."""
-        return self._executor() is executor
 
     def changed(self) -> List[str]:
         """Return the names of those that have other values now; looks at them only after a write on the host."""

@@ -8,6 +8,7 @@ from typing import Any, Callable, Hashable, List, Optional, Sequence
 from torch import nn
 
 from ignite_ipu.attribute_reads import reads_noted
+from ignite_ipu.compiled_buffers import CompiledBuffers
 from ignite_ipu.copies import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
@@ -41,6 +42,7 @@ class Program:
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
         copying: Makes the copies from the device that happen here, and makes good the ones that fail.
+        constants: What the program has of buffers as constants, None before it was compiled.
         on_trace: Called with this program, a batch's leaves, and the Python values that forward changed in its trace.
     """
 
@@ -66,6 +68,7 @@ class Program:
         self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
         self.copying: Callable[[Callable[[], Any]], Any] = _make
         self.on_trace: Callable[[Program, Sequence[Any], List[str]], None] = _nobody
+        self.constants: Optional[CompiledBuffers] = None
         self._python: Optional[PythonState] = None
         self._traced: List[Hashable] = []
         self._changed_by_trace: List[str] = []
@@ -183,7 +186,7 @@ class Program:
         self.executor.destroy()
         self.random_state = state
         self._weights.remove(self.executor)
-        self.executor = self._python = None
+        self.executor = self._python = self.constants = None
         self.step.forget_layout()
         if attached:
             self._fire(IPUEvents.DEVICE_DETACHED)
@@ -271,6 +274,7 @@ class Program:
         self._python = self.step.python_state(self.training)
         self._python.leave_out(changed)
         self._traced = self._python.values()
+        self.constants = CompiledBuffers(self.step, self.training, self._weights)
         self._fire(IPUEvents.COMPILE_COMPLETED)
 
 

@@ -150,12 +150,15 @@ class PythonState:
         if self._training is None:
             return
         known = {(id(holder), key) for holder, key in self._places + self._ways}
+        inside = {id(part) for _, part in self._named}
         for read in objects_read(model, self._training):
             found = read.get()
             attributes = getattr(found, "__dict__", {})
-            # Of a module outside the model the weights are constants, too.
-            inner = [attributes[kind] for kind in _WITHIN] if isinstance(found, nn.Module) else []
-            for name in sorted(attributes if read.names is None else read.names):
+            # Of a module that is no part of the program the weights are constants, too.
+            outside = isinstance(found, nn.Module) and id(found) not in inside
+            inner = [attributes[kind] for kind in _WITHIN] if outside else []
+            names = set(attributes) if read.names is None else read.names
+            for name in sorted(names - _OWN if id(found) in inside else names):
                 holder: Any = next((each for each in (attributes, *inner) if name in each), None)
                 if holder is None:
                     holder = Inherited(found)

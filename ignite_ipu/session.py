@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu import backend
-from ignite_ipu.compiled_buffers import CompiledBuffers
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.filling import FillingCheck
 from ignite_ipu.gradient_hooks import GradientHooks
@@ -91,7 +90,6 @@ class IPUSession:
         self.model = model
         self.weights = Weights(model, self.fire)
         self._shared = SharedWeights(self.weights)
-        self._constants: weakref.WeakKeyDictionary[Program, CompiledBuffers] = weakref.WeakKeyDictionary()
         self._gradient_hooks = GradientHooks(model)
         self.evaluations: List[Program] = []
         self.active: Optional[Program] = None
@@ -339,7 +337,6 @@ class IPUSession:
             program.load(leaves, batch)
             executor = program.executor
         assert executor is not None
-        self._note_constants(program)  # a replay after a fault loads programs, too
         if link.push(executor):
             self.fire(IPUEvents.OPTIMIZER_SENT)
         self.weights.to_training()
@@ -396,7 +393,6 @@ class IPUSession:
             self._make_room_for(program)
             self.weights.to_host()  # loading uploads the host's
             program.load(leaves, x)
-            self._note_constants(program)
         assert program.executor is not None
         self.active = program
         self.weights.to_inference(program.executor)
@@ -491,9 +487,8 @@ class IPUSession:
     def _follow_values(self, program: Program) -> None:
         """Compile again for other Python values and integers in buffers, which are constants of a program."""
         changed, message = program.changed_values(), _PYTHON_CHANGED
-        constants = self._constants.get(program)
-        if not changed and constants is not None and constants.belong_to(program.executor):
-            changed, message = constants.changed(), _BUFFERS_CHANGED
+        if not changed and program.constants is not None:
+            changed, message = program.constants.changed(), _BUFFERS_CHANGED
         if changed:
             self.refuse_replaced()
             logger.warning(message, ", ".join(changed))
@@ -501,11 +496,6 @@ class IPUSession:
                 self._trained.compile_again()
             else:
                 program.destroy()
-
-    def _note_constants(self, program: Program) -> None:
-        known = self._constants.get(program)
-        if known is None or not known.belong_to(program.executor):
-            self._constants[program] = CompiledBuffers(program.step, program.training, program.executor, self.weights)
 
     def _report_frozen(self, program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
         name = type(program.step.model).__qualname__

@@ -48,7 +48,7 @@ def refuse_transforms(model: CapturedModel) -> None:
         raise CaptureError(
             f"{model.name} was called at {current_line()} under torch.autocast for the CPU, but its program is "
             "compiled with the number format of IPUAccelerator(mixed_precision=...), 'no' or 'fp16'; bfloat16, which "
-            "PyTorch's autocast chooses, does not exist on an IPU. Leave the context out, or use accelerator.autocast()."
+            "PyTorch's autocast chooses, does not exist on an IPU. Leave it out, or use accelerator.autocast()."
         )
     if _transform() is not None:
         raise CaptureError(
