@@ -17,14 +17,19 @@ from ignite_ipu.deferred.graph import Operation
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.recipes import Loss
+from ignite_ipu.deferred.structure import words
 from ignite_ipu.listing import listed
 
 if TYPE_CHECKING:
     from ignite_ipu.deferred.model import CapturedModel
 
-__all__ = ["BufferWrites", "refuse_statistics"]
+__all__ = ["NORMALISATIONS", "BufferWrites", "refuse_statistics"]
 
-_NORMALISATIONS = ("batch_norm", "instance_norm", "native_batch_norm", "_native_batch_norm_legit")
+# Functions that write running statistics, those of TorchScript too.
+NORMALISATIONS = words(
+    "batch_norm instance_norm native_batch_norm native_batch_norm.default _native_batch_norm_legit "
+    "_native_batch_norm_legit.default"
+)
 # Where in the arguments of those in C++ the statistics are, and whether they are written.
 _STATISTICS = slice(3, 6)
 
@@ -88,7 +93,7 @@ class BufferWrites:
 def refuse_statistics(
     function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line
 ) -> None:
-    """Refuse a normalisation that writes its running statistics into tensors of the host.
+    """Refuse one of `NORMALISATIONS` that writes its running statistics into tensors of the host.
 
     Args:
         function, name: What is called, and what it is called.
@@ -96,10 +101,8 @@ def refuse_statistics(
         line: Where.
 
     Raises:
-        CaptureError: It is one.
+        CaptureError: It does.
     """
-    if name.partition(".")[0] not in _NORMALISATIONS:
-        return
     if function in (F.batch_norm, F.instance_norm):
         given = inspect.signature(function).bind(*args, **kwargs)
         given.apply_defaults()

@@ -173,10 +173,10 @@ def changing_numbers(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     operation = name.strip("_")
     if operation not in _ARITHMETIC or "alpha" in kwargs:
         return _NONE
-    divides = operation in _DIVISIONS and "rounding_mode" not in kwargs
-    if len(args) != 2 or not (divides or any(is_tensor(value) and value.is_floating_point() for value in args)):
+    if len(args) != 2 or int not in map(type, args):
         return _FLOATS
-    return _NUMBERS
+    divides = operation in _DIVISIONS and "rounding_mode" not in kwargs
+    return _NUMBERS if divides or any(is_tensor(value) and value.is_floating_point() for value in args) else _FLOATS
 
 
 def _inferred(

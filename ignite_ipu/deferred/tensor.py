@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.overrides import enable_reentrant_dispatch
 
-from ignite_ipu.deferred.buffer_writes import refuse_statistics
+from ignite_ipu.deferred.buffer_writes import NORMALISATIONS, refuse_statistics
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.functions import applied_function, refuse_function
 from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, name_of
@@ -334,7 +334,8 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
         return func(*_known(args), **_known(kwargs))
     line = current_line()
-    refuse_statistics(func, name, args, kwargs, line)
+    if name in NORMALISATIONS:
+        refuse_statistics(func, name, args, kwargs, line)
     leaves = [as_leaf(leaf, line) for leaf in leaves]
     grad = torch.is_grad_enabled()
     plan = inferred_plan(func, structure, leaves, grad, line)
