@@ -62,8 +62,7 @@ def called_on_host(
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         copies[:] = [tensor.clone() for tensor in tensors]
         given[:] = args, kwargs = put_together(structure, copies)
-        roots = [*PythonState(model).roots(), *args, *kwargs.values()]
-        with GradientHookGuard(), PackingGuard(), reads_noted(model, True, roots):
+        with GradientHookGuard(), PackingGuard(), reads_noted(model, True, PythonState(model).roots()):
             return torch.func.functional_call(model, dict(buffers), args, kwargs)
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():

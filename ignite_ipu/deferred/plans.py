@@ -22,6 +22,7 @@ from typing import (
     Tuple,
 )
 
+import numpy as np
 import torch
 
 from ignite_ipu.deferred.errors import CaptureError
@@ -43,6 +44,9 @@ _DIVISIONS = frozenset(["div", "rdiv", "truediv", "rtruediv"])
 _NONE: FrozenSet[type] = frozenset()
 _FLOATS: FrozenSet[type] = frozenset([float])
 _NUMBERS: FrozenSet[type] = frozenset([float, int])
+_WHOLE: FrozenSet[type] = frozenset(
+    [int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+)
 _TENSOR = torch.Tensor
 _INFERRED: Dict[Hashable, Plan] = {}
 
@@ -173,7 +177,7 @@ def changing_numbers(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     operation = name.strip("_")
     if operation not in _ARITHMETIC or "alpha" in kwargs:
         return _NONE
-    if len(args) != 2 or int not in map(type, args):
+    if len(args) != 2 or _WHOLE.isdisjoint(map(type, args)):
         return _FLOATS
     divides = operation in _DIVISIONS and "rounding_mode" not in kwargs
     return _NUMBERS if divides or any(is_tensor(value) and value.is_floating_point() for value in args) else _FLOATS
