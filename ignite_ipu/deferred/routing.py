@@ -52,7 +52,8 @@ def mark_loss(value: Value) -> None:
                 f"The loss at {line} trains {trained[0].name}, and reads detached values of another captured model "
                 f"({others}), whose step has not run. Call optimizer.step() of that model before its values go into "
                 f"{trained[0].name}; or let one optimizer train both, with a parameter group for each; or, where it is "
-                "not trained, call it in eval mode under torch.no_grad()."
+                "not trained, call it in eval mode under torch.no_grad(). A generator that is trained through its "
+                "discriminator is not supported."
             )
         raise CaptureError(
             f"The loss at {line} was computed from several captured models ({names}). One device step trains "
