@@ -129,7 +129,7 @@ def test_a_check_of_a_distribution_is_named_and_can_be_left_out() -> None:
     """`torch.distributions` reads its arguments to validate them; without that the loss is one like any other."""
     model, optimizer = prepared()
     with pytest.raises(EarlyReadError, match=r"test_tensor.py:\d+ asks .* leave it out with validate_args=False"):
-        torch.distributions.Categorical(logits=model(X))
+        torch.distributions.Categorical(logits=model(X), validate_args=True)
     scores = model(X)
     loss = -torch.distributions.Categorical(logits=scores, validate_args=False).log_prob(Y).mean()
     loss.backward()
