@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import weakref
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
@@ -65,6 +66,8 @@ class _Reads:
 
 
 READS = _Reads()
+# Classes are changed for everybody, so that one thread does it at a time.
+_TURN = threading.RLock()
 # By module, the names that calls for evaluation and for training have read of it.
 _OF_MODULES: weakref.WeakKeyDictionary[nn.Module, Dict[bool, Set[str]]] = weakref.WeakKeyDictionary()
 # By the model that was called, and the purpose: the other objects, by `id`.
@@ -106,8 +109,8 @@ def reads_noted(model: nn.Module, training: bool, roots: Iterable[Any] = ()) -> 
     """
     modules = [module for module in model.modules() if not type(module).__module__.startswith("torch.")]
     found_by_name = list(roots)
-    watch = _Watch(model)
-    with contextlib.ExitStack() as stack:
+    with _TURN, contextlib.ExitStack() as stack:
+        watch = _Watch(model)
         stack.callback(watch.end)
         for module in modules:
             watch.note(module)

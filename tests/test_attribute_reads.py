@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import threading
 import types
 
 import pytest
@@ -159,4 +160,22 @@ def test_a_call_that_fails_notes_nothing():
     with pytest.raises(ZeroDivisionError), reads_noted(model, training=True):
         model(BATCHES[0][0])
     assert is_read(model, "history", True)
+    assert "__getattribute__" not in vars(Model)
+
+
+def test_threads_take_turns():
+    """Models of one class are called in two threads, and the class is as it was afterwards."""
+    models = [Model(WAYS["attribute"]) for _ in range(4)]
+
+    def call(model):
+        for _ in range(20):
+            with reads_noted(model, training=True):
+                model(BATCHES[0][0])
+
+    threads = [threading.Thread(target=call, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(is_read(model, "factor", True) and not is_read(model, "history", True) for model in models)
     assert "__getattribute__" not in vars(Model)
