@@ -18,6 +18,7 @@ from ignite_ipu.deferred.joined import join
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.model import CapturedModel
 from ignite_ipu.deferred.owners import parameter_of
+from ignite_ipu.optimizers.step_hooks import of_scripts
 
 __all__ = ["capture_optimizer", "captured_by", "find_optimizers", "is_trained", "release_optimizer"]
 
@@ -128,10 +129,10 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
         model.use(self)
     # Once there is a device's optimizer, one hook of this library's guards the step of the host.
     if _global_optimizer_pre_hooks or len(self._optimizer_step_pre_hooks) > model.training.prepared:
-        _run_before(self, _of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks))
+        _run_before(self, of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks))
     model.step()
     if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
-        for hook in _of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
+        for hook in of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
             hook(self, (self,), {})
 
 
@@ -142,12 +143,6 @@ def _run_before(optimizer: torch.optim.Optimizer, hooks: Sequence[Callable[..., 
                 f"A hook before {type(optimizer).__name__}.step() at {current_line()} returned other arguments for it, "
                 "but the step of a device takes none. Let it return None."
             )
-
-
-def _of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
-    """Return the hooks that are not this library's."""
-    found = [hook for some in hooks for hook in some.values()]
-    return [hook for hook in found if not getattr(hook, "__module__", "").startswith("ignite_ipu.")]
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.optimizers.errors import OptimizerError
 
-__all__ = ["StepHooks"]
+__all__ = ["StepHooks", "of_scripts"]
 
 _OURS = "ignite_ipu."
 _SCHEDULERS = "torch.optim."
@@ -47,7 +47,7 @@ class StepHooks:
             self._known_step = step
         if not (len(self._before) > 1 or self._after or _global_optimizer_pre_hooks or _global_optimizer_post_hooks):
             return
-        before = _of_scripts(_global_optimizer_pre_hooks, self._before)
+        before = of_scripts(_global_optimizer_pre_hooks, self._before)
         if updates > 1:
             self._refuse_several(before, updates)
         for hook in before:
@@ -66,7 +66,7 @@ class StepHooks:
     def after(self) -> None:
         """Call what is to be called after an update."""
         if self._after or _global_optimizer_post_hooks:
-            for hook in _of_scripts(self._after, _global_optimizer_post_hooks):
+            for hook in of_scripts(self._after, _global_optimizer_post_hooks):
                 self._call(hook)
 
     @property
@@ -78,7 +78,7 @@ class StepHooks:
             return hook(self._optimizer, (self._optimizer,), {})
 
     def _refuse_several(self, before: List[Callable[..., Any]], updates: int) -> None:
-        hooks = [*before, *_of_scripts(self._after, _global_optimizer_post_hooks)]
+        hooks = [*before, *of_scripts(self._after, _global_optimizer_post_hooks)]
         if hooks:
             raise OptimizerError(
                 f"The hook {_called(hooks[0])} is registered around {self._name}.step(), but each device call makes "
@@ -127,7 +127,7 @@ class _GradientsRefused(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
+def of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
     """Return the hooks that are not this library's."""
     found = [hook for some in hooks for hook in some.values()]
     return [hook for hook in found if not getattr(hook, "__module__", "").startswith(_OURS)]
