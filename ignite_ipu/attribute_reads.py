@@ -123,7 +123,7 @@ def reads_noted(model: nn.Module, training: bool, roots: Iterable[Any] = ()) -> 
         if training not in read or not names <= read[training]:
             read[training] = names | read.get(training, set())
             READS.noted += 1
-        watch.noted[id(module)] = (module, watch.mentioned() & _class_attributes(type(module)))
+        watch.noted[id(module)] = (module, watch.mentioned & _class_attributes(type(module)))
     objects = _OF_OBJECTS.setdefault(model, {}).setdefault(training, {})
     for key, (found, _) in watch.noted.items():
         known = objects.get(key)
@@ -169,17 +169,18 @@ class _Watch:
         if event == "call" and is_users_file(frame.f_code.co_filename) and is_users_file(file):
             self._ran.add(frame.f_code)
 
+    @functools.cached_property
     def mentioned(self) -> Set[Any]:
-        """Return the names, and all other constants, in the user's code that has run."""
+        """The names, and all other constants, in the user's code that has run; to be asked for after `end`."""
         return {name for code in self._ran for name in (*code.co_names, *code.co_consts)}
 
     def names_of(self, key: int) -> Optional[Set[str]]:
         """Return the attributes of an object that code has read, None for all of them."""
         found, names = self.noted[key]
         if key in self.unwatched:
-            mentioned = self.mentioned()
-            return None if not _LOOKS.isdisjoint(mentioned) else mentioned & getattr(found, "__dict__", {}).keys()
-        return names | (self.mentioned() & _class_attributes(type(found))) if _ALL.isdisjoint(names) else None
+            looks = not _LOOKS.isdisjoint(self.mentioned)
+            return None if looks else self.mentioned & getattr(found, "__dict__", {}).keys()
+        return names | (self.mentioned & _class_attributes(type(found))) if _ALL.isdisjoint(names) else None
 
     def note(self, found: Any) -> None:
         """Note what is read of an object from now on."""

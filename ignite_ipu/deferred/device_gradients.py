@@ -104,8 +104,8 @@ class DeviceGradients:
         self.gone: Set[int] = set()
 
     def place(self) -> None:
-        """Put gradients on the parameters."""
-        if self._remedy is None:
+        """Put gradients on the parameters, where there is something to do."""
+        if self.placed or self._remedy is None:
             return
         # Touched in the ordinary way, a parameter of a model in training would download all weights first.
         with torch._C.DisableTorchFunctionSubclass():
