@@ -143,7 +143,8 @@ class CapturedModel:
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         whole, line = self.whole, current_line()
         whole._edits.look()
-        plans = self._plans.of(whole.training.modes.now())
+        modes, known = whole.training.modes.now(), self._plans
+        plans = known.last if modes is known.modes else known.of(modes)
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
         plan = plans.look_up([len(args), *kwargs], values, leaves, ())

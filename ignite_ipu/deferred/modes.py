@@ -115,7 +115,7 @@ class Modes:
         trained = self.trained()
         for operation in loss.operations:
             modes = operation.plan.modes
-            if modes is not None and modes.of is self and modes.trained != trained:
+            if modes is not None and modes.trained is not trained and modes.of is self and modes.trained != trained:
                 raise CaptureError(
                     f"Parameters were frozen or unfrozen after the model was called at {operation.line} and before "
                     f"backward() at {loss.line}. Do that before the call, or after optimizer.step()."

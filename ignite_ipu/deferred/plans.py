@@ -125,25 +125,28 @@ class PlansByModes:
 
     Args:
         deferred: As for `Plans`.
+
+    Attributes:
+        modes, last: The modes that were asked for last, None at first, and their plans.
     """
 
     def __init__(self, deferred: type) -> None:
         self._deferred = deferred
-        self._last: Optional[ModesThen] = None
+        self.modes: Optional[ModesThen] = None
+        self.last = Plans(deferred)
         self._known: List[Tuple[ModesThen, Plans]] = []
 
     def of(self, modes: ModesThen) -> Plans:
         """Return the plans of calls in these modes."""
-        if modes is not self._last:
-            found = next((known for known in self._known if known[0] == modes), None)
-            if found is None:
-                found = (modes, Plans(self._deferred))
-                del self._known[_MOST_MODES - 1 :]
-            else:
-                self._known.remove(found)
-            self._known.insert(0, found)
-            self._last = modes
-        return self._known[0][1]
+        found = next((known for known in self._known if known[0] == modes), None)
+        if found is None:
+            found = (modes, Plans(self._deferred))
+            del self._known[_MOST_MODES - 1 :]
+        else:
+            self._known.remove(found)
+        self._known.insert(0, found)
+        self.modes, self.last = modes, found[1]
+        return self.last
 
 
 def seen_before(plans: Dict[Hashable, Plan], key: Hashable, make: Callable[[], Plan]) -> Plan:

@@ -107,7 +107,7 @@ class Recipe:
 
 
 class CapturedStep(BatchStep):
-    """The module compiled for a captured step: it returns the loss and the values that are wanted on the host.
+    """The module compiled for a captured step: it returns the loss, and the values that are wanted on the host.
 
     Args:
         model: The user's model.
@@ -154,7 +154,7 @@ class CapturedStep(BatchStep):
         return self
 
     def forward(self, *leaves: Any) -> Any:
-        """Return `(loss, *outputs)` for the inputs of a micro-batch."""
+        """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
         shapes = [*self.recipe.inputs, *[((), torch.float32)] * len(self.inputs_for_numbers)]
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
@@ -167,6 +167,8 @@ class CapturedStep(BatchStep):
                 loss = loss.reshape(()) if loss.dim() else loss
                 total = loss if total is None else total + loss
         loss = backend.poptorch().identity_loss(total, reduction="none")
+        if not self.outputs:
+            return loss
         return (loss, *[results[operation][result] for operation, result in self.outputs])
 
     def _compute(self, inputs: Sequence[Any], numbers: Dict[int, Any]) -> List[List[Any]]:

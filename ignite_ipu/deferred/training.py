@@ -240,7 +240,7 @@ class CapturedTraining:
         if traced:
             # More of the model's attributes than its call on the host has read, maybe.
             self._compiled = dataclasses.replace(compiled, modes=self.modes.now())
-        _settle(batches, needed, compiled, results)
+        _settle(batches, needed, compiled, results if compiled.outputs else (results,))
         if WAITING:
             write_known()
 
@@ -417,15 +417,16 @@ def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
 
 def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Tensor]:
     """Return the inputs of the device call: those of the micro-batches, one after another."""
-    leaves = list(map(_joined, zip(*map(MicroBatch.tensors, batches))))
+    if len(batches) == 1:
+        leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in batches[0].tensors()]
+    else:
+        leaves = list(map(_joined, zip(*map(MicroBatch.tensors, batches))))
     for position in sorted(compiled.variable):
         leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
     return leaves
 
 
 def _joined(column: Sequence[torch.Tensor]) -> torch.Tensor:
-    if len(column) == 1:
-        return column[0].contiguous() if column[0].dim() else column[0].reshape(1)
     return torch.cat(list(column)) if column[0].dim() else torch.stack(list(column))
 
 

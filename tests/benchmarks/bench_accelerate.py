@@ -126,7 +126,7 @@ def overhead(depth: int, steps: int) -> float:
     loop, data = captured_loop(width, depth), batches(width, 1)
     loop(data)
     output = torch.zeros(())
-    with mock.patch.object(backend.poptorch().PoplarExecutor, "__call__", return_value=[output]):
+    with mock.patch.object(backend.poptorch().PoplarExecutor, "__call__", return_value=output):
         return statistics.median(seconds(loop, data) for _ in range(steps))
 
 
