@@ -165,17 +165,12 @@ def create_ipu_averages_evaluator(
 
 def _sums(session: IPUSession, program: Program, averages: Mapping[str, PerSample], x: Any, y: Any) -> Dict[str, Any]:
     samples = row_count((x, y))
-    rows = program.rows or -(-samples // program.micro_batches) * program.micro_batches
+    rows = program.rows_for(samples)
     totals = torch.zeros(len(averages), dtype=torch.float64)
     for (x_piece, y_piece), valid in split_rows((x, y), rows):
         counted = (torch.arange(rows) < valid).float()
         call = functools.partial(_sums_of_piece, session, program, y_piece, counted)
-        sums = call(x_piece)
-        if valid == rows:
-            session.filling.note_full(program, x_piece)
-        else:
-            session.filling.check(program, x_piece, valid, sums, call)
-        totals += sums.double().sum(dim=0)
+        totals += session.filling.checked(program, x_piece, valid, call).double().sum(dim=0)
     return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}
 
 

@@ -25,27 +25,29 @@ class FillingCheck:
 
     def __init__(self) -> None:
         self._passed: weakref.WeakSet[Any] = weakref.WeakSet()
-        # By program, a sample to fill up with.
+        # By program, a sample of its first batch without filling, to fill up with.
         self._samples: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
 
-    def note_full(self, program: Program, batch: Any) -> None:
-        """Keep a sample of a batch that needs no filling, the first of each program."""
-        if program not in self._samples:
-            self._samples[program] = map_tensors(batch, lambda tensor: tensor[:1].clone() if tensor.dim() else tensor)
-
-    def check(self, program: Program, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
-        """Refuse a program whose predictions depend on the filling.
+    def checked(self, program: Program, batch: Any, valid: int, call: Callable[[Any], Any]) -> Any:
+        """Return what comes out of a program for the samples of a batch.
 
         Args:
-            program: The program, which was just called.
-            batch: What it was called with.
+            program: The program.
+            batch: What it is called with.
             valid: Rows of `batch` that are no filling.
-            output: What came out of it.
-            call: Returns what comes out for another batch, without what belongs to filling.
+            call: Calls the program, and returns what comes out without what belongs to filling.
 
         Raises:
-            RowsError: Its forward mixes the samples of a batch.
+            RowsError: The predictions depend on the filling: the program's forward mixes the samples of a batch.
         """
+        output = call(batch)
+        if valid < (program.rows or 0):
+            self._check(program, batch, valid, output, call)
+        elif program not in self._samples:
+            self._samples[program] = map_tensors(batch, lambda tensor: tensor[:1].clone() if tensor.dim() else tensor)
+        return output
+
+    def _check(self, program: Program, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
         rows, executor = program.rows, program.executor
         assert rows is not None
         if executor in self._passed or valid % (rows // program.micro_batches) == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Hashable, List, Optional, Sequence
 
+import torch
 from torch import nn
 
 from ignite_ipu.attribute_reads import reads_noted
@@ -16,7 +17,7 @@ from ignite_ipu.host_draws import drawn_since, generator_states
 from ignite_ipu.options import check_ipus, output_mode
 from ignite_ipu.placing import Placing
 from ignite_ipu.python_state import PythonState
-from ignite_ipu.rows import row_count
+from ignite_ipu.rows import row_count, select_rows
 from ignite_ipu.step import BatchStep
 from ignite_ipu.weights import Weights
 
@@ -38,7 +39,9 @@ class Program:
     Attributes:
         executor: The PopTorch executor, None before first use.
         rows: Samples in one call, None before first use.
+        geometry: The arithmetic of one call, None before first use.
         mode: Name of the output mode, as PopTorch resolves it.
+        device_iterations: Of the options; weight updates in one call of a training program.
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
         copying: Makes the copies from the device that happen here, and makes good the ones that fail.
@@ -62,9 +65,11 @@ class Program:
         self.placing = placing
         self.executor: Optional[Any] = None
         self.rows: Optional[int] = None
+        self.geometry: Optional[BatchGeometry] = None
         self.random_state: Optional[List[int]] = None
         self.mode: str = output_mode(options, training).name
-        self.micro_batches_per_replica: int = options.device_iterations * options.Training.gradient_accumulation
+        self.device_iterations: int = options.device_iterations
+        self.micro_batches_per_replica: int = self.device_iterations * options.Training.gradient_accumulation
         self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
         self.copying: Callable[[Callable[[], Any]], Any] = _make
         self.on_trace: Callable[[Program, Sequence[Any], List[str]], None] = _nobody
@@ -92,12 +97,21 @@ class Program:
         """How many IPUs all replicas take, None while "auto" has not planned them."""
         return check_ipus(self.options) if self.placing is None else self.placing.ipus
 
-    @property
-    def geometry(self) -> Optional[BatchGeometry]:
-        """The arithmetic of one call, None before first use."""
-        if self.rows is None:
-            return None
-        return BatchGeometry.from_options(self.options, self.rows // self.micro_batches)
+    def rows_for(self, samples: int) -> int:
+        """Return the rows of one call: before first use those of all these samples, filled up."""
+        return self.rows or -(-samples // self.micro_batches) * self.micro_batches
+
+    def returned_rows(self, batch: Any) -> Any:
+        """Return those rows of inputs and targets to which the outputs belong that come back."""
+        geometry = self.geometry
+        assert geometry is not None and self.rows is not None
+        return select_rows(batch, geometry.row_index(self.mode, self.options.output_return_period), self.rows)
+
+    def mean_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the micro-batches whose losses came back."""
+        mean = loss.mean() if loss.dim() else loss
+        # A sum is over the micro-batches of one replica.
+        return mean / self.micro_batches_per_replica if self.mode == "Sum" else mean
 
     def arguments(self, *parts: Any) -> List[Any]:
         """Return what to call the program with for one batch."""
@@ -145,6 +159,7 @@ class Program:
         if not self.executor.isCompiled():
             self._compile(leaves)
             self.rows = row_count(batch)
+            self.geometry = BatchGeometry.from_options(self.options, self.rows // self.micro_batches)
         if not self.executor.isAttachedToDevice():
             self.executor.attachToDevice()
         self._weights.loaded(self.executor)

@@ -23,7 +23,7 @@ from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
 from ignite_ipu.python_state import FROZEN_REMEDY, changes_in_every_call
-from ignite_ipu.rows import join_rows, row_count, select_rows, split_rows, take_rows
+from ignite_ipu.rows import join_rows, row_count, split_rows, take_rows
 from ignite_ipu.shared_weights import SharedWeights
 from ignite_ipu.step import BatchStep
 from ignite_ipu.summary import summarise
@@ -294,7 +294,7 @@ class IPUSession:
             self._looks = self.weights.looks
             trained.follow_trainable()
         leaves = program.arguments(x, y)
-        updates: int = program.options.device_iterations
+        updates = program.device_iterations
         trained.hooks.before(updates, self.weights.notice_edits)
         if self.guard is None:
             y_pred, loss = self.prepare_call(leaves, (x, y))(*leaves)
@@ -304,8 +304,8 @@ class IPUSession:
         self.note_updates(updates)
         trained.hooks.after()
         if y_pred is not None:
-            x, y = self._matching(program, x, y)
-        return x, y, y_pred, self._mean_loss(program, loss)
+            x, y = program.returned_rows((x, y))
+        return x, y, y_pred, program.mean_loss(loss)
 
     def prepare_call(
         self, leaves: Sequence[Any], batch: Any, before_loading: Callable[[], None] = lambda: None
@@ -356,16 +356,11 @@ class IPUSession:
             BatchError: The inputs are not like the first ones.
             RowsError: The batch has to be filled up, and an output has not one row per sample, or is changed by that.
         """
-        rows = program.rows or _filled_up(row_count(x), program.micro_batches)
+        rows = program.rows_for(row_count(x))
         predictions = []
         for piece, valid in split_rows(x, rows):
-            output = take_rows(self.infer(program, piece), valid, rows)
-            predictions.append(output)
-            if valid == rows:
-                self.filling.note_full(program, piece)
-            else:
-                call = functools.partial(self._infer_samples, program, valid, rows)
-                self.filling.check(program, piece, valid, output, call)
+            call = functools.partial(self._infer_samples, program, valid, rows)
+            predictions.append(self.filling.checked(program, piece, valid, call))
         return join_rows(predictions)
 
     def _infer_samples(self, program: Program, valid: int, rows: int, piece: Any) -> Any:
@@ -520,28 +515,12 @@ class IPUSession:
                     self.weights.to_host()
                     program.detach()
 
-    def _matching(self, program: Program, x: Any, y: Any) -> Tuple[Any, Any]:
-        """Return the rows of inputs and targets that belong to the predictions which come back."""
-        geometry = program.geometry
-        assert geometry is not None and program.rows is not None
-        rows = geometry.row_index(program.mode, program.options.output_return_period)
-        return select_rows(x, rows, program.rows), select_rows(y, rows, program.rows)
-
-    def _mean_loss(self, program: Program, loss: torch.Tensor) -> torch.Tensor:
-        mean = loss.mean() if loss.dim() else loss
-        # A sum is over the micro-batches of one replica.
-        return mean / program.micro_batches_per_replica if program.mode == "Sum" else mean
-
     def __repr__(self) -> str:
         return summarise(self)
 
 
 def _wrap_for_inference(step: nn.Module, options: Any) -> Any:
     return backend.poptorch().inferenceModel(step, options=options)
-
-
-def _filled_up(rows: int, micro_batches: int) -> int:
-    return -(-rows // micro_batches) * micro_batches
 
 
 def _check_model(model: nn.Module) -> None:
