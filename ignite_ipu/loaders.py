@@ -20,7 +20,7 @@ from ignite_ipu import backend
 from ignite_ipu.deterministic import RewindableSampler
 from ignite_ipu.geometry import BatchGeometry
 
-__all__ = ["LoaderError", "Loaders"]
+__all__ = ["LoaderError", "Loaders", "ReadyBatches"]
 
 _logger = logging.getLogger("ignite_ipu")
 _POPTORCH_LOGGER = "poptorch::python"
@@ -28,6 +28,10 @@ _POPTORCH_LOGGER = "poptorch::python"
 
 class LoaderError(RuntimeError):
     """Data that cannot feed a compiled model, or a loader that failed."""
+
+
+class ReadyBatches(List[Any]):
+    """Batches of which it is known that each fills a device call."""
 
 
 class Loaders:
@@ -126,8 +130,8 @@ class Loaders:
         """Say how data is understood that could be micro-batches, or whole calls of a device."""
         if not self._training or self._micro_batches == 1 or self._told_of_ready_batches:
             return
-        if isinstance(data, backend.poptorch().AsynchronousDataAccessor):
-            return  # it reads a poptorch.DataLoader
+        if isinstance(data, (ReadyBatches, backend.poptorch().AsynchronousDataAccessor)):
+            return  # an accessor reads a poptorch.DataLoader
         self._told_of_ready_batches = True
         what = "a DataLoader without batching" if isinstance(data, DataLoader) else f"a {type(data).__qualname__}"
         _logger.warning(

@@ -6,6 +6,7 @@ come back as anchored tensors. All of it is what any program can ask of PopTorch
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -14,14 +15,15 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import torch
 from ignite.engine import Events
-from ignite.engine import _prepare_batch as _split_batch
 from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.factories import create_ipu_trainer
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.layer_outputs import LayerOutputs
+from ignite_ipu.loaders import ReadyBatches
 from ignite_ipu.loss import find_loss
+from ignite_ipu.model_calls import ModelCall
 from ignite_ipu.rows import join_rows
 
 __all__ = ["Difference", "ParityError", "ParityReport", "Setup", "compare_training"]
@@ -51,7 +53,8 @@ class Setup:
         model: The model.
         optimizer: Over its parameters.
         loss_fn: Called with predictions and targets; None for a model that returns its own loss.
-        batches: Micro-batches `(x, y)`, for example a DataLoader; they are gone through again when they run out.
+        batches: Micro-batches, for example a DataLoader; they are gone through again when they run out. `ModelCall`
+            says how a model is called with one.
     """
 
     model: nn.Module
@@ -204,32 +207,45 @@ def compare_training(
         tolerance: Part of the largest value that results may differ by; by default one for each type.
 
     Raises:
-        ParityError: The factory returns something else, the same model twice, no batches, or a random model.
+        ParityError: The factory returns something else, the same model twice, two that differ, no batches, a random
+            model, or one that fails natively already.
     """
     native, device = Setup.of(factory()), Setup.of(factory())
     if native.model is device.model:
         raise ParityError("The factory returned the same model twice; it must make a new one at each call.")
-    device.model.load_state_dict(native.model.state_dict())
-    device.optimizer.load_state_dict(copy.deepcopy(native.optimizer.state_dict()))
-    batches = list(native.batches)
+    with _users("The factory's two results differ"):
+        device.model.load_state_dict(native.model.state_dict())
+        device.optimizer.load_state_dict(copy.deepcopy(native.optimizer.state_dict()))
+    with _users("The factory's batches fail"):
+        batches = list(native.batches)
     if not batches:
         raise ParityError("The factory's batches are empty.")
     _switch_off_dropout(device.model)
     remarks = [*_switch_off_dropout(native.model), *_incomparable_buffers(native.model, replication_factor)]
     native.model.train()
-    _refuse_random(native.model, _split_batch(batches[0])[0])
+    with _users(
+        "The factory's batches are not what the model takes. They may be (x, y), a tuple of all that a model without a "
+        "loss_fn takes, or a mapping of keyword arguments"
+    ):
+        how = ModelCall.of(native.model, native.loss_fn, batches[0])
+        pairs = [how.split(batch) for batch in batches]
+    _refuse_random(native.model, how, pairs[0][0])
     count = gradient_accumulation_steps * replication_factor
-    endless = itertools.cycle(batches)
+    endless = itertools.cycle(pairs)
     updates = [[next(endless) for _ in range(count)] for _ in range(steps)]
-    expected = _run_natively(native, updates, replication_factor)
-    found = _run_on_device(device, updates, gradient_accumulation_steps, replication_factor, half)
+    expected = _run_natively(native, how, updates, replication_factor)
+    found = _run_on_device(device, how, updates, gradient_accumulation_steps, replication_factor, half)
     differences: List[Difference] = []
     for step, (mine, theirs) in enumerate(zip(expected, found), start=1):
         differences += _differences(step, mine, theirs, half, tolerance)
     return ParityReport(tuple(differences), steps, count, tuple(remarks))
 
 
-def _run_natively(setup: Setup, updates: Sequence[Sequence[Any]], replicas: int) -> Iterator[Results]:
+# Micro-batches of one update: the inputs and the targets of each.
+Update = Sequence[Tuple[Any, Any]]
+
+
+def _run_natively(setup: Setup, how: ModelCall, updates: Sequence[Update], replicas: int) -> Iterator[Results]:
     buffers = dict(setup.model.named_buffers())
     # Every replica has buffers of its own, as on the device.
     own = [{name: buffer.clone() for name, buffer in buffers.items()} for _ in range(replicas)]
@@ -237,20 +253,21 @@ def _run_natively(setup: Setup, updates: Sequence[Sequence[Any]], replicas: int)
         setup.optimizer.zero_grad()
         outputs: Dict[str, List[torch.Tensor]] = {}
         losses = []
-        for position, batch in enumerate(update):
-            x, y = _split_batch(batch)
+        for position, (x, y) in enumerate(update):
             for name, buffer in buffers.items():
                 # Consecutive micro-batches go to one replica after the other.
                 buffer.data.copy_(own[position % replicas][name])
-            with LayerOutputs(setup.model) as layers:
-                prediction = setup.model(x)
-            loss = find_loss(prediction) if setup.loss_fn is None else setup.loss_fn(prediction, y)
-            (loss / len(update)).backward()  # type: ignore[no-untyped-call]
+            with _natively():
+                with LayerOutputs(setup.model) as layers:
+                    prediction = how.call(setup.model, x)
+                loss = find_loss(prediction) if setup.loss_fn is None else setup.loss_fn(prediction, y)
+                (loss / len(update)).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach().reshape(()))
             own[position % replicas] = {name: buffer.detach().clone() for name, buffer in buffers.items()}
             for name, tensor in layers.outputs.items():
                 outputs.setdefault(name, []).append(tensor)
-        setup.optimizer.step()
+        with _natively():
+            setup.optimizer.step()
         yield {
             "output": _under_all_names({name: _joined(tensors) for name, tensors in outputs.items()}, layers.names),
             "loss": {"the batch": torch.stack(losses).mean()},
@@ -259,7 +276,7 @@ def _run_natively(setup: Setup, updates: Sequence[Sequence[Any]], replicas: int)
 
 
 def _run_on_device(
-    setup: Setup, updates: Sequence[Sequence[Any]], accumulation: int, replicas: int, half: bool
+    setup: Setup, how: ModelCall, updates: Sequence[Update], accumulation: int, replicas: int, half: bool
 ) -> List[Results]:
     returned: List[str] = []
     names: Dict[str, str] = {}
@@ -267,11 +284,13 @@ def _run_on_device(
 
     def observed(model: nn.Module, x: Any) -> Any:
         with LayerOutputs(model) as layers:
-            prediction = model(x)
+            prediction = how.call(model, x)
         returned[:] = layers.outputs
         names.update(layers.names)
         return (prediction, *layers.outputs.values())
 
+    with _users("The micro-batches of an update cannot be joined"):
+        joined = [join_rows(list(update)) for update in updates]
     options = backend.poptorch().Options()
     if replicas > 1 and next(setup.model.buffers(), None) is not None:
         options.broadcastBuffers(False)
@@ -279,6 +298,7 @@ def _run_on_device(
         setup.model,
         setup.optimizer,
         _OnPrediction(setup.loss_fn),
+        prepare_batch=lambda batch, device, non_blocking: batch,
         model_fn=observed,
         output_transform=lambda x, y, y_pred, loss: (y_pred[1:], loss),
         gradient_accumulation_steps=accumulation,
@@ -300,7 +320,7 @@ def _run_on_device(
 
     trainer.add_event_handler(Events.ITERATION_COMPLETED, keep)
     try:
-        trainer.run([join_rows(list(update)) for update in updates], max_epochs=1)
+        trainer.run(ReadyBatches(joined), max_epochs=1)
     finally:
         trainer.ipu.close()
     return results
@@ -429,7 +449,7 @@ def _incomparable_buffers(model: nn.Module, replicas: int) -> List[str]:
     return remarks
 
 
-def _refuse_random(model: nn.Module, x: Any) -> None:
+def _refuse_random(model: nn.Module, how: ModelCall, x: Any) -> None:
     """Refuse a model whose outputs differ between two calls with different random states."""
     calls = []
     for seed in (0, 1):
@@ -437,7 +457,8 @@ def _refuse_random(model: nn.Module, x: Any) -> None:
         twin = copy.deepcopy(model)
         with torch.random.fork_rng(devices=[]), torch.no_grad(), LayerOutputs(twin) as layers:
             torch.manual_seed(seed)
-            twin(x)
+            with _natively():
+                how.call(twin, x)
         calls.append(layers.outputs)
     for name, output in calls[0].items():
         other = calls[1].get(name)
@@ -446,3 +467,16 @@ def _refuse_random(model: nn.Module, x: Any) -> None:
                 f"The output of {name} depends on random numbers, which the device draws differently, so it cannot "
                 "be compared. Have the factory switch that off."
             )
+
+
+def _natively() -> contextlib.AbstractContextManager[None]:
+    return _users("The factory's model fails natively already")
+
+
+@contextlib.contextmanager
+def _users(what: str) -> Iterator[None]:
+    """Say of what the user's code raises that it is no failure of the comparison."""
+    try:
+        yield
+    except Exception as error:
+        raise ParityError(f"{what}: {type(error).__name__}: {error}") from error

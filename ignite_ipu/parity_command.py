@@ -11,8 +11,9 @@ import json
 from typing import Any
 
 from ignite_ipu.cli import EXIT_DONE, EXIT_FINDINGS, UserError
+from ignite_ipu.migration.traced.lines import raised_at
 from ignite_ipu.parity import ParityError, ParityReport, compare_training
-from ignite_ipu.targets import load_factory
+from ignite_ipu.targets import blamed_on, load_factory
 
 __all__ = ["add_arguments", "main"]
 
@@ -41,10 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Compare and print; return the exit code."""
-    factory = load_factory(args.target)
+    with blamed_on(args.target):
+        factory = load_factory(args.target)
+
+    def made() -> Any:
+        with blamed_on(args.target):
+            return factory()
+
     try:
         report = compare_training(
-            factory,
+            made,
             args.steps,
             gradient_accumulation_steps=args.gradient_accumulation,
             replication_factor=args.replication_factor,
@@ -53,10 +60,17 @@ def main(args: argparse.Namespace) -> int:
         )
     except ParityError as error:
         raise UserError(str(error)) from error
+    except UserError:
+        raise
     except Exception as error:
         if type(error).__module__.startswith(("ignite_ipu.", "poptorch")):
             raise UserError(f"the device cannot run it: {error}") from error
-        raise
+        place = raised_at(error)
+        if place is None:
+            raise
+        raise UserError(
+            f"{place.path}:{place.line}: {place.where} fails on the device: {type(error).__name__}: {error}"
+        ) from error
     print(json.dumps(_as_json(report), indent=2) if args.json else report)
     return EXIT_DONE if report.agrees else EXIT_FINDINGS
 

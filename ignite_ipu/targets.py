@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from ignite_ipu.cli import UserError
 
-__all__ = ["load_factory"]
+__all__ = ["blamed_on", "load_factory"]
 
 
 def load_factory(target: str) -> Callable[[], Any]:
@@ -30,6 +31,23 @@ def load_factory(target: str) -> Callable[[], Any]:
     if not callable(factory):
         raise UserError(f"{path} has no function {name!r}")
     return factory  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def blamed_on(target: str) -> Iterator[None]:
+    """Let what a target's module and function raise end as the user's error.
+
+    Raises:
+        UserError: Something was raised, or the process would have ended.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except SystemExit as error:
+        raise UserError(f"{target} ends the process, with exit code {error.code!r}, before it gives a model") from error
+    except Exception as error:
+        raise UserError(f"{target} failed: {type(error).__name__}: {error}") from error
 
 
 def _load(path: str) -> Any:

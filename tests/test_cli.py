@@ -39,6 +39,7 @@ def test_every_advertised_command_exists():
         parser = argparse.ArgumentParser(prog=name)
         assert module.add_arguments(parser) is None
         assert callable(module.main)
+        assert parser.description is None or parser.description.endswith("."), parser.description
 
 
 def test_help_lists_every_command(capsys):

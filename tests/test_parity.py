@@ -123,6 +123,70 @@ def test_a_model_may_return_its_own_loss_and_the_factory_a_dataclass():
     assert compare_training(factory, steps=2).agrees
 
 
+class TwoInputs(nn.Module):
+    """Takes inputs and labels, and returns its loss in a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, labels=None):
+        logits = self.layer(x)
+        return logits if labels is None else {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class ThreeInputs(TwoInputs):
+    def forward(self, x, scale, labels):
+        return super().forward(x * scale, labels)
+
+
+def own_loss(batch, kind=TwoInputs):
+    """Return a factory of a model that computes its loss from all of a batch."""
+
+    def factory():
+        model = kind()
+        return model, torch.optim.AdamW(model.parameters()), None, [batch] * 3
+
+    return factory
+
+
+X, LABELS = torch.randn(4, 4), torch.randint(2, (4,))
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        own_loss({"x": X, "labels": LABELS}),
+        own_loss((X, LABELS)),
+        own_loss([X, torch.ones(4, 1), LABELS], ThreeInputs),
+        own_loss(({"x": X, "scale": torch.ones(4, 1), "labels": LABELS}, LABELS), ThreeInputs),
+        own_loss(((X, torch.ones(4, 1), LABELS), LABELS), ThreeInputs),
+    ],
+    ids=["a mapping", "a pair", "three items", "a mapping of inputs", "a tuple of inputs"],
+)
+def test_a_model_of_several_inputs_is_given_all_of_them_on_both_sides(factory):
+    report = compare_training(factory, steps=2, gradient_accumulation_steps=2)
+    assert report.agrees, report
+
+
+def test_a_batch_may_be_one_tensor():
+    class Mean(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).pow(2).mean()
+
+    def factory():
+        model = Mean(4, 1)
+        return model, torch.optim.SGD(model.parameters(), 0.1), None, [torch.ones(2, 4)] * 2
+
+    assert compare_training(factory, steps=2).agrees
+
+
+def test_micro_batches_are_not_called_whole_batches(caplog):
+    """They are joined to what one device call takes, so nothing is said of a list that is cut."""
+    compare_training(make, steps=1, gradient_accumulation_steps=2, replication_factor=2)
+    assert not [record for record in caplog.records if "nothing can join" in record.getMessage()]
+
+
 def test_random_models_are_refused_with_the_layer():
     class Noisy(nn.Module):
         def forward(self, x):
@@ -144,6 +208,11 @@ def test_wrong_factories_are_refused():
         compare_training(lambda: made)
     with pytest.raises(ParityError, match="empty"):
         compare_training(lambda: (*make()[:3], []))
+    sizes = iter((2, 3))
+    with pytest.raises(ParityError, match="two results differ: RuntimeError"):
+        compare_training(lambda: (nn.Linear(4, next(sizes)), *make()[1:]))
+    with pytest.raises(ParityError, match="tuple of all that a model without a loss_fn takes"):
+        compare_training(lambda: (*make()[:3], [(X, X, LABELS)]))
     with pytest.raises(ParityError, match=r"not torch\.optim's"):
         Setup.of((nn.Linear(1, 1), None, None, []))
 
@@ -200,3 +269,49 @@ def test_the_command_reports_and_exits(tmp_path, capsys):
 def test_wrong_targets_are_the_users_error(target, message, capsys):
     assert main(["parity", target]) == 2
     assert message in capsys.readouterr().err
+
+
+FAILING = """
+import torch
+from torch import nn
+from ignite_ipu import backend
+
+class Net(nn.Linear):
+    def forward(self, x):
+        if self.fails():
+            raise KeyError("a table")
+        return super().forward(x)
+
+class Natively(Net):
+    fails = staticmethod(lambda: True)
+
+class OnTheDevice(Net):
+    fails = staticmethod(lambda: backend.poptorch().isRunningOnIpu())
+
+def setup(model, x=torch.ones(4, 2)):
+    return model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), ((x, torch.ones(4, 1)) for _ in range(3))
+
+def factory(): raise KeyError("a file")
+def ends(): raise SystemExit(3)
+def natively(): return setup(Natively(2, 1))
+def on_the_device(): return setup(OnTheDevice(2, 1))
+def misshapen(): return setup(nn.Sequential(nn.Linear(3, 1)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("factory", "factory failed: KeyError: 'a file'"),
+        ("ends", "ends ends the process, with exit code 3"),
+        ("natively", "fails natively already: KeyError: 'a table'"),
+        ("on_the_device", "own_failures.py:9: OnTheDevice.forward fails on the device: KeyError: 'a table'"),
+        ("misshapen", "fails natively already: RuntimeError: mat1 and mat2 shapes"),
+    ],
+)
+def test_what_the_users_code_raises_is_no_bug_of_the_command(name, message, tmp_path, capsys):
+    path = tmp_path / "own_failures.py"
+    path.write_text(FAILING)
+    assert main(["parity", f"{path}:{name}"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "this is a bug" not in error

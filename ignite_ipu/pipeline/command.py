@@ -11,7 +11,7 @@ from typing import Any, Tuple
 from torch import nn
 
 from ignite_ipu.cli import UserError
-from ignite_ipu.targets import load_factory
+from ignite_ipu.targets import blamed_on, load_factory
 
 from .comparison import compare
 from .drawing import draw_scaling
@@ -30,15 +30,16 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.description = "Measure a model on the host, plan it over IPUs, and print the plans, best first. Every time "
-    "and size is an estimate."
+    parser.description = (
+        "Measure a model on the host, plan it over IPUs, and print the plans, best first. Every time and size is an "
+        "estimate."
+    )
     parser.add_argument(
         "target",
         metavar="MODULE:FACTORY",
         help="a function without arguments, in a module or a .py file, that returns (model, inputs) or (model, inputs, "
-        "optimizer); "
-        "inputs are one micro-batch: a tensor, a tuple of arguments, or a dict of keyword arguments. Or a .json file "
-        "that --save wrote, which is shown",
+        "optimizer); inputs are one micro-batch: a tensor, a tuple of arguments, or a dict of keyword arguments. "
+        "Or a .json file that --save wrote, which is shown",
     )
     parser.add_argument("--ipus", type=int, default=4, help="IPUs to use (default: %(default)s)")
     parser.add_argument("--ipus-per-replica", type=int, help="fix the IPUs of one copy of the model")
@@ -148,16 +149,16 @@ def _build(target: str) -> Tuple[nn.Module, Any, Any]:
     """Call the factory.
 
     Raises:
-        UserError: It cannot be found.
+        UserError: It cannot be found, or fails.
         PlanError: It returns something else.
     """
-    built = load_factory(target)()
+    with blamed_on(target):
+        built = load_factory(target)()
     if isinstance(built, tuple) and len(built) in (2, 3) and isinstance(built[0], nn.Module):
         return built[0], built[1], built[2] if len(built) == 3 else None
     raise PlanError(
         f"{target} returned {type(built).__name__}; it must return (model, inputs) or (model, inputs, optimizer), with "
-        "the inputs of "
-        "one micro-batch."
+        "the inputs of one micro-batch."
     )
 
 

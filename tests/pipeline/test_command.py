@@ -23,6 +23,9 @@ def trained():
 
 def wrong():
     return torch.zeros(1)
+
+def failing():
+    raise KeyError("a file")
 """
 
 
@@ -74,6 +77,7 @@ def test_nothing_fits(run, capsys):
         (["nowhere.py:make"], "no file 'nowhere.py'"),
         (["nowhere:make"], "no module 'nowhere'"),
         (["planned_model:wrong"], "returned Tensor; it must return"),
+        (["planned_model:failing"], "planned_model:failing failed: KeyError: 'a file'"),
         (["planned_model:make", "--optimizer", "lion"], "No optimizer is named 'lion'"),
         (["planned_model:make", "--granularity", "odd"], "granularity is 'odd'"),
         (["planned_model:make", "--pod-picture", "b.png"], "needs --pod"),

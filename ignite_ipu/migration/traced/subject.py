@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Callable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
-from ignite.engine import _prepare_batch as _split_batch
 from torch import nn
 
 from ignite_ipu.cli import UserError
+from ignite_ipu.model_calls import ModelCall
 from ignite_ipu.parity import ParityError, Setup
 
 _MOST_BATCHES = 64
@@ -47,7 +47,7 @@ class Subject:
         """
         if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
             optimizer = made[2] if len(made) == 3 else None
-            return cls(made[0], [(made[1], None)], _call_with(made[1]), optimizer)
+            return cls(made[0], [(made[1], None)], ModelCall.with_inputs(made[1]).call, optimizer)
         try:
             setup = Setup.of(made)
         except ParityError as error:
@@ -55,26 +55,5 @@ class Subject:
         raw = list(itertools.islice(iter(setup.batches), _MOST_BATCHES))
         if not raw:
             raise UserError("the factory's batches are empty, and a model is compiled for an example")
-        if isinstance(raw[0], Mapping):
-            # What Hugging Face's models take: everything by keyword, the labels too.
-            return cls(setup.model, [(batch, None) for batch in raw], _by_keyword, setup.optimizer, setup.loss_fn)
-        pairs = [(x, y) for x, y in (_split_batch(batch) for batch in raw)]
-        return cls(setup.model, pairs, _by_position, setup.optimizer, setup.loss_fn)
-
-
-def _call_with(inputs: Any) -> Callable[[nn.Module, Any], Any]:
-    if isinstance(inputs, Mapping):
-        return _by_keyword
-    return _spread if isinstance(inputs, tuple) else _by_position
-
-
-def _by_keyword(model: nn.Module, inputs: Any) -> Any:
-    return model(**inputs)
-
-
-def _spread(model: nn.Module, inputs: Any) -> Any:
-    return model(*inputs)
-
-
-def _by_position(model: nn.Module, inputs: Any) -> Any:
-    return model(inputs)
+        how = ModelCall.of(setup.model, setup.loss_fn, raw[0])
+        return cls(setup.model, [how.split(batch) for batch in raw], how.call, setup.optimizer, setup.loss_fn)

@@ -16,7 +16,6 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.batches import BatchError
-from ignite_ipu.cli import UserError
 from ignite_ipu.emulator import enums, inferenceModel, options, trainingModel
 from ignite_ipu.emulator.call_names import identifier
 from ignite_ipu.emulator.capture import Capture
@@ -38,7 +37,7 @@ from ignite_ipu.migration.traced.survey import Stopped, Survey, unsupported_oper
 from ignite_ipu.optimizers import OptimizerError, convert_optimizer
 from ignite_ipu.rows import tensors_in
 from ignite_ipu.step import BatchStep, EvaluationStep, OutputError
-from ignite_ipu.targets import load_factory
+from ignite_ipu.targets import blamed_on, load_factory
 
 _INT32 = torch.iinfo(torch.int32)
 _STOPPING = {
@@ -82,17 +81,9 @@ def try_out(target: str) -> Trial:
         UserError: The factory cannot be found, fails, or returns something else than a model with example batches.
     """
     with _quietly(), _emulator(), _own_arguments(target):
-        try:
+        with blamed_on(target):
             factory = load_factory(target)
             native, subject = Subject.of(factory()), Subject.of(factory())
-        except UserError:
-            raise
-        except SystemExit as error:
-            raise UserError(
-                f"{target} ends the process, with exit code {error.code!r}, before it gives a model"
-            ) from error
-        except Exception as error:
-            raise UserError(f"{target} failed: {type(error).__name__}: {error}") from error
         trial = Trial([], definition_of(factory))
         notes = Notes(trial.notes)
         _look_at_batches(subject, notes)

@@ -166,6 +166,35 @@ def make():
 
 
 @pytest.mark.parametrize(
+    "batch", ["(x, y)", "[x, y]", "{'x': x, 'y': y}", "((x, y), y)"], ids=["pair", "list", "mapping", "nested"]
+)
+def test_models_that_take_everything_and_return_their_loss(batch, tmp_path):
+    """As for `parity`; a tuple of inputs is several arguments where forward does not take it as one."""
+    code = f"""
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        logits = self.layer(x)
+        return logits, nn.functional.cross_entropy(logits, y)
+
+
+def make():
+    model, x, y = Net(), torch.ones(4, 4), torch.ones(4, dtype=torch.long)
+    return model, torch.optim.SGD(model.parameters(), lr=1), {{loss}}, [{batch}]
+"""
+    loss = "lambda output, y: output[1]" if batch == "((x, y), y)" else "None"
+    trial = try_out(write(tmp_path, code.replace("{loss}", loss)))
+    assert (trial.notes, trial.compiled) == ([], ["training", "inference"])
+
+
+@pytest.mark.parametrize(
     ("optimizer", "rule"),
     [
         ("torch.optim.Adagrad(model.parameters())", "unsupported-optimizer"),
