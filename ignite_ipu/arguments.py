@@ -37,10 +37,15 @@ def refuse_unsupported(
             f'amp_mode={amp_mode!r}: it means a library for another device. Use "amp", which runs matrix products '
             "and convolutions in half precision, or call model.half() and convert the inputs in the data set."
         )
-    if scaler:
+    if scaler and scaler is not True:
         raise UnsupportedArgumentError(
             f"scaler={scaler!r}: a GradScaler inspects gradients on the host, where an IPU's never are. Pass "
-            "loss_scaling=... instead, or use options.Training.setAutomaticLossScaling(True)."
+            "scaler=True, with which the device scales the loss by itself, or loss_scaling=... instead."
+        )
+    if scaler and amp_mode is None:
+        raise UnsupportedArgumentError(
+            'scaler=True with amp_mode=None: in single precision no gradient needs it. Pass amp_mode="amp", too, or '
+            "leave scaler out."
         )
     if deterministic and loader_mode is not None and loader_mode is not backend.poptorch().DataLoaderMode.Sync:
         raise UnsupportedArgumentError(

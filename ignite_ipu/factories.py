@@ -91,7 +91,8 @@ def create_ipu_trainer(
             place in it after a resume. The device's random numbers follow `seed` either way.
         amp_mode: None, or "amp": products in half precision, by the rule of `ignite_ipu.mixed_precision`. Small
             gradients then need `loss_scaling`.
-        scaler: Only False: the device scales the loss itself, see `loss_scaling`.
+        scaler: False, or True with `amp_mode="amp"`: the device scales the loss by itself
+            (`options.Training.setAutomaticLossScaling`), in place of a `GradScaler`.
         gradient_accumulation_steps: Micro-batches per weight update and replica, all in one iteration.
         model_fn: Calls the model with the inputs, inside the compiled program.
         options: `poptorch.Options` for training.
@@ -171,6 +172,8 @@ def create_ipu_trainer(
         seed=seed,
         ipus_per_replica=1 if request is None else request.ipus_per_replica(model),
     )
+    if scaler:
+        training.Training.setAutomaticLossScaling(True)
     place_tensors(training, offload, shard)
     describe_processes(training)
     check_same_weights(model)

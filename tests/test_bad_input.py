@@ -192,7 +192,8 @@ def test_a_loader_that_yields_nothing(data):
     [
         ({"device": "cuda"}, "device='cuda'"),
         ({"amp_mode": "apex"}, "amp_mode='apex'"),
-        ({"scaler": True}, "loss_scaling"),
+        ({"amp_mode": "amp", "scaler": torch.amp.GradScaler("cpu")}, "loss_scaling"),
+        ({"scaler": True}, 'Pass amp_mode="amp"'),
     ],
 )
 def test_arguments_that_mean_nothing_on_an_ipu(argument, message):

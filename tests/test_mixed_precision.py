@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ignite.engine import create_supervised_trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ignite_ipu import UnsupportedArgumentError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import UnsupportedArgumentError, backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.emulator import loss_scaling
 from ignite_ipu.mixed_precision import HALF_OPERATIONS, half_products
 from tests.supervised import network, pair, task
 
@@ -88,6 +90,24 @@ def test_training_and_evaluation_stay_close_to_float32():
     assert losses["amp"][0] == pytest.approx(losses[None][0], rel=1e-2)
     assert losses["amp"][0] != losses[None][0], "nothing was computed in half precision"
     torch.testing.assert_close(losses["amp"][1], losses[None][1], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.parametrize("chosen", ["emulator", "native"])
+def test_a_scaler_scales_the_loss_on_either_side(chosen, monkeypatch):
+    """As natively, where a GradScaler does: training goes where it goes in single precision."""
+    monkeypatch.setenv(backend.VARIABLE, chosen)
+    (plain, single), (model, optimizer) = pair(), pair()
+    reference = create_supervised_trainer(plain, single, nn.CrossEntropyLoss())
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), amp_mode="amp", scaler=True)
+    for engine in (reference, trainer):
+        engine.run(DataLoader(task(), batch_size=8), max_epochs=3)
+    assert trainer.state.output == pytest.approx(reference.state.output, rel=2e-2)
+    if chosen == "emulator":
+        assert loss_scaling.enabled(trainer.ipu.training.options)
+        trainer.ipu.close()
+    with pytest.raises(ValueError, match="amp_mode="):
+        create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), scaler=True)
 
 
 def test_a_half_model_trains_with_half_inputs():

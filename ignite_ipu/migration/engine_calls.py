@@ -8,7 +8,8 @@ from typing import Mapping, Optional
 
 import libcst as cst
 
-from ignite_ipu.migration.names import argument, constant
+from ignite_ipu.migration.names import argument
+from ignite_ipu.migration.precision_arguments import refused_precision
 from ignite_ipu.migration.rewrite import Edit, Editor, with_arguments
 
 
@@ -29,9 +30,9 @@ def replace_engine_calls(editor: Editor, replacements: Mapping[str, Replacement]
     """Replace calls of Ignite's factories, except those with arguments that an IPU cannot honour."""
     for call, name in editor.program.calls(*replacements):
         replacement = replacements[name]
-        refused = _refused_argument(call)
-        if refused is not None:
-            editor.remark(call, f"{refused} has no counterpart on an IPU")
+        refused = [text for _, text in refused_precision(call, name)]
+        if refused:
+            editor.remark(call, refused[0])
             continue
         if any(isinstance(value, ast.Starred) for value in call.args) or any(k.arg is None for k in call.keywords):
             editor.remark(call, "its arguments are not written out")
@@ -43,13 +44,6 @@ def replace_engine_calls(editor: Editor, replacements: Mapping[str, Replacement]
         editor.forget(name)
         new = editor.need(replacement.name, call)
         editor.replace(call, _replaced(new, replacement.device_position if device is not None else None))
-
-
-def _refused_argument(call: ast.Call) -> Optional[str]:
-    for keyword in call.keywords:
-        if keyword.arg in ("amp_mode", "scaler") and constant(keyword.value) not in (None, False):
-            return keyword.arg
-    return None
 
 
 def _replaced(name: str, dropped: Optional[int]) -> Edit:

@@ -11,7 +11,6 @@ import ignite.distributed
 import ignite.engine
 from ignite.engine import Engine
 
-from ignite_ipu import backend
 from ignite_ipu.deferred.tensor import resolved
 from ignite_ipu.engines import IPUEngine
 from ignite_ipu.factories import create_ipu_evaluator, create_ipu_trainer
@@ -58,10 +57,9 @@ def _factory(
         # Whatever device the script chose, this run is on IPUs.
         arguments.pop("device", None)
         became = f"{ours.__name__}()"
-        if arguments.pop("scaler", False):
-            options = backend.poptorch().Options()
-            options.Training.setAutomaticLossScaling(True)
-            arguments["options"] = options
+        if arguments.get("scaler"):
+            # A GradScaler of the script's, too.
+            arguments["scaler"] = True
             became += " with automatic loss scaling"
         steps = arguments.get("gradient_accumulation_steps", 1)
         if steps != 1:

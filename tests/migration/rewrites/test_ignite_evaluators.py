@@ -18,10 +18,15 @@ e = create_ipu_evaluator(m, metrics=ms, prepare_batch=f)
     assert rewritten(REWRITE, before) == after
 
 
-def test_refused_arguments(rewritten):
-    """amp_mode means autocast."""
+def test_mixed_precision(rewritten):
+    """Products in half precision are the evaluator's too; another library's are not."""
     before = """\
 from ignite.engine import create_supervised_evaluator
 e = create_supervised_evaluator(m, amp_mode='amp')
 """
-    assert rewritten(REWRITE, before) == before
+    after = """\
+from ignite_ipu import create_ipu_evaluator
+e = create_ipu_evaluator(m, amp_mode='amp')
+"""
+    assert rewritten(REWRITE, before) == after
+    assert rewritten(REWRITE, before.replace("'amp'", "mode")) == before.replace("'amp'", "mode")

@@ -55,12 +55,32 @@ factory = create_supervised_trainer
 
 
 def test_refused_arguments(rewritten):
-    """amp_mode, scaler and arguments that are not written out."""
+    """Another precision, a scaler object, and arguments that are not written out."""
     before = """\
 from ignite.engine import create_supervised_trainer as c
 c(m, o, l, amp_mode=mode)
-c(m, o, l, scaler=True)
+c(m, o, l, amp_mode="apex")
+c(m, o, l, None, False, p, t, u, False, "apex")
+c(m, o, l, amp_mode="amp" if half else "apex")
+c(m, o, l, amp_mode="amp", scaler=scaler)
 c(*a)
 c(m, **k)
 """
     assert rewritten(REWRITE, before) == before
+
+
+def test_mixed_precision(rewritten):
+    """Half precision for products, and a loss that the device scales by itself, are the trainer's too."""
+    before = """\
+from ignite.engine import create_supervised_trainer
+create_supervised_trainer(m, o, l, amp_mode="amp", scaler=True)
+create_supervised_trainer(m, o, l, amp_mode="amp" if half else None, scaler=half is True)
+create_supervised_trainer(m, o, l, None, False, p, t, u, False, "amp", True)
+"""
+    after = """\
+from ignite_ipu import create_ipu_trainer
+create_ipu_trainer(m, o, l, amp_mode="amp", scaler=True)
+create_ipu_trainer(m, o, l, amp_mode="amp" if half else None, scaler=half is True)
+create_ipu_trainer(m, o, l, None, False, p, t, u, False, "amp", True)
+"""
+    assert rewritten(REWRITE, before) == after

@@ -9,9 +9,9 @@ from ignite_ipu.migration.source import Source
 
 PIECES = {
     "no torch": "x = 1\ny = [ 1,2 ]   # kept as it is\n",
-    "a trainer with amp_mode": """\
+    "a trainer of another precision": """\
 from ignite.engine import create_supervised_trainer
-trainer = create_supervised_trainer(model, optimizer, loss, amp_mode="amp")
+trainer = create_supervised_trainer(model, optimizer, loss, amp_mode="apex")
 """,
     "arguments that are not written out": """\
 from ignite.engine import create_supervised_trainer

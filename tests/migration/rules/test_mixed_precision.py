@@ -14,15 +14,16 @@ def test_every_spelling(lines):
         s = GradScaler()
         with autocast(): pass
         with torch.autocast("cuda"): pass
-        create_supervised_trainer(m, o, l, amp_mode="amp", scaler=True)
+        create_supervised_trainer(m, o, l, amp_mode="apex", scaler=s)
     """
     assert lines(RULE, code) == [4, 5, 6, 7, 7]
 
 
-def test_off(lines):
-    """None and False are the defaults."""
+def test_what_ipu_trainers_have(lines):
+    """None and False are the defaults, "amp" and True work."""
     code = """
         from ignite.engine import create_supervised_trainer
         create_supervised_trainer(m, o, l, amp_mode=None, scaler=False)
+        create_supervised_trainer(m, o, l, amp_mode="amp", scaler=True)
     """
     assert lines(RULE, code) == []
