@@ -15,11 +15,19 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
+from ignite_ipu.installed import found_instead
+
 try:
     import accelerate
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.utils import DistributedType, TorchDynamoPlugin
 except ImportError as error:
+    file = found_instead("accelerate") if (error.name or "").split(".")[0] == "accelerate" else None
+    if file is not None:
+        raise ImportError(
+            f"IPUAccelerator needs the package accelerate, but Python finds {file} under that name ({error}). Rename "
+            "this file."
+        ) from error
     raise ImportError(
         f"IPUAccelerator needs accelerate, which cannot be imported ({error}). Install it with "
         "pip install 'ignite-ipu[accelerate]'."

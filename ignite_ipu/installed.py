@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import site
+import sys
 import sysconfig
-from typing import List
+from typing import List, Optional
 
 import torch
 
-__all__ = ["is_installed", "is_users_file"]
+__all__ = ["found_instead", "is_installed", "is_users_file"]
 
 
 @functools.lru_cache(maxsize=None)
@@ -22,6 +24,14 @@ def is_installed(file: str) -> bool:
 def is_users_file(file: str) -> bool:
     """Tell whether a file of code is the user's own; code without a file, as in a notebook, is, too."""
     return not file.startswith("<frozen") and not is_installed(file)
+
+
+def found_instead(package: str) -> Optional[str]:
+    """Return the user's own file that Python imports under the name of a package; None when there is none."""
+    module = sys.modules.get(package)
+    spec = getattr(module, "__spec__", None) if module is not None else importlib.util.find_spec(package)
+    file = None if spec is None else spec.origin
+    return file if file is not None and is_users_file(file) else None
 
 
 def _folders() -> List[str]:

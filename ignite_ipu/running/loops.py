@@ -1,7 +1,7 @@
 """Training loops written out: models and optimizers are captured as the script calls them.
 
 Nothing a script trains or evaluates runs on the host: a call of a module with weights records a step or runs an
-inference program, and an update that no captured step makes is refused.
+inference program, and an update that no captured step makes is refused. (`averages` has the one exception.)
 """
 
 from __future__ import annotations
@@ -197,7 +197,9 @@ class _Loops:
             raise self._journal.refuse(
                 line,
                 f"{type(model).__name__}()",
-                "a trainer trains this model already, and one program trains a model.",
+                "a trainer trains this model already, and one program trains a model. For a look at what it computes, "
+                "call model.eval() and use torch.no_grad(); what is to be trained belongs into the trainer's model, "
+                "model_fn or loss_fn.",
             )
         self._journal.note(line, f"{type(model).__name__}()", "an inference program")
         evaluation = self._evaluations.get(session)

@@ -76,7 +76,12 @@ def _refuse_unreadable(path: str) -> None:
 
 
 def imports(path: str, package: str) -> bool:
-    """Tell whether a script, or a module beside it that it imports, imports a package."""
+    """Tell whether a script, or a module beside it that it imports, imports a package.
+
+    A module of that name beside the script is what Python imports then.
+    """
+    if os.path.isfile(os.path.join(os.path.dirname(os.path.abspath(path)), f"{package}.py")):
+        return False
     return any(name.split(".")[0] == package for name in _all_imports(path))
 
 
@@ -105,6 +110,7 @@ def _run_poptorch(path: str) -> None:
 
 def _run_substituted(path: str, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
     from ignite_ipu.running.accelerators import substitute_accelerator
+    from ignite_ipu.running.averages import substitute_averages
     from ignite_ipu.running.cuda import substitute_cuda
     from ignite_ipu.running.devices import substitute_devices
     from ignite_ipu.running.exports import substitute_exports
@@ -124,6 +130,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
         substitute_precision(patches, code, journal)
         refuse_unmappable(patches, code, journal)
         substitute_exports(patches, code, journal)
+        substitute_averages(patches, code, journal)
         substitute_ignite(patches, code, journal, replication_factor)
         substitute_loops(patches, code, journal, replication_factor)
         if imports(path, "accelerate"):

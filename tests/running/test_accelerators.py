@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from ignite_ipu import emulator
@@ -40,3 +44,28 @@ def test_loops_of_accelerate_run_on_the_device(run, monkeypatch):
     found = ran.output[0].split()
     assert found[0] == "True"
     assert [float(text) for text in found[1:]] == pytest.approx([float(text) for text in native[1:]], rel=1e-5)
+
+
+def test_a_module_of_that_name_beside_the_script_is_the_scripts_own(run, tmp_path, monkeypatch):
+    (tmp_path / "accelerate.py").write_text("def faster(model): return model\n")
+    monkeypatch.delitem(sys.modules, "accelerate")
+    script = """
+import torch
+from accelerate import faster
+model = faster(torch.nn.Linear(3, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(4, 3)).sum().backward()
+optimizer.step()
+print(model.bias.shape)
+"""
+    assert run(script).output == ["torch.Size([1])"]
+
+
+def test_a_module_that_hides_accelerate_is_named(tmp_path):
+    (tmp_path / "accelerate.py").write_text("")
+    (tmp_path / "train.py").write_text("from ignite_ipu import IPUAccelerator\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert f"Python finds {tmp_path / 'accelerate.py'} under that name" in found.stderr

@@ -156,6 +156,51 @@ def test_updates_are_the_native_ones(run, monkeypatch, name):
     assert found == pytest.approx(json.loads(run(text).output[-1]), rel=1e-4, abs=1e-6)
 
 
+AVERAGED = """
+from ignite.engine import Events, create_supervised_trainer
+from torch.optim.swa_utils import AveragedModel, update_bn
+class Normed(Net):
+    def __init__(self):
+        super().__init__()
+        self.features.append(nn.BatchNorm1d(6))
+batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+model = Normed().to(device)
+average = AveragedModel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+@pytest.mark.parametrize("name", ["a loop", "a trainer"])
+def test_the_statistics_of_an_averaged_model_are_the_native_ones(run, monkeypatch, name):
+    """update_bn() calls it in training mode and without gradients, also once it has been evaluated."""
+    scripts = {
+        "a loop": """
+for _ in range(2):
+    for a, b in batches:
+        update(optimizer, lambda: F.cross_entropy(model(a), b))
+    average.update_parameters(model)
+""",
+        "a trainer": """
+trainer = create_supervised_trainer(model, optimizer, nn.CrossEntropyLoss(), device)
+trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: average.update_parameters(model))
+trainer.run(batches, max_epochs=2)
+""",
+    }
+    look = """
+    update_bn(batches, subject, device=device)
+    out += [value.sum().item() for name, value in subject.state_dict().items() if "running" in name]
+    subject.eval()
+    with torch.no_grad():
+        out.append(subject(x).sum().item())
+    subject.train()
+"""
+    text = f"{HEAD}{AVERAGED}{scripts[name]}\nfor subject in (average, average, model):{look}{TAIL}"
+    ran = run(text)
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    native = json.loads(run(text).output[-1])
+    assert json.loads(ran.output[-1]) == pytest.approx(native, rel=1e-4, abs=1e-6)
+
+
 REFUSED = {
     "two steps from one backward": (
         """
