@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Set, Tuple
 
 from ignite_ipu.migration.engine_functions import process_function
 from ignite_ipu.migration.evaluations import find_evaluations
-from ignite_ipu.migration.names import argument, dotted, owner_of
+from ignite_ipu.migration.names import argument, constant, dotted, owner_of
 from ignite_ipu.migration.steps import Step, find_steps
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.create_ipu_trainer")
 EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
+_LOADER_FACTORIES = ("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
+_LIBRARIES = ("torch.", "ignite.", "ignite_ipu.", "poptorch.", "accelerate.", "transformers.")
 _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
 
 
@@ -104,7 +106,7 @@ class Training:
     @cached_property
     def loaders(self) -> Dict[str, ast.Call]:
         """Variables that hold torch's DataLoader."""
-        return self._named("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
+        return self._named(*_LOADER_FACTORIES)
 
     @cached_property
     def executors(self) -> Dict[str, Tuple[ast.Call, str]]:
@@ -145,22 +147,37 @@ class Training:
     def training_loaders(self) -> Dict[str, Tuple[ast.Call, bool]]:
         """Loaders that feed training: their construction, and whether an engine of ours replaces them."""
         found: Dict[str, Tuple[ast.Call, bool]] = {}
+        for data, replaced in self._training_data:
+            self._note_loaders(data, replaced, found)
+        return found
+
+    @cached_property
+    def unseen_loaders(self) -> List[ast.Call]:
+        """Calls that make loaders for training which may keep an incomplete batch, where it cannot be dropped safely.
+
+        They are those of the program's own functions, and loaders without a name or with arguments out of sight.
+        """
+        found: List[ast.Call] = []
+        for data, replaced in self._training_data:
+            for call in () if replaced else self._made_by_functions(data):
+                if call not in found and constant(argument(call, "drop_last")) is not True:
+                    found.append(call)
+        return found
+
+    @cached_property
+    def _training_data(self) -> List[Tuple[ast.expr, bool]]:
+        """What training goes through, and whether an engine of ours replaces the loaders in it."""
         trainers = {target for target, value in self.assigned if any(value is call for call in self.trainers)}
-        for data in self._run_over(trainers):
-            self._note_loaders(data, True, found)
+        found = [(data, True) for data in self._run_over(trainers)]
         engines = {target for target, value in self.assigned if self._is_training_engine(value)}
-        for data in self._run_over(engines):
-            self._note_loaders(data, False, found)
+        found += [(data, False) for data in self._run_over(engines)]
         for call in self._trained_elsewhere():
-            for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
-                if dotted(value) in self.loaders:
-                    self._note_loaders(value, False, found)
+            values = [*call.args, *(keyword.value for keyword in call.keywords)]
+            found += [(value, False) for value in values if dotted(value) in self.loaders]
         for call in self._step_calls:
             for loop in self.program.loops_around(call):
                 if isinstance(loop, ast.For):
-                    self._note_loaders(loop.iter, False, found)
-                    for data in self._arguments_for(loop.iter):
-                        self._note_loaders(data, False, found)
+                    found += [(data, False) for data in (loop.iter, *self._arguments_for(loop.iter))]
         return found
 
     @cached_property
@@ -171,10 +188,8 @@ class Training:
 
     def _trained_elsewhere(self) -> Iterator[ast.Call]:
         """Yield the calls that give an optimizer to a function of another file of the program."""
-        packages = ("torch.", "ignite.", "ignite_ipu.", "poptorch.", "accelerate.", "transformers.")
         for call in self.program.nodes(ast.Call):
-            name = self.program.names.resolve(call.func)
-            if name is None or "." not in name or name.startswith(packages):
+            if not self._is_of_another_file(call):
                 continue
             values = [*call.args, *(keyword.value for keyword in call.keywords)]
             if any(dotted(value) in self.optimizers for value in values):
@@ -208,6 +223,48 @@ class Training:
                     if given is not None:
                         yield given
 
+    def _made_by_functions(self, node: ast.AST) -> Iterator[ast.Call]:
+        """Yield the calls behind an expression that make loaders: of the class, or of a function here or elsewhere."""
+        if isinstance(node, ast.Call) and self._makes_loaders(node):
+            yield node
+            return
+        name = dotted(node)
+        for targets, value in self._assigned_calls if name is not None else ():
+            if name in targets and self._makes_loaders(value):
+                yield value
+        for part in ast.iter_child_nodes(node):
+            yield from self._made_by_functions(part)
+
+    def _makes_loaders(self, call: ast.Call) -> bool:
+        if self.program.names.resolve(call.func) in _LOADER_FACTORIES:
+            named = any(call is loader for loader in self.loaders.values())
+            in_sight = named and all(keyword.arg is not None for keyword in call.keywords)
+            return may_keep_incomplete(call) and not in_sight
+        last = (dotted(call.func) or "").rsplit(".", 1)[-1]
+        made = [
+            loader
+            for function in self.program.nodes(ast.FunctionDef)
+            if function.name == last
+            for loader, _ in self.program.calls(*_LOADER_FACTORIES)
+            if self.program.function_of(loader) is function
+        ]
+        if made:
+            return any(may_keep_incomplete(loader) for loader in made)
+        return "loader" in last.lower() and self._is_of_another_file(call)
+
+    def _is_of_another_file(self, call: ast.Call) -> bool:
+        name = self.program.names.resolve(call.func)
+        return name is not None and "." in name and not name.startswith(_LIBRARIES)
+
+    @cached_property
+    def _assigned_calls(self) -> List[Tuple[Set[Optional[str]], ast.Call]]:
+        """Every call that is assigned, with the sources of all that is bound to it or to a part of it."""
+        return [
+            ({dotted(part) for target in node.targets for part in ast.walk(target)}, node.value)
+            for node in self.program.nodes(ast.Assign)
+            if isinstance(node.value, ast.Call)
+        ]
+
     def _note_loaders(self, node: ast.AST, replaced: bool, found: Dict[str, Tuple[ast.Call, bool]]) -> None:
         for part in ast.walk(node):
             name = dotted(part)
@@ -218,6 +275,15 @@ class Training:
         """Return the dotted class of an optimizer variable, where the file shows it."""
         known = self.optimizers.get(name)
         return known[1] if known else None
+
+
+def may_keep_incomplete(loader: ast.Call) -> bool:
+    """Tell whether a loader's construction leaves open that its last batch is smaller."""
+    keywords = [keyword.arg for keyword in loader.keywords]
+    if "batch_sampler" in keywords:
+        return False
+    value = argument(loader, "drop_last")
+    return constant(value) is False if value is not None else True
 
 
 def _assignments(tree: ast.Module) -> Iterator[Tuple[str, ast.expr]]:

@@ -21,6 +21,12 @@ def apply(editor: Editor) -> None:
         else:
             continue
         editor.remark(call, f"{name} now drops an incomplete last batch, in native runs too")
+    for call in editor.program.training.unseen_loaders:
+        editor.remark(
+            call,
+            f"{editor.source_of(call)} is trained from, and a smaller last batch does not fit the compiled step: have "
+            "its DataLoader made with drop_last=True, if there may be one",
+        )
 
 
 def _dropping(node: cst.CSTNode) -> cst.CSTNode:
