@@ -153,6 +153,7 @@ def create_ipu_averages_evaluator(
         if program not in session.evaluations:
             program = session.prepare_evaluation(AveragesStep(session.model, averages, model_fn), current()[0])
         assert program is not None
+        program.set_modes()
         return _sums(session, program, averages, *prepare_batch(batch, device=None, non_blocking=False))
 
     evaluator = IPUEngine(step, session, lambda: current()[1])

@@ -49,6 +49,8 @@ def ipu_training_step(
 ) -> Step:
     """Return the step function of a trainer, for an `Engine` of your own.
 
+    As Ignite's, it begins by putting the model in training mode; a module of the loss stays in its own.
+
     Args:
         session: The model's session, prepared for training.
         non_blocking: Handed to `prepare_batch`.
@@ -58,6 +60,9 @@ def ipu_training_step(
     """
 
     def step(engine: Engine, batch: Any) -> Any:
+        program = session.training
+        if program is not None:
+            program.set_modes()
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
         return output_transform(*session.train(x, y))
 
@@ -78,6 +83,8 @@ def ipu_evaluation_step(
 ) -> Step:
     """Return the step function of an evaluator, for an `Engine` of your own; it always uses the newest weights.
 
+    As Ignite's, it begins by putting the model in evaluation mode.
+
     Args:
         session: The model's session.
         options: Gives the `poptorch.Options` of the inference program; derived from the trainer's when None.
@@ -97,6 +104,7 @@ def ipu_evaluation_step(
             module = EvaluationStep(session.model, model_fn=model_fn, model_transform=model_transform, half=half)
             program = session.prepare_evaluation(module, (options or session.evaluation_options)(), pipeline)
         assert program is not None
+        program.set_modes()
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
         return output_transform(x, y, session.evaluate(program, x))
 

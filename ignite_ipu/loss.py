@@ -33,7 +33,7 @@ class TrainingStep(BatchStep):
         model_transform: Turns the model's output into the predictions, inside the compiled program.
         predictions: Whether the predictions come back; without them a step moves less data.
         half: Whether the model's products run in half precision, by the rule of `ignite_ipu.mixed_precision`.
-        keep_modes: Whether modules stay in the modes they are in, instead of all being in training mode.
+        keep_modes: Whether modules stay in the modes they are in, instead of the model being put in training mode.
 
     Raises:
         LossError: `loss_fn` is, or contains, a loss that no IPU computes.
@@ -61,8 +61,10 @@ class TrainingStep(BatchStep):
         self.keep_modes = keep_modes
 
     def train(self, mode: bool = True) -> TrainingStep:
-        """Set the mode of all modules, unless they keep theirs."""
-        return self if self.keep_modes else super().train(mode)
+        """Set the mode of the model's modules, unless they keep theirs."""
+        if not self.keep_modes:
+            super().train(mode)
+        return self
 
     def python_state(self, training: Optional[bool] = None) -> PythonState:
         """Return what the compiled step has from Python as constants, the loss's included."""

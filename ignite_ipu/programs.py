@@ -75,6 +75,7 @@ class Program:
         self.on_trace: Callable[[Program, Sequence[Any], List[str]], None] = _nobody
         self.constants: Optional[CompiledBuffers] = None
         self._python: Optional[PythonState] = None
+        self._modes: List[bool] = []
         self._traced: List[Hashable] = []
         self._changed_by_trace: List[str] = []
         self._classes: List[type] = []
@@ -116,6 +117,18 @@ class Program:
     def arguments(self, *parts: Any) -> List[Any]:
         """Return what to call the program with for one batch."""
         return self.step.arguments(*parts, micro_batches=self.micro_batches)
+
+    def set_modes(self) -> None:
+        """Put the user's model in training or evaluation mode, as native steps do in every iteration.
+
+        Where no module has another mode than the last time, that is found out without calling any of the model's code.
+        """
+        python = self._python
+        if python is not None and python.training() == self._modes:
+            return
+        self.step.train(self.training)
+        if python is not None:
+            self._modes = python.training()
 
     def changed_values(self) -> List[str]:
         """Return the names of Python values that were others when the program was traced; modules and hooks, too."""

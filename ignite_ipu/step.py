@@ -56,6 +56,12 @@ class BatchStep(nn.Module):
         # What puts the model's layers on their IPUs, while it compiles; a list for the same reason.
         self.placements: List[AppliedPlacement] = []
 
+    def train(self, mode: bool = True) -> BatchStep:
+        """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
+        self.training = mode
+        self.model.train(mode)
+        return self
+
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
         """Return what to call the compiled step with for one batch.
 
