@@ -1,4 +1,4 @@
-"""Gradients in a captured loop: clipping by norm becomes part of the device step, and nothing else can see them."""
+"""Gradients in a script: clipping by norm in a loop becomes part of the device step, and nothing else can see them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ import functools
 import os
 import sys
 import weakref
+from types import FrameType
 from typing import Any, Callable, List, Optional
 
 import torch
 from torch import nn
 
+from ignite_ipu import backend, touches
 from ignite_ipu.deferred import CapturedModel, DeferredTensor
 from ignite_ipu.deferred.gradients import gradient_norm
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.own_backwards import OWN_BACKWARD, has_own_backward
+from ignite_ipu.running.engine_weights import EngineWeights
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
 
 __all__ = ["substitute_gradients"]
 
-_NOT_READERS = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__))
-)
+
+def _package(file: str) -> str:
+    return os.path.dirname(os.path.abspath(file)) + os.sep
 
 
-def substitute_gradients(patches: Patches, code: ScriptCode, journal: Journal) -> None:
-    """Compile clipping by norm into captured steps, and refuse to read gradients of captured models."""
-    gradients = _Gradients(code, journal)
+_NOT_READERS = (_package(torch.__file__), _package(__file__))
+
+
+def substitute_gradients(patches: Patches, code: ScriptCode, journal: Journal, trained: EngineWeights) -> None:
+    """Compile clipping by norm into captured steps, and refuse to read gradients of captured and engines' models."""
+    gradients = _Gradients(code, journal, trained)
     clip = gradients.clip(nn.utils.clip_grad_norm_)
     patches.set(nn.utils, "clip_grad_norm_", clip)
     patches.set(nn.utils.clip_grad, "clip_grad_norm_", clip)
@@ -49,11 +55,15 @@ class _Gradients:
     Args:
         code: What is the script's own.
         journal: Where substitutions go.
+        trained: What engines train.
     """
 
-    def __init__(self, code: ScriptCode, journal: Journal) -> None:
+    def __init__(self, code: ScriptCode, journal: Journal, trained: EngineWeights) -> None:
         self._code = code
         self._journal = journal
+        self._trained = trained
+        # Where PopTorch's classes of parameters pass on what they are asked for.
+        self._wrappers = (_package(str(backend.poptorch().__file__)), touches.__file__)
         # Models whose gradients are clipped, and whether they were since the last update.
         self._clipped: weakref.WeakKeyDictionary[CapturedModel, bool] = weakref.WeakKeyDictionary()
         # Models whose gradients PyTorch would still hold from the last update.
@@ -132,26 +142,43 @@ class _Gradients:
     def attribute(self, original: Any) -> property:
         def read(tensor: Any) -> Any:
             value = original.__get__(tensor)
-            if value is None and parameter_of(tensor) is not None and not _may_look(sys._getframe(1)):
-                raise self._journal.refuse(
-                    self._code.current_line(),
-                    "parameter.grad",
-                    "gradients exist inside the device's step alone. To clip them use "
-                    "torch.nn.utils.clip_grad_norm_ over all of the model's parameters; leave updates to an optimizer.",
-                )
+            if value is None:
+                self._refuse_reading(tensor, sys._getframe(1))
             return value
 
         def write(tensor: Any, value: Any) -> None:
             owner = parameter_of(tensor)
-            if owner is not None and not _may_look(sys._getframe(1)):
+            if (owner is not None or self._trained.trains(tensor)) and not _may_look(sys._getframe(1)):
                 if value is not None:
                     raise self._journal.refuse(
                         self._code.current_line(), "parameter.grad = ...", "the device computes gradients itself."
                     )
-                owner[0].zero_grad()
+                if owner is not None:
+                    owner[0].zero_grad()
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)
+
+    def _refuse_reading(self, tensor: Any, frame: Optional[FrameType]) -> None:
+        while frame is not None and frame.f_code.co_filename.startswith(self._wrappers):
+            frame = frame.f_back
+        if _may_look(frame):
+            return
+        if parameter_of(tensor) is not None:
+            remedy = (
+                "To clip them use torch.nn.utils.clip_grad_norm_ over all of the model's parameters; leave updates to "
+                "an optimizer."
+            )
+        elif self._trained.trains(tensor):
+            remedy = (
+                "Leave out what reads them; or make the trainer with ignite_ipu.create_ipu_trainer, whose "
+                "max_grad_norm clips them, and attach ignite_ipu.handlers.Gradients to it, which brings them back."
+            )
+        else:
+            return
+        raise self._journal.refuse(
+            self._code.current_line(), "parameter.grad", f"gradients exist inside the device's step alone. {remedy}"
+        )
 
     def _check_cleared(self, capture: CapturedModel, what: str) -> None:
         if capture in self._uncleared:
@@ -197,5 +224,5 @@ def _trains(parameter: Any) -> bool:
         return bool(parameter.requires_grad)
 
 
-def _may_look(frame: Optional[Any]) -> bool:
+def _may_look(frame: Optional[FrameType]) -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_NOT_READERS)

@@ -14,6 +14,7 @@ from ignite.engine import Engine
 from ignite_ipu.deferred.tensor import resolved
 from ignite_ipu.engines import IPUEngine
 from ignite_ipu.factories import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.running.engine_weights import EngineWeights
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
@@ -22,7 +23,11 @@ __all__ = ["substitute_ignite"]
 
 
 def substitute_ignite(
-    patches: Patches, code: ScriptCode, journal: Journal, replication_factor: Optional[int] = None
+    patches: Patches,
+    code: ScriptCode,
+    journal: Journal,
+    trained: EngineWeights,
+    replication_factor: Optional[int] = None,
 ) -> None:
     """Let Ignite's factories make IPU engines while the script runs.
 
@@ -30,13 +35,14 @@ def substitute_ignite(
         patches: Where the replaced attributes are kept.
         code: What is the script's own.
         journal: Where substitutions go.
+        trained: Gets what trainers train.
         replication_factor: Replicas of the model that trainers use.
     """
     trainer: Any = ignite.engine.create_supervised_trainer
     evaluator: Any = ignite.engine.create_supervised_evaluator
     extra = {} if replication_factor is None else {"replication_factor": replication_factor}
-    patches.set_everywhere("ignite", trainer, _factory(trainer, create_ipu_trainer, code, journal, extra))
-    patches.set_everywhere("ignite", evaluator, _factory(evaluator, create_ipu_evaluator, code, journal, {}))
+    patches.set_everywhere("ignite", trainer, _factory(trainer, create_ipu_trainer, code, journal, trained, extra))
+    patches.set_everywhere("ignite", evaluator, _factory(evaluator, create_ipu_evaluator, code, journal, trained, {}))
     patches.set(Engine, "__init__", _engine(Engine.__init__, code))
     patches.set(IPUEngine, "run", _run(IPUEngine.run, code, journal))
     parallel: Any = vars(ignite.distributed)["Parallel"]
@@ -46,7 +52,12 @@ def substitute_ignite(
 
 
 def _factory(
-    original: Callable[..., Any], ours: Callable[..., Any], code: ScriptCode, journal: Journal, extra: Dict[str, Any]
+    original: Callable[..., Any],
+    ours: Callable[..., Any],
+    code: ScriptCode,
+    journal: Journal,
+    trained: EngineWeights,
+    extra: Dict[str, Any],
 ) -> Any:
     signature = inspect.signature(original)
 
@@ -71,6 +82,7 @@ def _factory(
 
         engine = ours(**arguments, **extra)
         engine.ipu.refuse_frozen = refuse_frozen
+        trained.add(engine.ipu)
         return engine
 
     return create

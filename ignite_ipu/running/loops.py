@@ -27,6 +27,7 @@ from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.optimizer import release_optimizer
 from ignite_ipu.deferred.step import NATIVE, natively
 from ignite_ipu.running.data_edits import substitute_data
+from ignite_ipu.running.engine_weights import EngineWeights
 from ignite_ipu.running.exports import is_exported
 from ignite_ipu.running.gradients import substitute_gradients
 from ignite_ipu.running.journal import Journal
@@ -40,7 +41,11 @@ _OURS = ("ignite_ipu.", "poptorch.")
 
 
 def substitute_loops(
-    patches: Patches, code: ScriptCode, journal: Journal, replication_factor: Optional[int] = None
+    patches: Patches,
+    code: ScriptCode,
+    journal: Journal,
+    trained: EngineWeights,
+    replication_factor: Optional[int] = None,
 ) -> None:
     """Capture the models and optimizers that the script uses, until the patches are undone.
 
@@ -48,6 +53,7 @@ def substitute_loops(
         patches: Where the replaced attributes are kept.
         code: What is the script's own.
         journal: Where substitutions go.
+        trained: What engines train.
         replication_factor: Replicas that share the micro-batches of an update.
     """
     loops = _Loops(code, journal, CaptureSettings(replication_factor=replication_factor))
@@ -58,7 +64,7 @@ def substitute_loops(
     patches.set(torch.optim.Optimizer, "__init__", loops.optimizer(torch.optim.Optimizer.__init__))
     patches.set(torch.Tensor, "backward", loops.host_backward(torch.Tensor.backward))
     patches.set(DeferredTensor, "backward", loops.backward(DeferredTensor.backward))
-    substitute_gradients(patches, code, journal)
+    substitute_gradients(patches, code, journal, trained)
     substitute_data(patches)
 
 

@@ -113,6 +113,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
     from ignite_ipu.running.averages import substitute_averages
     from ignite_ipu.running.cuda import substitute_cuda
     from ignite_ipu.running.devices import substitute_devices
+    from ignite_ipu.running.engine_weights import EngineWeights
     from ignite_ipu.running.exports import substitute_exports
     from ignite_ipu.running.gpu_types import substitute_gpu_types
     from ignite_ipu.running.ignite_engines import substitute_ignite
@@ -122,7 +123,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
 
     # Says which PopTorch it is, and fails now if it does not import.
     backend.poptorch()
-    code, journal, patches = ScriptCode(path), Journal(), Patches()
+    code, journal, patches, trained = ScriptCode(path), Journal(), Patches(), EngineWeights()
     try:
         substitute_gpu_types(patches, code, journal)
         substitute_devices(patches, code, journal)
@@ -131,8 +132,8 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
         refuse_unmappable(patches, code, journal)
         substitute_exports(patches, code, journal)
         substitute_averages(patches, code, journal)
-        substitute_ignite(patches, code, journal, replication_factor)
-        substitute_loops(patches, code, journal, replication_factor)
+        substitute_ignite(patches, code, journal, trained, replication_factor)
+        substitute_loops(patches, code, journal, trained, replication_factor)
         if imports(path, "accelerate"):
             substitute_accelerator(patches, code, journal, replication_factor)
         _run_with_its_threads(path)

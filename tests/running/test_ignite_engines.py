@@ -107,6 +107,55 @@ trainer.run(data, max_epochs=2)
         )
 
 
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "[parameter.grad.norm() for parameter in model.parameters()]",
+        "[parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]",
+        "[setattr(parameter, 'grad', torch.zeros_like(parameter)) for parameter in model.parameters()]",
+    ],
+)
+def test_a_handler_that_uses_gradients_of_a_trainers_model_ends_the_run(run, handler):
+    """Natively they are those of the last step; here they would be none, or be used by nobody."""
+    with pytest.raises(RunError, match=r"(?s)parameter.grad.*(inside the device's step|computes gradients itself)"):
+        run(
+            HEAD
+            + f"""
+from ignite.engine import Events
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device)
+trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: {handler})
+trainer.run(data)
+"""
+        )
+
+
+def test_what_looks_at_gradients_of_other_parameters_or_clears_them_runs(run):
+    """PyTorch's own code may look, and what no trainer trains has none natively, too."""
+    ran = run(
+        HEAD
+        + """
+import copy
+from ignite.engine import Events
+model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), model)
+other = nn.Linear(3, 1)
+print(optimizer.param_groups[0]["params"][0].grad)
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device)
+@trainer.on(Events.ITERATION_COMPLETED)
+def look():
+    optimizer.zero_grad()
+    model.zero_grad()
+    copied = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.grad = None
+    print({parameter.grad for parameter in (*other.parameters(), *copied.parameters(), *model[0].parameters())})
+trainer.run([(torch.randn(4, 3), torch.randn(4, 1))])
+trainer.ipu.close()
+print(model[1].weight.grad)
+"""
+    )
+    assert ran.output == ["None", "{None}", "None"]
+
+
 def test_a_scaler_becomes_automatic_loss_scaling(run):
     ran = run(
         HEAD
