@@ -114,7 +114,7 @@ def ipu_train_batch(
         The model's output and the loss, without gradients.
 
     Raises:
-        LossError: `loss_fn` is None and there is no loss in the output.
+        LossError: `loss_fn` is None and there is no loss in the output, or all parameters are frozen.
         SessionError: A trainer made by create_ipu_trainer trains this model already.
         ValueError: The optimizer cannot clip gradients on an IPU.
     """

@@ -280,6 +280,7 @@ class IPUSession:
 
         Raises:
             SessionError: The model has no trainer, or hooks on gradients.
+            LossError: All parameters are frozen.
             BatchError: The batch cannot be cut, or is not like the first one.
             ConstantAttributeError: A hyper-parameter that is compiled in was changed.
             OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
@@ -319,6 +320,7 @@ class IPUSession:
 
         Raises:
             SessionError: Somebody has registered hooks on gradients.
+            LossError: All parameters are frozen.
         """
         trained = self._trained
         assert trained is not None
@@ -331,6 +333,8 @@ class IPUSession:
         executor = program.executor
         if executor is None or not executor.isAttachedToDevice():
             before_loading()
+            if not program.compiled:
+                trained.check_any_trained()
             self._make_room_for(program)
             if executor is None:
                 link.prepare()

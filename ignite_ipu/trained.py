@@ -12,6 +12,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.copies import copy_as_ordinary_tensors
 from ignite_ipu.events import IPUEvents
+from ignite_ipu.loss_rules import LossError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.options import check_ipus
@@ -137,6 +138,19 @@ class Trained:
             _logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", change)
             self.compile_again()
         self._trainable.note()
+
+    def check_any_trained(self) -> None:
+        """Refuse to compile a program that trains nothing, where PyTorch refuses to go backward.
+
+        Raises:
+            LossError: All parameters are frozen.
+        """
+        if not self._trainable.names():
+            raise LossError(
+                "The loss has no gradient: all parameters of the model (and of the loss) are frozen, so nothing would "
+                "be trained. Set requires_grad_(True) on those that are to be trained; to compute losses alone, use "
+                "an evaluator."
+            )
 
     def compile_again(self) -> None:
         """Have the next call compile, with the weights and the optimizer's state of this moment."""

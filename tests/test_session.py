@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUEvents, IPUSession, SessionError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.loss import LossError
 from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
@@ -165,6 +166,20 @@ def test_what_handlers_do_to_weights_holds_from_the_next_iteration(change):
     (model, losses), (reference, expected) = trained(create_ipu_trainer), trained(create_supervised_trainer)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert_same_weights(model, reference)
+
+
+@pytest.mark.parametrize("at", [Events.STARTED, Events.ITERATION_COMPLETED(once=2)])
+def test_a_model_that_is_frozen_as_a_whole_is_refused(at):
+    """PyTorch refuses to go backward, from the first iteration or from that on in which a handler freezes the rest."""
+    iterations = []
+    for create in (create_supervised_trainer, create_ipu_trainer):
+        model, optimizer = pair()
+        trainer = create(model, optimizer, CROSS_ENTROPY)
+        trainer.add_event_handler(at, lambda engine, model: model.requires_grad_(False), model)
+        with pytest.raises((RuntimeError, LossError), match=r"does not require grad|all parameters .* are frozen"):
+            trainer.run(loader())
+        iterations.append(trainer.state.iteration)
+    assert iterations[0] == iterations[1]
 
 
 def test_reading_weights_in_every_iteration_uploads_nothing():
