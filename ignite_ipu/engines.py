@@ -167,11 +167,20 @@ class IPUTrainer(IPUEngine):
 
         A run that was loaded from its end stays ended, where Ignite would start another from the trained weights. If it
         was saved before the handlers of its last epoch's end, these are called. An end that this engine had come to
-        itself, which FastaiLRFinder puts back, is none of a loaded run: as in Ignite, another begins.
+        itself, which FastaiLRFinder puts back, is none of a loaded run: as in Ignite, another begins. So it does after
+        `state.max_epochs = None`, which is Ignite's way to begin anew.
+
+        Raises:
+            LoaderError: The data is smaller than one device call, or empty.
+            ValueError: `max_epochs` or `max_iters` lies before the epoch or iteration that was loaded.
         """
+        if self._loaded and self._is_past(*args, **kwargs):
+            return super().run(data, *args, **kwargs)  # Ignite says what is wrong, and how to begin anew
         was_loaded, self._loaded = self._loaded, False
         loaded = was_loaded
-        if loaded and self.state.iteration in self._ends and self._has_reached(*args, **kwargs):
+        if loaded and (
+            self._begins_anew() or (self.state.iteration in self._ends and self._has_reached(*args, **kwargs))
+        ):
             loaded = False
             self._position.forget()
         if not loaded:
@@ -204,6 +213,19 @@ class IPUTrainer(IPUEngine):
         if iterations is not None:
             return bool(state.iteration >= iterations)
         return bool(epochs and state.epoch_length and state.iteration >= epochs * state.epoch_length)
+
+    def _begins_anew(self) -> bool:
+        return self.state.max_epochs is None and getattr(self.state, "max_iters", None) is None
+
+    def _is_past(
+        self, max_epochs: Optional[int] = None, max_iters: Optional[int] = None, *rest: Any, **kw: Any
+    ) -> bool:
+        """Tell whether Ignite refuses to shorten the run that was loaded so far."""
+        state = self.state
+        if max_epochs is not None and state.max_epochs is not None and max_epochs < state.epoch:
+            return True
+        set_before: Optional[int] = getattr(state, "max_iters", None)
+        return max_iters is not None and set_before is not None and max_iters < state.iteration
 
     @property
     def _between_epochs(self) -> bool:

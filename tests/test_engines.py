@@ -265,6 +265,54 @@ def test_a_resumed_run_ends_with_the_uninterrupted_runs_weights(tmp_path):
             assert torch.equal(value, resumed["optimizer"]["state"][number][name]), (number, name)
 
 
+@pytest.mark.parametrize(
+    ("saved", "shorter", "longer"),
+    [
+        ({"epoch": 3, "max_epochs": 3, "epoch_length": 8}, {"max_epochs": 1}, {"max_epochs": 5}),
+        ({"iteration": 20, "max_epochs": 9, "epoch_length": 8}, {"max_epochs": 1}, {"max_epochs": 3}),
+        ({"iteration": 20, "max_iters": 20, "epoch_length": 8}, {"max_iters": 10}, {"max_iters": 30}),
+    ],
+)
+def test_an_end_before_the_loaded_position_is_refused_as_natively(saved, shorter, longer):
+    """A run that was loaded at its end stays ended, one that is to end earlier is a mistake; a longer one goes on."""
+    refusals, iterations = [], []
+    for create in (ignite.engine.create_supervised_trainer, create_ipu_trainer):
+        trainer = create(*pair(), CROSS_ENTROPY)
+        trainer.load_state_dict(saved)
+        with pytest.raises(ValueError, match=next(iter(shorter))) as refused:
+            trainer.run(DataLoader(task(), batch_size=8), **shorter)
+        refusals.append(str(refused.value))
+        made = []
+        trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine, made: made.append(1), made)
+        state = trainer.run(DataLoader(task(), batch_size=8), **longer)
+        iterations.append((len(made), state.iteration))
+    assert refusals[0] == refusals[1]
+    assert iterations[0] == iterations[1]
+
+
+def test_a_run_that_is_loaded_at_its_end_stays_ended():
+    """A job that is started again after it has finished changes nothing; Ignite's engine would train it once more."""
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+    trainer.load_state_dict({"epoch": 3, "max_epochs": 3, "epoch_length": 8})
+    state = trainer.run(DataLoader(task(), batch_size=8), max_epochs=3)
+    assert (state.epoch, state.iteration) == (3, 24)
+    assert_same_weights(model, network())
+
+
+def test_a_loaded_run_begins_anew_where_its_end_is_taken_away():
+    """That is what Ignite asks for in its refusal of an earlier end."""
+    models = []
+    for create in (ignite.engine.create_supervised_trainer, create_ipu_trainer):
+        model, optimizer = pair()
+        trainer = create(model, optimizer, CROSS_ENTROPY)
+        trainer.load_state_dict({"epoch": 3, "max_epochs": 3, "epoch_length": 8})
+        trainer.state.max_epochs = None
+        assert trainer.run(DataLoader(task(), batch_size=8), max_epochs=1).iteration == 8
+        models.append(model)
+    assert_same_weights(*models)
+
+
 def test_a_checkpoint_loads_where_neither_this_library_nor_poptorch_is(tmp_path):
     """The files hold plain tensors under plain names."""
     model, optimizer = pair(momentum=0.9)

@@ -269,6 +269,51 @@ def state_dict(side):
     return saved, seen
 
 
+@row(
+    "Engine.load_state_dict",
+    support=DIFFERS,
+    note=(
+        "a run that was loaded at its end stays ended, while natively the same call makes it once more; with "
+        "`engine.state.max_epochs = None` it begins anew, and an earlier `max_epochs` is a ValueError, as natively"
+    ),
+)
+def load_state_dict(side):
+    _, _, engine = side.setup()
+    engine.load_state_dict({"epoch": 2, "max_epochs": 2, "epoch_length": 6})
+    try:
+        engine.run(side.loader(), max_epochs=1)
+    except ValueError as error:
+        refused = str(error)
+    _, _, other = side.setup()
+    other.load_state_dict({"epoch": 2, "max_epochs": 2, "epoch_length": 6})
+    again = losses(other)
+    other.run(side.loader(), max_epochs=2)
+    assert len(again) == (12 if side.native else 0)
+    engine.state.max_epochs = None
+    anew = losses(engine)
+    engine.run(side.loader(), max_epochs=1)
+    return refused, anew
+
+
+@row(
+    "State.dataloader",
+    support=DIFFERS,
+    note=(
+        "PopTorch's loader over the same `dataset`, not the `DataLoader` that `run` was given; its `batch_size` and "
+        "`len()` are those of device calls"
+    ),
+)
+def dataloader(side):
+    model = side.model()
+    engine = side.trainer(model, side.sgd(model), gradient_accumulation_steps=2)
+    loader = side.loader()
+    used = engine.run(loader).dataloader
+    if not side.native:
+        assert used is not loader
+        assert (used.batch_size, len(used)) == (2 * loader.batch_size, len(loader) // 2)
+    return used.dataset is loader.dataset
+
+
 @row("Engine.run(epoch_length)", note="shorter or longer than the loader, and data without a length")
 def epoch_length(side):
     records = []
