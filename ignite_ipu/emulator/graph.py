@@ -38,6 +38,7 @@ class Graph:
         frozen: Tensors of `structure` that depend on no value on the device, by place in `structure`.
         loss: Place of the loss in what `run` returns; None in inference.
         extras: Place of each further value asked for in what `run` returns, by node name.
+        written: Places of what `run` takes and forward modifies in place, among all that it takes.
         written_inputs: Places of the inputs that forward modifies in place.
         written_buffers: Names of the buffers that forward modifies in place.
         watches_gradients: Whether a gradient is shown while it is computed.
@@ -56,6 +57,7 @@ class Graph:
     frozen: Dict[int, torch.Tensor]
     loss: Optional[int]
     extras: Dict[str, int]
+    written: Tuple[int, ...]
     written_inputs: Tuple[int, ...]
     written_buffers: Tuple[str, ...]
     watches_gradients: bool
@@ -129,6 +131,7 @@ def build(
         frozen=frozen,
         loss=loss_place,
         extras=extra_places,
+        written=tuple(index for index, node in enumerate(taken) if capture.is_written(node)),
         written_inputs=tuple(
             index for index, traced in enumerate(capture.inputs.values()) if capture.is_written(traced.origin)
         ),

@@ -33,6 +33,7 @@ class SavedValues:
     def __init__(self, graph: Graph) -> None:
         nodes = graph.nodes.nodes
         writes = any(node.meta.get("writes") for node in nodes)
+        self._written = graph.written
         # What acts on the host must not run twice to find out.
         self._copies = writes and any(getattr(node.target, "runs_every_time", False) for node in nodes)
         self._is_known = self._copies or not writes
@@ -44,7 +45,7 @@ class SavedValues:
                 results = forward(*arguments)
             backward(results)
             return results
-        restore = None if self._is_known else _restorer(arguments)
+        restore = None if self._is_known else _restorer([arguments[place] for place in self._written])
         try:
             results = forward(*arguments)
             backward(results)
@@ -59,15 +60,15 @@ class SavedValues:
         return self.run(forward, arguments, backward)
 
 
-def _restorer(arguments: Tensors) -> Callable[[], None]:
-    """Return what puts the arguments and the random stream back to what they are now."""
+def _restorer(written: Tensors) -> Callable[[], None]:
+    """Return what puts the arguments that forward writes to, and the random stream, back to what they are now."""
     random = torch.random.get_rng_state()
-    before: List[torch.Tensor] = [value.detach().clone() for value in arguments]
+    before: List[torch.Tensor] = [value.detach().clone() for value in written]
 
     def restore() -> None:
         torch.random.set_rng_state(random)
         with torch.no_grad():
-            for value, old in zip(arguments, before):
+            for value, old in zip(written, before):
                 if value.requires_grad and not value.is_leaf:
                     value.detach_()
                 value.copy_(old)

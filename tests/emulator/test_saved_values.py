@@ -85,6 +85,42 @@ def test_an_activation_that_is_written_after_it_was_used():
     torch.testing.assert_close(model.layer.weight.detach(), plain.layer.weight.detach())
 
 
+class OverActivationWithConstants(OverBuffer):
+    """Sets a column of an activation, and uses constants whose elements share memory."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__(in_place)
+        self.positions = nn.Embedding(2, 2)
+        self.register_buffer("columns", torch.tensor([[1, 0]]))
+
+    def forward(self, x, y):
+        rows = x.shape[0]
+        positions = self.positions(torch.arange(2, device=x.device).expand(rows, 2)).sum(1)
+        flags = torch.tensor([True, False], device=x.device).expand(rows, 2)
+        gates = torch.sigmoid(self.layer(x)).gather(1, self.columns.expand(rows, 2))
+        gates = torch.sigmoid(torch.where(flags, gates, torch.full((1, 1), 0.5, device=x.device).expand(rows, 2)))
+        if self.in_place:
+            gates[:, 0] = 0.5
+        else:
+            gates = torch.stack((torch.full((rows,), 0.5), gates[:, 1]), 1)
+        return nn.functional.mse_loss(gates + positions, y)
+
+
+def test_constants_whose_elements_share_memory_stay_as_they_are():
+    model, plain = OverActivationWithConstants(in_place=True), OverActivationWithConstants(in_place=False)
+    x, y = batches(1)[0]
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = plain(x, y)
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(executor(x, y), loss.detach())
+    executor.copyWeightsToHost()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
 def test_what_acts_on_the_host_acts_once_a_micro_batch(capfd):
     model, plain = Shown(in_place=True), OverBuffer(in_place=True)
     trained(model, batches(1))
