@@ -140,10 +140,15 @@ class PoplarExecutor:
         program = self._compiled("copyWeightsToHost")
         if program.attached:
             self._fail_on_demand("copy")
-        self._dirty = False
-        self._follow_model(program)
-        with self._observation.call("copyWeightsToHost"):
-            program.download()
+        # Off while the tensors are written to, which would ask for them again.
+        dirty, self._dirty = self._dirty, False
+        try:
+            self._follow_model(program)
+            with self._observation.call("copyWeightsToHost"):
+                program.download()
+        except BaseException:
+            self._dirty = dirty
+            raise
         self._host_version += 1
 
     @unaffected

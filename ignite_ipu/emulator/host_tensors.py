@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.wrapping import plain
+from ignite_ipu.emulator.wrapping import plain, storage
 
 
 class HostTensors:
@@ -40,6 +40,25 @@ class HostTensors:
             _follow(self.buffers, buffers, self._reported),
         ]
         return any(followed)
+
+
+def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Write what came from the device into a parameter or buffer of the model.
+
+    The device keeps all elements apart. A tensor that does not, such as an expanded one, gets memory of its own when
+    one of them has changed; and so does one of another shape (`VariableRetrievalMode.AllReplicas`: the host receives
+    more slices than it uploaded).
+    """
+    host = storage(tensor)
+    if host.shape == value.shape and not shares_memory(host):
+        host.copy_(value)
+    elif host.shape != value.shape or not torch.equal(host, value.to(host.dtype)):
+        tensor.data = value.to(host.dtype, copy=True)
+
+
+def shares_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether elements of a tensor lie in the same memory as others of it, as those of an expanded one do."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def _follow(own: Dict[str, Any], present: Mapping[str, torch.Tensor], reported: Set[str]) -> bool:

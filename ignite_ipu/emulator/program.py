@@ -22,7 +22,7 @@ from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.executable import Executable
 from ignite_ipu.emulator.graph import Graph
 from ignite_ipu.emulator.graph_dump import dump
-from ignite_ipu.emulator.host_tensors import HostTensors
+from ignite_ipu.emulator.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim import foreach
 from ignite_ipu.emulator.optim.description import OptimizerDescription
@@ -34,7 +34,7 @@ from ignite_ipu.emulator.report import report_for
 from ignite_ipu.emulator.stochastic_rounding import store_stochastically
 from ignite_ipu.emulator.tracing import tensor_names, trace
 from ignite_ipu.emulator.training_step import Optimizer, TrainingStep
-from ignite_ipu.emulator.wrapping import plain, storage, version
+from ignite_ipu.emulator.wrapping import plain, version
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.cache import Lookup
@@ -271,15 +271,10 @@ class Program:
         with torch.no_grad():
             for name in executable.weights:
                 value = executable.host_weight(name)
-                host = storage(self._host.parameters[name])
-                if host.shape != value.shape:
-                    # VariableRetrievalMode.AllReplicas: the host receives more slices than it uploaded.
-                    self._host.parameters[name].data = value.clone()
-                else:
-                    host.copy_(value)
+                receive(self._host.parameters[name], value)
                 moved += value.nbytes
             for name, value in executable.buffers[0].items():
-                storage(self._host.buffers[name]).copy_(value)
+                receive(self._host.buffers[name], value)
                 moved += value.nbytes
         self._host_versions = self._versions()
         self._meter.add(weight_downloads=1, weight_download_bytes=moved)
@@ -389,6 +384,13 @@ class Program:
                 f"{list(self.graph.written_buffers)}, and {self.batching.replication_factor} replicas would each have "
                 "their own values. If that is acceptable, call Options.broadcastBuffers(False)."
             )
+        for name in self.graph.written_buffers:
+            host = plain(self._host.buffers[name])
+            if shares_memory(host):
+                raise backend_error(
+                    f"The model modifies the buffer {name}, of shape {tuple(host.shape)} and strides {host.stride()}: "
+                    "elements of it share memory, which those of a tensor on the IPU do not. Register a .clone() of it."
+                )
 
     def _check_gradients(self) -> None:
         wanted = [name[len(_GRADIENT) :] for name in self._anchors.values() if name.startswith(_GRADIENT)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequ
 import torch
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
+from ignite_ipu.emulator.host_tensors import shares_memory
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.loss_scaling import AutomaticLossScaling
 from ignite_ipu.emulator.optim import foreach
@@ -223,7 +224,7 @@ def _shared_memory(tensors: Sequence[torch.Tensor]) -> List[int]:
     shared: List[int] = []
     for index, tensor in enumerate(tensors):
         memory = tensor.untyped_storage().data_ptr()
-        if memory in seen or any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride())):
+        if memory in seen or shares_memory(tensor):
             shared.append(index)
         seen.add(memory)
     return shared

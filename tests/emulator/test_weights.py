@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ignite_ipu.emulator as poptorch
+from ignite_ipu.emulator.program import Program
 
 X = torch.tensor([[1.0, 2.0]])
 
@@ -286,6 +287,72 @@ def test_integer_buffers_are_constants_that_uploads_do_not_reach(caplog):
     net.steps.add_(5)
     model.copyWeightsToDevice()
     assert model(X)[3] == 0
+
+
+class Expanded(nn.Module):
+    """A layer with a parameter and a buffer whose rows share memory."""
+
+    def __init__(self, shared=True, writes=False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(2, 2)
+        self.writes = writes
+        self.row = torch.tensor([[1.0, 2.0]])
+        self.register_buffer("scale", self.row.expand(3, 2))
+        self.offset = nn.Parameter(torch.ones(1, 2).expand(3, 2) if shared else torch.ones(3, 2))
+
+    def forward(self, x):
+        if self.writes:
+            self.scale[0].mul_(0.5)
+        out = self.fc(x) * self.scale + self.offset
+        return out, F.mse_loss(out, x)
+
+
+def test_tensors_whose_elements_share_memory_come_back():
+    """A buffer that does not change goes on sharing it, a parameter whose rows come to differ does not."""
+    net, native, x = Expanded(), Expanded(shared=False), torch.randn(3, 2)
+    model = training(net)
+    optimizer = torch.optim.SGD(native.parameters(), lr=0.1)
+    for _ in range(2):
+        model(x)
+        optimizer.zero_grad()
+        native(x)[1].backward()
+        optimizer.step()
+    torch.testing.assert_close(net.state_dict(), native.state_dict())
+    net.row.mul_(2)
+    assert torch.equal(net.scale, net.row.expand(3, 2))
+
+
+def test_a_lost_edit_of_a_buffer_whose_elements_share_memory_is_lost():
+    """As of any other: the device's values are the newest."""
+    net, x = Expanded(), torch.randn(3, 2)
+    model = training(net)
+    model(x)
+    net.row.mul_(2)
+    model(x)
+    assert torch.equal(net.scale, torch.tensor([[1.0, 2.0]]).expand(3, 2))
+    assert torch.equal(net.row, torch.tensor([[2.0, 4.0]]))
+
+
+def test_writing_to_a_buffer_whose_elements_share_memory_is_refused():
+    """On the host each write reaches all rows; on the device they have memory of their own."""
+    with pytest.raises(poptorch.Error, match=r"buffer scale, of shape \(3, 2\) and strides \(0, 1\).*\.clone\(\)"):
+        training(Expanded(writes=True))(torch.randn(3, 2))
+
+
+def test_weights_that_a_failed_copy_did_not_bring_come_with_the_next(monkeypatch):
+    net = Net()
+    model = training(net)
+    model(X)
+
+    def fail(self):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "download", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            net.state_dict()
+    close(net, reference(1))
 
 
 def test_named_buffers_are_uploaded_alone():
