@@ -75,7 +75,7 @@ def build(
     Args:
         structure: What forward returned.
         loss: The node that gradients are taken of; None in inference.
-        extras: Nodes whose values are wanted besides what forward returned.
+        extras: Nodes whose values are wanted besides what forward returned, as they are when they are computed.
         fold: Returns the nodes whose values are known already; None computes them.
     """
     folded = (fold or fold_constants)(capture)
@@ -100,14 +100,15 @@ def build(
             positions.append(None)
             # What was computed while compiling was on the device all the same; a host tensor never was.
             frozen[index] = narrowed(value) if isinstance(leaf, IpuTensor) else value
-    loss_place = None if loss is None else place(loss)
-    extra_places = {node.name: place(node) for node in extras}
+    # Arithmetic after a loss has no gradient, and arithmetic in place (`loss += penalty`) is no exception.
+    loss_place = None if loss is None else place(_unchanged(capture, loss))
+    extra_places = {node.name: place(_unchanged(capture, node)) for node in extras}
 
     taken = [
         traced.origin for traced in (*capture.inputs.values(), *capture.weights.values(), *capture.buffers.values())
     ]
     # What is returned has the value of the end, whoever wrote to it after it was made, and through which view.
-    memory = {node.meta["memory"] for node in (*taken, *returned)}
+    memory = {node.meta.get("memory") for node in (*taken, *returned)}
     needed = _needed(capture.graph, returned, stop=folded, memory=memory)
     constants = {node: value for node, value in folded.items() if node in needed}
     used.update((node.name, value) for node, value in constants.items())
@@ -173,7 +174,27 @@ def fold_constants(
     return {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
 
 
-def _needed(graph: fx.Graph, returned: Sequence[fx.Node], stop: Iterable[fx.Node], memory: Set[int]) -> Set[fx.Node]:
+def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
+    """Return a node with the value that `node` has when it is computed, whatever is written over it after that.
+
+    Weights and buffers have one value, the newest.
+    """
+    if any(node is traced.origin for traced in (*capture.weights.values(), *capture.buffers.values())):
+        return node
+    memory = node.meta["memory"]
+    since = itertools.dropwhile(lambda other: other is not node, capture.graph.nodes)
+    if not any(memory in later.meta.get("writes", ()) for later in itertools.islice(since, 1, None)):
+        return node
+    with capture.graph.inserting_after(node):
+        copy = capture.graph.call_function(torch.clone, (node,))
+    # No operator of the model's, and no tensor that it knows: without the rest of what describes these.
+    copy.meta.update(shape=node.meta["shape"], dtype=node.meta["dtype"])
+    return copy
+
+
+def _needed(
+    graph: fx.Graph, returned: Sequence[fx.Node], stop: Iterable[fx.Node], memory: Set[Optional[int]]
+) -> Set[fx.Node]:
     """Return the nodes that the results need, or that write to `memory`."""
     stop = set(stop)
     roots = [*returned, *(node for node in graph.nodes if node.meta.get("writes", set()) & memory)]

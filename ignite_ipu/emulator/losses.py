@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Collection, Dict, Mapping, Sequence, Set, Tuple
 
-import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import backend_error
@@ -88,23 +86,6 @@ def final_loss(losses: Sequence[fx.Node]) -> fx.Node:
             'poptorch.identity_loss(loss1 + loss2, reduction="sum").'
         )
     return candidates.pop()
-
-
-def unchanged(graph: fx.Graph, loss: fx.Node) -> fx.Node:
-    """Return the node with the value that `loss` has when it is computed, whatever is written over it after that.
-
-    Arithmetic after a loss has no gradient, and arithmetic in place (`loss += penalty`) is no exception.
-    """
-    memory = loss.meta["memory"]
-    if not any(
-        memory in node.meta.get("writes", ())
-        for node in itertools.dropwhile(lambda node: node is not loss, graph.nodes)
-    ):
-        return loss
-    with graph.inserting_after(loss):
-        copy = graph.call_function(torch.clone, (loss,))
-    copy.meta.update(loss.meta, operator="clone", memory=None, writes=set(), after=[])
-    return copy
 
 
 def ancestors(node: fx.Node, stop: Collection[fx.Node] = ()) -> Set[fx.Node]:

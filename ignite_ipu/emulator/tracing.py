@@ -121,7 +121,7 @@ def trace(
     structure = _host_outputs(structure)
     if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
         logger.debug("The model returns nothing that is computed on the IPU.")
-    loss = losses.unchanged(capture.graph, losses.final_loss(capture.losses)) if training else None
+    loss = losses.final_loss(capture.losses) if training else None
     graph = build(capture, structure, loss, _anchored(capture, anchors), fold)
     added_tensors.put_back(added, lambda: fold_constants(capture, _buffers_on_host(capture, model)))
     return graph, capture

@@ -534,6 +534,65 @@ class TestAnchors:
         with pytest.raises(AssertionError, match="No tensor with name"):
             model.getAnchoredTensor("other")
 
+    @pytest.mark.parametrize("mode", ["Final", "All", "Sum", "EveryN"])
+    def test_they_are_not_what_is_written_over_them_later(self, mode):
+        """By an in-place layer, in all output modes."""
+        net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(inplace=True))
+        with torch.no_grad():
+            net[0].weight.copy_(-torch.eye(2))
+        options = poptorch.Options().deviceIterations(2)
+        options.outputMode(poptorch.OutputMode[mode], 2 if mode == "EveryN" else 1)
+        options.anchorTensor("before", "linear")
+        options.anchorTensor("after", "relu")
+        model = poptorch.inferenceModel(net, options)
+        x = torch.tensor([[1.0, -2.0], [3.0, -4.0]])
+        kept = {"Final": x[1:], "All": x, "Sum": x.sum(0, keepdim=True), "EveryN": x[1:]}[mode]
+        assert torch.equal(model(x), torch.relu(-kept))
+        assert torch.equal(model.getAnchoredTensor("before"), -kept)
+        assert torch.equal(model.getAnchoredTensor("after"), torch.relu(-kept))
+        assert "clone" not in model.getTensorNames()
+
+    def test_each_of_several_writes_has_a_value(self):
+        """In training, where gradients are those of the whole; of an input and a view, too."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.fc = nn.Linear(2, 2)
+
+            def forward(self, x, seen=None):
+                seen = {} if seen is None else seen
+                seen["input"] = x.clone()
+                x.sub_(1)
+                h = self.fc(x)
+                seen["linear"] = h.clone()
+                row = h[0]
+                seen["getitem"] = row.clone()
+                h.mul_(2)
+                seen["mul"] = h.clone()
+                row.add_(1)
+                seen["add"] = row.clone()
+                loss = nn.functional.mse_loss(h, torch.ones_like(h))
+                seen["mse_loss"] = loss.clone()
+                loss *= 3
+                return loss
+
+        net, native, seen = Net(), Net(), {}
+        optimizer = torch.optim.SGD(native.parameters(), lr=0.1)
+        native(X.clone(), seen)
+        seen["mse_loss"].backward()
+        optimizer.step()
+        options = poptorch.Options()
+        names = {"input": "input_x"}
+        for short in seen:
+            options.anchorTensor(short, names.get(short, short))
+        model = poptorch.trainingModel(net, options, torch.optim.SGD(net.parameters(), lr=0.1))
+        model(X.clone())
+        for short, value in seen.items():
+            torch.testing.assert_close(model.getAnchoredTensor(short), value.detach())
+        torch.testing.assert_close(net.state_dict(), native.state_dict())
+
 
 def test_an_executor_cannot_be_deep_copied_into_a_second_one():
     """Its weights are on a device; the copy would be two executors for one."""
