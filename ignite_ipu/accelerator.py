@@ -168,10 +168,13 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         return super().prepare_data_loader(data_loader, *args, **kwargs)
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Optional[bool] = None) -> Any:
-        """Wrap the optimizer as accelerate does, and let its steps run captured updates."""
+        """Wrap the optimizer as accelerate does unless it is wrapped, and let its steps run captured updates."""
+        if isinstance(optimizer, AcceleratedOptimizer):
+            # What prepare() notes of everything that it returns.
+            optimizer._is_accelerate_prepared = True
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
         prepared.__class__ = _PreparedOptimizer
-        capture_optimizer(prepared.optimizer)
+        capture_optimizer(_wrapped(prepared))
         return prepared
 
     def _postponed(self) -> Optional[str]:
@@ -336,7 +339,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         for model in self._captured():
             model.close()
         for optimizer in self._optimizers:
-            release_optimizer(optimizer.optimizer)
+            release_optimizer(_wrapped(optimizer))
         return super().free_memory(*objects)
 
     def end_training(self) -> None:
@@ -366,6 +369,14 @@ class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
         if self.gradient_state.sync_gradients:
             # None means what it means to the optimizer when it is left out.
             self.optimizer.zero_grad(set_to_none is not False)
+
+
+def _wrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the user's optimizer, which accelerate's own `prepare_optimizer` may have wrapped several times."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    inner: torch.optim.Optimizer = optimizer
+    return inner
 
 
 def _named(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:

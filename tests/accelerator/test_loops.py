@@ -149,6 +149,32 @@ def test_prepare_keeps_number_and_order_and_can_be_repeated() -> None:
     assert isinstance(accelerator, Accelerator) and accelerator.is_main_process and accelerator.num_processes == 1
 
 
+@pytest.mark.parametrize("first", [IPUAccelerator, Accelerator])
+def test_what_is_prepared_one_by_one_can_be_prepared_together(first: Any) -> None:
+    """As accelerate's own optimizers, which may be wrapped again, be it by another accelerator."""
+
+    def run(accelerator: Any) -> Tuple[nn.Module, List[float]]:
+        set_seed(3)
+        model = accelerator.prepare_model(network())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for each in (first() if type(accelerator) is IPUAccelerator else accelerator, accelerator, accelerator):
+            optimizer = each.prepare_optimizer(optimizer)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+        losses = []
+        for _ in range(3):
+            loss = F.cross_entropy(model(X), Y)
+            accelerator.backward(loss)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        accelerator.free_memory()
+        return model, losses
+
+    compared(run)
+
+
 def test_prepared_losses_stay_what_they_are() -> None:
     """Scripts prepare their loss modules, too."""
 
