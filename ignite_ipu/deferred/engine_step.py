@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.deferred.engine_calls import with_known_values
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.model import CapturedModel, capture_model
 from ignite_ipu.deferred.optimizer import capture_optimizer, captured_by
@@ -38,7 +39,8 @@ def ipu_step(
 
     `Engine(ipu_step(train_step))` takes the place of `Engine(train_step)`: the step calls the model, computes a loss
     with any functions, calls `loss.backward()` and `optimizer.step()`. Several backward calls before one
-    `optimizer.step()` accumulate their gradients in one device call.
+    `optimizer.step()` accumulate their gradients in one device call, and may come in several iterations: what the step
+    returns holds values from the iteration on in which it calls `optimizer.step()`.
 
     Args:
         train_step: Called with engine and batch.
@@ -95,7 +97,7 @@ def ipu_step(
 
 
 class _Step:
-    """The step function, whose results hold plain tensors."""
+    """The step function, whose results hold plain tensors as soon as their update has run."""
 
     def __init__(self, train_step: Step, captures: List[CapturedModel]) -> None:
         self._train_step = train_step
@@ -108,13 +110,7 @@ class _Step:
         return self.captures[0].session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from ignite_ipu.deferred.tensor import DeferredTensor, resolved
-
-        output = self._train_step(*args, **kwargs)
-        # What Ignite keeps as state.output is read by handlers at any time.
-        if isinstance(output, (DeferredTensor, tuple, list, dict)):
-            return resolved(output)
-        return output
+        return with_known_values(self._train_step, *args, **kwargs)
 
 
 def _used_by(function: Any, seen: Set[int]) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from torch import nn
 
 from ignite_ipu.deferred.buffer_writes import BufferWrites
 from ignite_ipu.deferred.device_gradients import DeviceGradients
+from ignite_ipu.deferred.engine_calls import CALLS
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.evaluated import with_gradients
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
@@ -328,6 +329,10 @@ class CapturedModel:
                 f"not gone backward. {remedy}"
             )
         reason = self.postponed()
+        if reason is None and self.pending and self.pending[-1].call not in (None, CALLS.current):
+            reason = (
+                f"the step function has returned without optimizer.step() after backward() at {self.pending[-1].line}"
+            )
         if reason is not None:
             raise EarlyReadError(
                 f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
@@ -335,6 +340,15 @@ class CapturedModel:
             )
         self._run()
         self._early = line
+
+    def _left_by_its_step(self) -> Optional[str]:
+        """Return why an update is not complete whose losses an engine's step function has left; None for others."""
+        if not self.pending or self.pending[-1].call in (None, CALLS.current):
+            return None
+        return (
+            f"the step function that called backward() at {self.pending[-1].line} has returned without "
+            "optimizer.step(), so gradients accumulate"
+        )
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer than before make the coming updates.

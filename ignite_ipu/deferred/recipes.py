@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.deferred.engine_calls import CALLS
 from ignite_ipu.deferred.graph import Input, Number, Operation, Value, by_number
 from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.step import Recipe, RecipeStep
@@ -25,14 +26,16 @@ class Loss:
         value: The loss.
         operations: What it is computed from, in order.
         line: Where backward was called.
+        call: The call of an engine's step function in which that was, None outside of these.
     """
 
-    __slots__ = ("line", "operations", "value")
+    __slots__ = ("call", "line", "operations", "value")
 
     def __init__(self, value: Value, operations: Sequence[Operation], line: Line) -> None:
         self.value = value
         self.operations = operations
         self.line = line
+        self.call = CALLS.current
 
 
 class MicroBatch:

@@ -21,7 +21,7 @@ from ignite_ipu.deferred.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.structure import put_together, take_apart, take_call_apart, words
 from ignite_ipu.deferred.written import WrittenTensor, in_place_of_written, write_back
 
-__all__ = ["DeferredTensor", "as_leaf", "deferred_results", "resolved"]
+__all__ = ["DeferredTensor", "as_leaf", "deferred_results", "known_in", "resolved"]
 
 _METADATA = words(
     "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
@@ -160,6 +160,13 @@ def resolved(structure: Any) -> Any:
     leaves: List[Any] = []
     shape = take_apart(structure, leaves)
     return put_together(shape, [_plain(leaf, "its value") for leaf in leaves])
+
+
+def known_in(structure: Any) -> Any:
+    """Return nested values with those deferred tensors replaced by their values that need no update."""
+    leaves: List[Any] = []
+    shape = take_apart(structure, leaves)
+    return put_together(shape, [_if_known(leaf) for leaf in leaves])
 
 
 def as_leaf(value: Any, line: Line) -> Any:
@@ -446,6 +453,10 @@ def _with_values(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[s
 
 def _plain(leaf: Any, what: str) -> Any:
     return _read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf
+
+
+def _if_known(leaf: Any) -> Any:
+    return leaf.value.get() if isinstance(leaf, DeferredTensor) and leaf.value.known else leaf
 
 
 def _read(value: Value, what: str) -> torch.Tensor:

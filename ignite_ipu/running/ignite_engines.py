@@ -11,7 +11,7 @@ import ignite.distributed
 import ignite.engine
 from ignite.engine import Engine
 
-from ignite_ipu.deferred.tensor import resolved
+from ignite_ipu.deferred.engine_calls import with_known_values
 from ignite_ipu.engines import IPUEngine
 from ignite_ipu.factories import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.running.engine_weights import EngineWeights
@@ -100,12 +100,11 @@ def _engine(original: Callable[..., Any], code: ScriptCode) -> Any:
 
 
 def _with_values(process_function: Callable[..., Any]) -> Any:
-    """Return a step whose output holds ordinary tensors: handlers and metrics read it at any time."""
+    """Return a step whose output, which handlers and metrics read, holds ordinary tensors once their update has run."""
 
     @functools.wraps(process_function)
     def step(engine: Any, batch: Any) -> Any:
-        output = process_function(engine, batch)
-        return output if output is None else resolved(output)
+        return with_known_values(process_function, engine, batch)
 
     return step
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, List
+from typing import Any, Callable, List, Optional, Tuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from ignite.engine import Engine, Events
-from ignite.metrics import RunningAverage
+from ignite.metrics import Accuracy, Average, RunningAverage
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import backend
-from ignite_ipu.deferred import CaptureError, captured, ipu_step
+from ignite_ipu.deferred import CaptureError, EarlyReadError, captured, ipu_step
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -63,6 +63,77 @@ def test_engine_over_a_function() -> None:
     torch.testing.assert_close(runs[1][0].state_dict(), runs[0][0].state_dict(), rtol=1e-4, atol=1e-5)
     counters = backend.poptorch().counters(captured(runs[1][0]).session.training.executor)  # type: ignore[union-attr]
     assert (counters.compiles, counters.device_calls, counters.weight_uploads) == (1, 16, 1)
+
+
+def accumulating(
+    captures: bool, iterations: int, attach: Callable[[Engine], Any], model: Optional[Any] = None
+) -> Tuple[nn.Module, Engine]:
+    """Return model and engine after a run in which every second iteration makes an update."""
+    model = network() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train_step(engine: Engine, batch: Any) -> Any:
+        scores = model(batch[0])
+        loss = F.cross_entropy(scores, batch[1]) / 2
+        loss.backward()
+        if engine.state.iteration % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"loss": loss.detach(), "scores": scores.detach(), "y": batch[1]}
+
+    trainer = Engine(ipu_step(train_step) if captures else train_step)
+    attach(trainer)
+    trainer.run(list(data())[:iterations])
+    return model, trainer
+
+
+def every_second(trainer: Engine) -> None:
+    trainer.state.seen = []
+    trainer.add_event_handler(
+        Events.ITERATION_COMPLETED(every=2),
+        lambda engine: engine.state.seen.append(engine.state.output["loss"].item()),
+    )
+
+
+def epoch_metrics(trainer: Engine) -> None:
+    Average(output_transform=lambda output: output["loss"]).attach(trainer, "loss")
+    Accuracy(output_transform=lambda output: (output["scores"], output["y"])).attach(trainer, "accuracy")
+
+
+@pytest.mark.parametrize("attach", [lambda trainer: None, every_second])
+@pytest.mark.parametrize("iterations", [8, 7, 2, 1])
+def test_accumulation_over_iterations(iterations: int, attach: Callable[[Engine], Any]) -> None:
+    """Nothing is updated where the step makes no update, and handlers read what the update has given."""
+    (native, expected), (model, found) = (accumulating(captures, iterations, attach) for captures in (False, True))
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
+    assert getattr(found.state, "seen", []) == pytest.approx(getattr(expected.state, "seen", []), rel=1e-4)
+    if iterations % 2 == 0:
+        assert type(found.state.output["loss"]) is type(found.state.output["scores"]) is torch.Tensor
+        torch.testing.assert_close(found.state.output, expected.state.output, rtol=1e-4, atol=1e-5)
+    capture = captured(model)
+    assert capture is not None and (capture.session.training is None) == (iterations == 1)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "early"),
+    [(1, lambda trainer: trainer.add_event_handler(Events.ITERATION_COMPLETED, reads)), (7, epoch_metrics)],
+)
+def test_values_of_an_update_that_has_not_run(iterations: int, early: Callable[[Engine], Any]) -> None:
+    """A handler that reads them is told so, and makes no update."""
+    model, (native, _) = network(), accumulating(False, iterations, lambda trainer: None)
+    with pytest.raises(EarlyReadError, match=r"test_engine_step\.py:\d+ .* has returned without optimizer\.step\(\)"):
+        accumulating(True, iterations, early, model)
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def reads(engine: Engine) -> None:
+    engine.state.output["loss"].item()
+
+
+def test_metrics_over_accumulated_iterations() -> None:
+    """Metrics of an epoch add up what is not known yet."""
+    (_, expected), (_, found) = (accumulating(captures, 8, epoch_metrics) for captures in (False, True))
+    assert found.state.metrics == pytest.approx(expected.state.metrics, rel=1e-4)
 
 
 class Trainer:

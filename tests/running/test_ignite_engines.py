@@ -194,6 +194,32 @@ print(abs(evaluator.state.metrics["mse"] - ((x @ weight.T + bias - y) ** 2).mean
     assert ran.output == ["True"]
 
 
+def test_a_written_out_step_accumulates_over_iterations(run, monkeypatch):
+    """The weights are the native ones; handlers read in the iterations that make an update."""
+    script = (
+        HEAD.replace("cuda", "cpu")
+        + """
+from ignite.engine import Engine, Events
+def step(engine, batch):
+    loss = nn.functional.mse_loss(model(batch[0]), batch[1]) / 2
+    loss.backward()
+    if engine.state.iteration % 2 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"loss": loss.detach()}
+trainer = Engine(step)
+losses = []
+every_second = Events.ITERATION_COMPLETED(every=2)
+trainer.add_event_handler(every_second, lambda: losses.append(trainer.state.output["loss"].item()))
+trainer.run(data, max_epochs=2, epoch_length=3)
+print([round(value, 4) for value in (*losses, *model.weight.tolist()[0])])
+"""
+    )
+    found = run(script).output
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    assert found == run(script).output
+
+
 def test_a_model_that_a_trainer_trains_may_be_called(run):
     ran = run(
         HEAD
