@@ -6,13 +6,13 @@ weights.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.buffer_writes import BufferWrites
+from ignite_ipu.deferred.capturing_class import CAPTURE, capturing_class, release_class
 from ignite_ipu.deferred.device_gradients import DeviceGradients
 from ignite_ipu.deferred.engine_calls import CALLS
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
@@ -27,7 +27,6 @@ from ignite_ipu.deferred.owners import own, parameter_of
 from ignite_ipu.deferred.plans import Plans, PlansByModes, seen_before
 from ignite_ipu.deferred.recipes import Loss, ancestors
 from ignite_ipu.deferred.settings import CaptureSettings
-from ignite_ipu.deferred.step import NATIVE
 from ignite_ipu.deferred.structure import Structure, take_apart, take_call_apart
 from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.deferred.training import CapturedTraining
@@ -37,8 +36,6 @@ from ignite_ipu.listing import listed
 from ignite_ipu.session import IPUSession
 
 __all__ = ["CapturedModel", "capture_model", "captured"]
-
-_CAPTURE = "_ignite_ipu_capture"
 
 
 class CapturedModel:
@@ -402,7 +399,7 @@ class CapturedModel:
         if self.training.optimizer is not None:
             release_optimizer(self.training.optimizer)
         for capture in (self, *self.parts):
-            _release_class(capture.model)
+            release_class(capture.model)
             # A value that the user still holds keeps this alive, but its tensors are not captured any more.
             capture._tensors = {}
 
@@ -443,22 +440,22 @@ def capture_model(
     Raises:
         SessionError: The model is trained by another engine, or some of it is not on the CPU.
     """
-    existing: Optional[CapturedModel] = model.__dict__.get(_CAPTURE)
+    existing: Optional[CapturedModel] = model.__dict__.get(CAPTURE)
     if existing is not None:
         return existing
     with torch._C.DisableTorchFunctionSubclass():
         owners = {owner[0] for owner in map(parameter_of, model.parameters()) if owner is not None}
     part_of = next((owner for owner in owners if any(module is model for module in owner.model.modules())), None)
     capture = CapturedModel(model, settings, postponed, clip_remedy, part_of)
-    model.__dict__[_CAPTURE] = capture
+    model.__dict__[CAPTURE] = capture
     own_class: Any = type(model)
-    model.__class__ = _capturing_class(own_class)
+    model.__class__ = capturing_class(own_class)
     return capture
 
 
 def captured(model: Any) -> Optional[CapturedModel]:
     """Return what captures a model, alone or together with others; None for an ordinary one."""
-    found: Optional[CapturedModel] = getattr(model, "__dict__", {}).get(_CAPTURE)
+    found: Optional[CapturedModel] = getattr(model, "__dict__", {}).get(CAPTURE)
     return None if found is None else found.whole
 
 
@@ -466,45 +463,3 @@ def _give_up(loss: Loss, problem: str) -> None:
     for operation in loss.operations:
         if not operation.done:
             operation.problem = problem
-
-
-def _release_class(model: nn.Module) -> None:
-    if _CAPTURE in model.__dict__:
-        model.__class__ = type(model).__mro__[1]
-        del model.__dict__[_CAPTURE]
-
-
-@functools.lru_cache(maxsize=None)
-def _capturing_class(base: Any) -> Any:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if NATIVE.depth:
-            return base.__call__(self, *args, **kwargs)
-        return self.__dict__[_CAPTURE].call(args, kwargs)
-
-    def train(self: Any, mode: bool = True) -> Any:
-        capture = self.__dict__[_CAPTURE]
-        capture.training.modes.look_again()
-        capture.evaluation.look_again()
-        return base.train(self, mode)
-
-    def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        self.__dict__[_CAPTURE].whole.zero_grad(set_to_none)
-
-    def reduce_ex(self: Any, protocol: Any) -> Any:
-        # Copies and files are of the original class, and capture nothing.
-        getstate = getattr(self, "__getstate__", None)
-        state = getstate() if getstate is not None else self.__dict__
-        if isinstance(state, dict):
-            state = {key: value for key, value in state.items() if key != _CAPTURE}
-        return object.__new__, (base,), state
-
-    members = {
-        "__call__": call,
-        "__doc__": base.__doc__,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__reduce_ex__": reduce_ex,
-        "train": train,
-        "zero_grad": zero_grad,
-    }
-    return type(base.__name__, (base,), members)
