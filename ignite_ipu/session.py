@@ -23,6 +23,7 @@ from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
 from ignite_ipu.python_state import FROZEN_REMEDY, changes_in_every_call
+from ignite_ipu.registrations import REGISTRATIONS
 from ignite_ipu.rows import join_rows, row_count, split_rows, take_rows
 from ignite_ipu.shared_weights import SharedWeights
 from ignite_ipu.step import BatchStep
@@ -100,6 +101,8 @@ class IPUSession:
         self.filling = FillingCheck()
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._looks = 0
+        # What had been counted when the model had the tensors of this session.
+        self._registrations = REGISTRATIONS.count
         self._trained: Optional[Trained] = None
         self._evaluation_options: Dict[Any, Any] = {}
         _SESSIONS[model] = weakref.ref(self)
@@ -425,6 +428,7 @@ class IPUSession:
                 "hold the tensors of that time. Change parameters in place (with copy_() under torch.no_grad(), or "
                 "load_state_dict), or call trainer.ipu.close() and create the engines again."
             )
+        self._registrations = REGISTRATIONS.count
 
     # -- giving back ----------------------------------------------------------------------------------------------
 
@@ -485,6 +489,8 @@ class IPUSession:
 
     def _follow_values(self, program: Program) -> None:
         """Compile again for other Python values and integers in buffers, which are constants of a program."""
+        if self._registrations != REGISTRATIONS.count:
+            self.refuse_replaced()
         changed, message = program.changed_values(), _PYTHON_CHANGED
         if not changed and program.constants is not None:
             changed, message = program.constants.changed(), _BUFFERS_CHANGED

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.events import IPUEvents
+from ignite_ipu.registrations import REGISTRATIONS
 from ignite_ipu.touches import Touches
 
 __all__ = ["LostEditError", "Weights"]
@@ -53,6 +54,7 @@ class Weights:
     def __init__(self, model: nn.Module, fire: Optional[Fire] = None) -> None:
         self._fire = fire or (lambda event: None)
         self._named = _named_tensors(model)
+        REGISTRATIONS.follow(self, model.modules())
         # What is found here is only ever added to: `put_back` goes by the order of an earlier `read`.
         self._names: List[str] = list(self._named)
         self._tensors: List[torch.Tensor] = list(self._named.values())
@@ -103,6 +105,7 @@ class Weights:
         named = _beside_the_model(step)
         if named:
             self._beside[step] = named
+            REGISTRATIONS.follow(self, [module for whole in self._beside for module in whole.modules()])
         known = {id(tensor) for tensor in self._tensors}
         new = {name: tensor for name, tensor in named.items() if id(tensor) not in known}
         self._names += new
@@ -189,7 +192,11 @@ class Weights:
         return changed
 
     def replaced(self, model: nn.Module) -> List[str]:
-        """Return the names of parameters and buffers that are not the ones that the model had at first."""
+        """Return the names of parameters and buffers that are not the ones that the model had at first.
+
+        From then on `REGISTRATIONS` counts those that the model's modules of now are given.
+        """
+        REGISTRATIONS.follow(self, [module for whole in (model, *self._beside) for module in whole.modules()])
         return _differing(self._named, _named_tensors(model))
 
     def replaced_beside(self) -> List[str]:

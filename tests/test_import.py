@@ -28,6 +28,8 @@ def observe():
                        for name, logger in logging.root.manager.loggerDict.items() if hasattr(logger, "handlers")}
     seen["filters"] = list(map(str, warnings.filters))
     seen["hooks"] = [list(map(str, hooks)) for hooks in (sys.meta_path, sys.path_hooks, sys.path)]
+    seen["hooks of modules"] = [len(hooks) for name, hooks in vars(torch.nn.modules.module).items()
+                                if name.startswith("_global_") and isinstance(hooks, dict)]
     seen["signals"] = [str(signal.getsignal(number)) for number in signal.valid_signals()]
     seen["threads"] = threading.active_count()
     return seen

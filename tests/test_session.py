@@ -311,6 +311,42 @@ def test_a_parameter_replaced_after_compilation_is_refused():
         trainer.run(loader())
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_parameter_replaced_within_an_epoch_is_refused_in_the_next_iteration(evaluates):
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    engine = create_ipu_evaluator(model) if evaluates else trainer
+
+    def replace():
+        model[2].weight = nn.Parameter(torch.zeros_like(model[2].weight))
+
+    engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), replace)
+    with pytest.raises(SessionError, match=r"2\.weight of the model was replaced"):
+        engine.run(loader())
+    assert engine.state.iteration == 3
+
+
+class Scaled(nn.Module):
+    """A loss with a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, scores, targets):
+        return nn.functional.cross_entropy(scores * self.scale, targets)
+
+
+def test_a_buffer_of_a_loss_that_is_replaced_within_an_epoch_is_refused():
+    model, optimizer = pair()
+    criterion = Scaled()
+    trainer = create_ipu_trainer(model, optimizer, criterion)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: setattr(criterion, "scale", torch.zeros(1)))
+    with pytest.raises(SessionError, match=r"scale of the trainer was replaced"):
+        trainer.run(loader())
+    assert trainer.state.iteration == 3
+
+
 def test_a_model_on_another_device_is_refused():
     """PopTorch copies a model from the host's memory."""
     model = nn.Linear(2, 2, device="meta")

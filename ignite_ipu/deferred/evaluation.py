@@ -16,6 +16,7 @@ from ignite_ipu.deferred.step import CalledStep
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.programs import Program
 from ignite_ipu.python_state import PythonState
+from ignite_ipu.registrations import REGISTRATIONS
 from ignite_ipu.rows import split_rows, take_rows
 from ignite_ipu.session import IPUSession
 
@@ -23,6 +24,7 @@ __all__ = ["CapturedEvaluation"]
 
 _logger = logging.getLogger("ignite_ipu")
 _MANY = 4
+_NO_LOOK = -1
 _MOST_PROGRAMS = 8
 _DRAWS = (nn.modules.dropout._DropoutNd,)
 _COUNTS = (nn.modules.batchnorm._BatchNorm,)
@@ -47,7 +49,8 @@ class CapturedEvaluation:
         self._programs: Dict[Hashable, Program] = {}
         self._by_kind: Dict[Hashable, Program] = {}
         self._row_wise: Dict[int, bool] = {}
-        self._may_be_others = True
+        # What `REGISTRATIONS` had counted at the last look for other parameters.
+        self._registrations = _NO_LOOK
         self._states: Dict[nn.Module, PythonState] = {}
         self._parts: List[List[Any]] = []
         self._has_given_up = False
@@ -97,9 +100,9 @@ class CapturedEvaluation:
         """Return what a program depends on besides the number of rows, in a comparable form."""
         state = self._states.get(model)
         complete = state is not None and state.complete
-        if self._may_be_others or not complete:
+        if self._registrations != REGISTRATIONS.count or not complete:
             refuse_replaced(self._session.weights, self._session.model)
-            self._may_be_others = False
+            self._registrations = REGISTRATIONS.count
         if state is None or not complete:
             state = self._states[model] = PythonState(model, training=False)
         modes = (self._number_of(state.parts), *state.training(), *state.values())
@@ -107,7 +110,7 @@ class CapturedEvaluation:
 
     def look_again(self) -> None:
         """Look for parameters again before the next call, of which there may be others now."""
-        self._may_be_others = True
+        self._registrations = _NO_LOOK
 
     def _number_of(self, parts: List[Any]) -> int:
         """Return the number of what a model consisted of at some moment."""

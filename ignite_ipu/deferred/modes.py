@@ -12,10 +12,12 @@ from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.recipes import Loss
 from ignite_ipu.listing import listed
 from ignite_ipu.python_state import PythonState
+from ignite_ipu.registrations import REGISTRATIONS
 from ignite_ipu.weights import Weights
 
 __all__ = ["Modes", "ModesThen", "refuse_replaced"]
 
+_NO_LOOK = -1
 _is_trained: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
@@ -54,7 +56,7 @@ class Modes:
     """The modes of one model, exact at every call.
 
     Modules are asked every time, which takes about 0.1 microseconds for each. Parameters are asked when one of them was
-    touched since.
+    touched since, and looked for when some module was given one since.
 
     Args:
         model: The user's model.
@@ -65,7 +67,8 @@ class Modes:
         self._model = model
         self._weights = weights
         self._state: Optional[PythonState] = None
-        self._may_be_others = True
+        # What `REGISTRATIONS` had counted at the last look for other parameters.
+        self._registrations = _NO_LOOK
         self._parameters: List[torch.Tensor] = []
         self._trained: List[bool] = []
         self._looks = -1
@@ -73,7 +76,7 @@ class Modes:
 
     def look_again(self) -> None:
         """Look for parameters again at the next call, when there may be others."""
-        self._may_be_others = True
+        self._registrations = _NO_LOOK
 
     def now(self) -> ModesThen:
         """Return the modes at this moment.
@@ -82,15 +85,15 @@ class Modes:
             CaptureError: Weights were replaced, added or removed.
         """
         state, then = self._state, self._then
-        untouched = not self._may_be_others and self._looks == self._weights.looks
+        untouched = self._registrations == REGISTRATIONS.count and self._looks == self._weights.looks
         if untouched and then is not None and state is not None and state.unchanged(then.training, then.values):
             return then
         if state is None or not state.complete:
             state = self._state = PythonState(self._model, training=True)
-            self._may_be_others = True
-        if self._may_be_others:
+            self._registrations = _NO_LOOK
+        if self._registrations != REGISTRATIONS.count:
             refuse_replaced(self._weights, self._model)
-            self._may_be_others = False
+            self._registrations = REGISTRATIONS.count
             self._parameters = list(self._model.parameters())
             self._looks = -1
         now = ModesThen(self, state.training(), self.trained(), state.names, state.values(), state.parts)

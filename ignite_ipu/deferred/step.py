@@ -17,6 +17,7 @@ from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.packing import PackingGuard
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.mixed_precision import half_products
+from ignite_ipu.registrations import REGISTRATIONS
 from ignite_ipu.step import BatchStep, guarded
 
 __all__ = ["NATIVE", "CalledStep", "CapturedStep", "Recipe", "RecipeStep", "natively"]
@@ -37,12 +38,17 @@ NATIVE = _Native()
 
 @contextlib.contextmanager
 def natively() -> Iterator[None]:
-    """Let captured models run as ordinary modules in the `with` block."""
+    """Let captured models run as ordinary modules in the `with` block.
+
+    What they register themselves while they are traced, such as a cache, is part of the trace and does not count.
+    """
     NATIVE.depth += 1
+    counted = REGISTRATIONS.count
     try:
         yield
     finally:
         NATIVE.depth -= 1
+        REGISTRATIONS.count = counted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import types
 from typing import Any, Callable, List
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -335,6 +337,95 @@ def test_replaced_weights_are_refused(change: Callable[[Any], Any], names: str, 
     change(net.train(training))
     with pytest.raises(CaptureError, match=rf"{names} of the model was replaced, added or removed since"):
         net(X)
+
+
+def load_assigned(net: Any) -> None:
+    if "assign" not in inspect.signature(net.load_state_dict).parameters:
+        pytest.skip("this PyTorch copies what it loads")
+    net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("updates", [0, 3])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (replace_weight, r"second\.weight"),
+        (replace_buffer, "shift"),
+        (load_assigned, r"shift, first\.weight, first\.bias and \d+ more"),
+    ],
+)
+def test_replaced_weights_are_refused_in_the_next_call(
+    change: Callable[[Any], Any], names: str, training: bool, updates: int
+) -> None:
+    """In a loop that puts its model in no mode; with those of before it goes on."""
+    net, optimizer = prepared()
+    net.train(training)
+    before = {id(module): (dict(module._parameters), dict(module._buffers)) for module in net.modules()}
+    for _ in range(updates):
+        output = net(X)
+        if training:
+            F.cross_entropy(output, Y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    change(net)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=rf"{names} of the model was replaced, added or removed since"):
+            net(X)
+    for module in net.modules():
+        for name, tensor in (*before[id(module)][0].items(), *before[id(module)][1].items()):
+            setattr(module, name, tensor)
+    net(X)
+
+
+def test_modules_that_a_loop_makes_are_nothing_to_look_for() -> None:
+    """A loss that is made in every iteration registers a buffer of its own."""
+    net, optimizer = prepared()
+    with mock.patch("ignite_ipu.deferred.modes.refuse_replaced") as looks:
+        seen = []
+        for _ in range(4):
+            criterion = nn.CrossEntropyLoss()
+            criterion(net(X), Y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(looks.call_count)
+    assert seen[1] == seen[-1]
+
+
+class Cached(nn.Module):
+    """A model that keeps what its first call has computed in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 2)
+        self.scale: Any
+        self.register_buffer("scale", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.scale is None:
+            self.scale = torch.full((2,), 0.5)
+        return self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_cache_of_the_first_call_is_no_replaced_buffer(train: bool) -> None:
+    """The model has set it up itself."""
+    found = []
+    for captures in (False, True):
+        net = Cached().train(train)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if captures:
+            capture_model(net, CaptureSettings())
+            capture_optimizer(optimizer)
+        for _ in range(3):
+            output = net(X)
+            if train:
+                F.cross_entropy(output, Y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append((output.detach() + 0, net.state_dict()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 class Grows:

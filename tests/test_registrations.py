@@ -1,0 +1,83 @@
+"""Parameters and buffers that a followed model is given are counted, and nothing else is."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as of_all_modules
+
+from ignite_ipu.registrations import REGISTRATIONS
+
+
+class Follower:
+    """Somebody who follows a model."""
+
+
+def network() -> Any:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[0].register_buffer("scale", torch.ones(2))
+    return model
+
+
+def assign(model: Any) -> None:
+    if "assign" not in model.load_state_dict.__code__.co_varnames:
+        pytest.skip("this PyTorch copies what it loads")
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        (lambda model: setattr(model[0], "weight", nn.Parameter(torch.zeros(2, 2))), True),
+        (lambda model: setattr(model[0], "scale", torch.zeros(2)), True),
+        (lambda model: model[1].register_buffer("more", torch.zeros(2)), True),
+        (assign, True),
+        (lambda model: model.load_state_dict(network().state_dict()), False),
+        (lambda model: model[0].weight.data.zero_(), False),
+        (lambda model: setattr(model[0], "history", [1]), False),
+        (lambda model: model.train().double().float().requires_grad_(False), False),
+        (copy.deepcopy, False),
+        (lambda model: network(), False),
+    ],
+)
+def test_what_is_counted(change: Callable[[Any], Any], counts: bool) -> None:
+    """Given tensors are, written ones and those of other models are not."""
+    model, follower = network(), Follower()
+    REGISTRATIONS.follow(follower, model.modules())
+    before = REGISTRATIONS.count
+    change(model)
+    assert (REGISTRATIONS.count != before) is counts
+
+
+def test_a_model_is_followed_as_long_as_its_followers_live() -> None:
+    """One of two is enough."""
+    model, followers = network(), [Follower(), Follower()]
+    for follower in followers:
+        REGISTRATIONS.follow(follower, model.modules())
+    del follower
+    for counts in (True, True, False):
+        REGISTRATIONS.follow(Follower(), [])
+        before = REGISTRATIONS.count
+        model[0].weight = nn.Parameter(torch.zeros(2, 2))
+        assert (REGISTRATIONS.count != before) is counts
+        del followers[-1:]
+
+
+def test_hooks_of_others_stay_in_force() -> None:
+    """They are called as before, and ours is installed once and changes nothing."""
+    follower, model = Follower(), network()
+    REGISTRATIONS.follow(follower, model.modules())
+    installed = len(of_all_modules._global_parameter_registration_hooks)
+    REGISTRATIONS.follow(follower, network().modules())
+    assert len(of_all_modules._global_parameter_registration_hooks) == installed
+    replaced = nn.Parameter(torch.ones(2, 2))
+    handle = of_all_modules.register_module_parameter_registration_hook(lambda module, name, tensor: replaced)
+    try:
+        model[0].weight = nn.Parameter(torch.zeros(2, 2))
+    finally:
+        handle.remove()
+    assert model[0].weight is replaced
