@@ -6,14 +6,14 @@ A step function that accumulates returns before the update of its loss has run, 
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 __all__ = ["CALLS", "with_known_values"]
 
-# What steps return that may hold tensors.
-_NESTED = (torch.Tensor, tuple, list, Mapping)
+# What is looked into. Handlers may read deferred tensors in anything else.
+_NESTED = (torch.Tensor, tuple, list, dict)
 
 
 class _Calls(threading.local):

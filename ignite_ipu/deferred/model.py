@@ -344,7 +344,8 @@ class CapturedModel:
             return None
         return (
             f"the step function that called backward() at {self.pending[-1].line} has returned without "
-            "optimizer.step(), so gradients accumulate"
+            "optimizer.step(), so that gradients accumulate (handlers read in iterations that make an update, as by "
+            "Events.ITERATION_COMPLETED(every=...))"
         )
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
