@@ -27,6 +27,7 @@ __all__ = ["Change", "OptimizerLink", "SavedState", "Settings"]
 _STEPPED = "_opt_called"
 _parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemgetter("params")
 _LOSS_SCALING = "loss_scaling"
+_LOSS_SCALING_ON_DEVICE = "lossScaling_FLOAT"
 _REPLACED: List[Any] = ["another mapping"]
 
 
@@ -355,7 +356,7 @@ class OptimizerLink:
         if device_state is None:
             # The device was never used: the state is the one that the optimizer shows.
             return {"state": copy.deepcopy(self._source.state_dict()["state"]), "param_groups": saved.groups}
-        loss_scaling = (saved.device.get("ipu_param") or {}).get("lossScaling_FLOAT", saved.settings.loss_scaling)
+        loss_scaling = (saved.device.get("ipu_param") or {}).get(_LOSS_SCALING_ON_DEVICE, saved.settings.loss_scaling)
         state = state_to_torch(
             device_state,
             self._names,
@@ -382,12 +383,18 @@ class OptimizerLink:
         Args:
             trainable: Names on the device of the parameters that the program will train.
         """
-        if self.conversion.passed_through or not self._source.__dict__["state"]:
+        if self.conversion.passed_through:
             return
         current = self.copying(self._read_state)
+        values = current.get("ipu_param") or {}
+        if not values and not self._source.__dict__["state"]:
+            return  # neither has any yet
         everything = self._converted_state(current, None, strict=False)
         wanted = {name: tensor for name, tensor in everything.items() if name.split("___", 1)[-1] in trainable}
-        self._write_state({"ipu_state": wanted, "ipu_param": current.get("ipu_param") or {}})
+        if float(values.get(_LOSS_SCALING_ON_DEVICE, self._device.loss_scaling)) == self._device.loss_scaling:
+            # The program is compiled with the newest ones; among these, PopTorch would miss those of unfrozen weights.
+            values, self._loaded = {}, True
+        self._write_state({"ipu_state": wanted, "ipu_param": values})
 
     def _send_state(self, strict: bool = True) -> None:
         current = self.copying(self._read_state)
@@ -436,7 +443,7 @@ class OptimizerLink:
 
     def _loss_scaling_of(self, current: Mapping[str, Any]) -> float:
         # Automatic loss scaling changes the value on the device alone.
-        entry = (current.get("ipu_param") or {}).get("lossScaling_FLOAT") if self._newer_on_device else None
+        entry = (current.get("ipu_param") or {}).get(_LOSS_SCALING_ON_DEVICE) if self._newer_on_device else None
         return float(self._device.loss_scaling if entry is None else entry)
 
     def _note_sent(self, changes: Sequence[Change]) -> None:

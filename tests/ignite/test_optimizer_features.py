@@ -248,6 +248,40 @@ def test_layers_are_frozen_and_unfrozen_between_epochs(caplog):
     assert "2 frozen (model.0.weight, model.0.bias)" in messages[0] and "2 unfrozen" in messages[1]
 
 
+@pytest.mark.parametrize(
+    ("groups", "loss_scaling"), [("one group", (1.0, 1.0)), ("a group of its own", (64.0, 1024.0))]
+)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_layer_that_is_trained_later_starts_without_a_word_of_poptorch(kind, groups, loss_scaling, caplog):
+    """It has no state and no hyper-parameters on the device yet, as PopTorch would say with a warning."""
+
+    def run(side):
+        model = network()
+        model[0].requires_grad_(False)
+        parts = [{"params": list(part.parameters())} for part in (model[0], model[2])]
+        optimizer = OPTIMIZERS[kind](model.parameters() if groups == "one group" else parts)
+        engine = native(model, optimizer) if side == "native" else ipu(model, optimizer, loss_scaling=loss_scaling[0])
+
+        @engine.on(Events.EPOCH_COMPLETED(once=1))
+        def unfreeze():
+            optimizer.zero_grad()
+            model[0].requires_grad_(True)
+            optimizer.param_groups[0]["lr"] *= 0.5
+
+        @engine.on(Events.EPOCH_STARTED(once=2))
+        def scale():
+            if loss_scaling[0] != loss_scaling[1]:
+                optimizer.loss_scaling = loss_scaling[1]
+
+        engine.run(loader(), max_epochs=3)
+        if side == "ipu":
+            engine.ipu.close()
+        return model
+
+    assert_same_weights(run("ipu"), run("native"), **_CLOSE)
+    assert [record.getMessage() for record in caplog.records if "state lacks" in record.getMessage()] == []
+
+
 def test_a_layer_that_is_in_no_group_cannot_be_unfrozen():
     """The device would train it with default values; a native optimizer would not train it at all."""
     model = network()
