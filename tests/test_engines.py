@@ -361,6 +361,14 @@ def test_an_operator_that_no_ipu_has_is_named_with_the_users_line():
         trainer.run(DataLoader(task(), batch_size=8))
 
 
+def test_an_operator_that_a_stock_layer_uses_is_named_with_the_layer():
+    """No line of the model's own runs, and Ignite's is not it."""
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    with pytest.raises(poptorch.Error, match=r"vdot is used in the module '.*0\.parametrizations\.weight\.0'"):
+        trainer.run([(torch.randn(2, 4), torch.randn(2, 4))])
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("at", [Events.EPOCH_COMPLETED, Events.ITERATION_COMPLETED(once=11), Events.STARTED])
 def test_runs_after_one_that_failed_are_ignites(error, at):

@@ -42,7 +42,7 @@ class _BodyCapture(Capture):
         self._grad_mode = self._initial_grad_mode = False
         # A host tensor means the same inside and outside, and what the model uses is counted as one.
         self._stand_ins = outer._stand_ins
-        self.operators, self.primitives = outer.operators, outer.primitives
+        self.operators, self.primitives, self.used_at = outer.operators, outer.primitives, outer.used_at
         self.scope, self.attributes, self.autocast = outer.scope, outer.attributes, outer.autocast
         self.checks, self.host_tensors = outer.checks, outer.host_tensors
         self.captured: Dict[int, Tuple[IpuTensor, IpuTensor]] = {}

@@ -41,7 +41,12 @@ def source(excludes: Tuple[str, ...] = ()) -> Optional[Tuple[str, int]]:
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_NOT_USER_CODE) and not any(part in file for part in excludes):
+        if is_users(file) and not any(part in file for part in excludes):
             return file, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def is_users(file: str) -> bool:
+    """Tell whether a file is neither PyTorch's nor this package's."""
+    return not file.startswith(_NOT_USER_CODE)

@@ -30,7 +30,7 @@ from ignite_ipu.emulator import (
 from ignite_ipu.emulator.autocasting import Autocast
 from ignite_ipu.emulator.call_names import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.custom_functions import forward_only
-from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.forgotten_arguments import found_again
 from ignite_ipu.emulator.hidden_writes import hidden_writes
 from ignite_ipu.emulator.logs import logger
@@ -38,8 +38,9 @@ from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu, range_notice
 from ignite_ipu.emulator.nested import frozen, holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
 from ignite_ipu.emulator.refusals import foreign, refuse, refuse_differentiation
-from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor, needs_value
+from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor
 from ignite_ipu.emulator.turn import Turn
+from ignite_ipu.emulator.type_inference import infer
 
 _ACTIVE = threading.local()
 # A trace replaces attributes of PyTorch for the whole process: threads trace one after the other.
@@ -80,6 +81,7 @@ class Capture(TorchFunctionMode):
         losses: Nodes of recognised losses.
         operators: How often each operator was recorded, by name.
         primitives: What PyTorch makes of each recorded operator that is in no table, by name.
+        used_at: Where the model first uses each of these operators.
         autocast: The automatic casts that are on.
         default_dtype: PyTorch's default type when the trace began, narrowed: the program's own.
         checks: What further must hold once forward has returned: called with its result, the options and the placement.
@@ -111,6 +113,7 @@ class Capture(TorchFunctionMode):
         self.losses: List[fx.Node] = []
         self.operators: Dict[str, int] = {}
         self.primitives: Dict[str, Set[str]] = {}
+        self.used_at: Dict[str, str] = {}
         self.scope: List[str] = []
         self.location_excludes: Tuple[str, ...] = ()
         self.attributes: List[Dict[str, Any]] = []
@@ -338,18 +341,8 @@ class Capture(TorchFunctionMode):
         args, kwargs = map_leaves((args, kwargs), _to_meta)
         if "device" in kwargs:
             kwargs["device"] = _META
-        try:
-            with self.outside(), operators.observed(name_of(kernel), kernel, self.primitives):
-                return kernel(*args, **kwargs)
-        except Error:
-            raise
-        except NotImplementedError as error:
-            raise backend_error(f"Type inference failed for {name_of(kernel)}: {error}") from error
-        except RuntimeError as error:
-            text = str(error)
-            if "meta" in text.lower() and ("data-dependent" in text or "item()" in text or "Meta tensor" in text):
-                raise needs_value(name_of(kernel)) from error
-            raise
+        with self.outside():
+            return infer(kernel, args, kwargs, self.primitives, self.used_at)
 
     def _node(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> fx.Node:
         self._follow_grad_mode(torch.is_grad_enabled())

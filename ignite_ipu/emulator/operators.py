@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, List, Map
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ignite_ipu.emulator import operator_arguments
+from ignite_ipu.emulator import operator_arguments, places
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.operator_table import (
@@ -150,8 +150,12 @@ def canonical(name: str) -> str:
     return name[:-1] if name.endswith("_") and name != "_" else name
 
 
-def observed(name: str, kernel: Callable[..., Any], primitives: Dict[str, Set[str]]) -> ContextManager[Any]:
+def observed(
+    name: str, kernel: Callable[..., Any], primitives: Dict[str, Set[str]], used_at: Dict[str, str]
+) -> ContextManager[Any]:
     """Return a context manager that adds the kernels PyTorch calls inside it to `primitives[name]`.
+
+    `used_at[name]` becomes the place in the model that runs, if there is none yet.
 
     For an operator that the tables know, and for those of the emulator itself, it does nothing.
     """
@@ -159,6 +163,8 @@ def observed(name: str, kernel: Callable[..., Any], primitives: Dict[str, Set[st
         return contextlib.nullcontext()
     if _known(canonical(name)) in (Status.LISTED, Status.MOVEMENT):
         return contextlib.nullcontext()
+    if name not in used_at:
+        used_at[name] = places.here()
     return _Observer(primitives.setdefault(name, set()))
 
 
@@ -200,8 +206,7 @@ def check(capture: Capture) -> None:
                 )
     if not unsupported:
         return
-    places = _first_places(capture)
-    used = "; ".join(_use(kernel, name, places.get(name)) for kernel, name in unsupported.items())
+    used = "; ".join(_use(kernel, name, capture.used_at[name]) for kernel, name in unsupported.items())
     _report(
         f"Unsupported ops found in compiled model: [{', '.join(f'aten::{kernel}' for kernel in unsupported)}]. {used}. "
         "Write them with operators that ignite_ipu.emulator.operators.listed() names."
@@ -239,17 +244,9 @@ def _known(plain: str) -> Optional[Status]:
     return Status.DECOMPOSED if plain in DECOMPOSED else None
 
 
-def _use(kernel: str, name: str, place: Optional[Tuple[str, int]]) -> str:
+def _use(kernel: str, name: str, place: str) -> str:
     inside = f"{kernel} is used" if canonical(name) == kernel else f"{kernel} is part of {name}, used"
-    return inside + (" in the model" if place is None else f" at {place[0]}:{place[1]}")
-
-
-def _first_places(capture: Capture) -> Dict[str, Tuple[str, int]]:
-    places: Dict[str, Tuple[str, int]] = {}
-    for node in capture.graph.nodes:
-        if node.meta.get("source") is not None:
-            places.setdefault(node.meta["operator"], node.meta["source"])
-    return places
+    return f"{inside} {place}"
 
 
 def _undecorated(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Dict, Tuple
 import torch
 from torch import nn
 
+from ignite_ipu.emulator import places
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.traced_tensor import IpuTensor, needs_value
 
@@ -54,8 +55,8 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
     one_argument_where = name == "where" and len(args) + len(kwargs) == 1
     if name in _DYNAMIC_SHAPE or one_argument_where or _selects_by_mask(name, args):
         raise backend_error(
-            f"dynamic output shape is not supported: the shape of {name}'s result depends on the data. "
-            "Use a fixed-size formulation, for example torch.where or multiplication by a mask."
+            f"dynamic output shape is not supported: the shape of {name}'s result depends on the data. It is called "
+            f"{places.here()}. Use a fixed-size formulation, for example torch.where or multiplication by a mask."
         )
 
 
@@ -102,17 +103,17 @@ def foreign(tensor: torch.Tensor) -> Error:
             "the dimension that is mapped over out, with broadcasting, torch.bmm or torch.einsum."
         )
     return backend_error(
-        f"Expected an IPU tensor but got tensor ({described} on {tensor.device}): operators of a traced model take "
-        "tensors that are on the IPU. Register it as a buffer of the model, or move it in with .to(x.device), which "
-        "freezes its value."
+        f"Expected an IPU tensor but got tensor ({described} on {tensor.device}), {places.here()}: operators of a "
+        "traced model take tensors that are on the IPU. Register it as a buffer of the model, or move it in with "
+        ".to(x.device), which freezes its value."
     )
 
 
 def illegal_move(what: str) -> Error:
     """Return the error for an attempt to bring a traced tensor to the host."""
     return backend_error(
-        f"Illegal move to CPU ({what}): a tensor on the IPU has no value on the host while the model is traced. "
-        "Return it from forward, or use poptorch.CPU to run host code inside the model."
+        f"Illegal move to CPU ({what}): a tensor on the IPU has no value on the host while the model is traced. It is "
+        f"called {places.here()}. Return it from forward, or use poptorch.CPU to run host code inside the model."
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, S
 import torch
 from torch import fx
 
+from ignite_ipu.emulator import places
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.nested import leaves
 
@@ -90,10 +91,11 @@ class IpuTensor(torch.Tensor):
 
 
 def needs_value(what: str) -> Exception:
-    """Return the error for an operation that asks a traced tensor for its value."""
+    """Return the error for an operation that asks a traced tensor for its value, with the line that does."""
+    place, remedy = places.of_read()
     return backend_error(
         f"{what} is only supported in eager mode: it needs the value of a tensor that is on the IPU, and while the "
-        "model is traced there are no values. Keep the computation in tensors (torch.where makes a choice)."
+        f"model is traced there are no values. It is called {place}. {remedy}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import added_tensors, losses, operators
+from ignite_ipu.emulator import added_tensors, losses, operators, places
 from ignite_ipu.emulator.arguments import Arguments
 from ignite_ipu.emulator.batching import Batching
 from ignite_ipu.emulator.capture import Capture, active
@@ -112,7 +112,7 @@ def trace(
                 stack.enter_context(capture.tracing(training))
                 stack.enter_context(capture.autocast.module_calls())
                 stack.enter_context(module_scopes(capture, model, naming))
-                structure = model(*inputs.positional, **inputs.keyword)
+                structure = places.called(model, naming.excludes, inputs.positional, inputs.keyword)
         finally:
             replaced = _restore(slots, stand_ins)
             added = added_tensors.taken_off(model)

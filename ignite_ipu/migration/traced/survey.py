@@ -111,7 +111,7 @@ class Survey(TorchFunctionMode):
                 place,
                 f"{where} asks for the truth of a tensor's value, which a trace does not have",
             )
-        elif name in _READS or name in _MOVES or (name == "to" and "Illegal move" in text and "cuda" not in text):
+        elif name in _READS or name in _MOVES or (name == "to" and "Illegal move" in text and ".to('cuda" not in text):
             self.notes.add(
                 "host-value-in-forward",
                 place,

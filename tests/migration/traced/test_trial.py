@@ -123,6 +123,13 @@ def make():
 """
 
 
+def test_a_move_to_the_host_is_one_in_a_folder_of_any_name(tmp_path):
+    folder = tmp_path / "cuda"
+    folder.mkdir()
+    code = PLAIN.replace("self.layer(x)", 'self.layer(x).to("cpu")').format(returns="return model, (torch.ones(4, 4),)")
+    assert [note.rule for note in try_out(write(folder, code)).notes] == ["host-value-in-forward"]
+
+
 @pytest.mark.parametrize(
     ("returns", "compiled"),
     [

@@ -1,0 +1,94 @@
+"""Where in a model something is done, as messages name it: a line of its own code, or else one of its modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator.call_names import is_users
+
+__all__ = ["called", "here", "of_read"]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# What hands calls over to a trace is no code that reads a tensor.
+_HANDS_OVER = tuple(_TORCH + name for name in ("overrides.py", "_tensor.py"))
+
+# Functions of PyTorch that read a tensor, and how a model does without, by file and name.
+_REMEDIES = {
+    ("nn/modules/batchnorm.py", "forward"): (
+        "With momentum=None the layer reads how many batches it has seen: give it a momentum, a number."
+    ),
+    ("nn/modules/transformer.py", "_detect_is_causal_mask"): (
+        "PyTorch looks whether the mask is causal only where it is not told: pass is_causal=True or False along with "
+        "mask (tgt_is_causal with tgt_mask, src_is_causal with nn.Transformer's src_mask)."
+    ),
+}
+_KEEP_IN_TENSORS = "Keep the computation in tensors (torch.where makes a choice)."
+
+
+def called(model: nn.Module, excludes: Tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a model and return what it returns; frames from here on inwards are the model's.
+
+    Args:
+        excludes: Parts of the names of files that are not the user's code.
+    """
+    return model(*args, **kwargs)
+
+
+def here() -> str:
+    """Return the innermost line of the model's own code that is running, "at file:line", or the module."""
+    frames, call = _running()
+    return _line(frames, call) or _module(frames, call) or "in the model"
+
+
+def of_read() -> Tuple[str, str]:
+    """Return where a tensor's value is asked for, by what function of PyTorch if it is one, and how to do without."""
+    frames, call = _running()
+    inner = frames[0] if frames else None
+    file = "" if inner is None else inner.f_code.co_filename
+    if inner is None or not file.startswith(_TORCH):
+        return here(), _KEEP_IN_TENSORS
+    within = os.path.relpath(file, _TORCH).replace(os.sep, "/")
+    name = inner.f_code.co_name
+    owner = inner.f_locals.get("self")
+    function = name if owner is None else f"{type(owner).__name__}.{name}"
+    parts = [f"in {function} of torch ({within}:{inner.f_lineno})", _module(frames, call), _line(frames, call)]
+    return ", ".join(part for part in parts if part), _REMEDIES.get((within, name), _KEEP_IN_TENSORS)
+
+
+def _running() -> Tuple[List[FrameType], Optional[FrameType]]:
+    """Return the frames of the model's call, innermost first, without those of the trace; and that of `called`."""
+    frames: List[FrameType] = []
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code is not called.__code__:
+        file = frame.f_code.co_filename
+        if is_users(file) or (file.startswith(_TORCH) and file not in _HANDS_OVER):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames, frame
+
+
+def _line(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
+    excludes = () if call is None else call.f_locals["excludes"]
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if is_users(file) and not any(part in file for part in excludes):
+            return f"at {file}:{frame.f_lineno}"
+    return ""
+
+
+def _module(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
+    if call is None:
+        return ""
+    names = {id(module): name for name, module in call.f_locals["model"].named_modules()}
+    for frame in frames:
+        module = frame.f_locals.get("self")
+        if id(module) in names:
+            name = names[id(module)]
+            return f"in the module {name!r} ({type(module).__name__})" if name else f"in {type(module).__name__}"
+    return ""

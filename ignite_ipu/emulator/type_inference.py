@@ -1,0 +1,102 @@
+"""What an operator returns, found out by running it on tensors without values."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Callable, Dict, Optional, Set, Tuple
+
+import torch
+
+from ignite_ipu.emulator import operators, places
+from ignite_ipu.emulator.call_names import name_of
+from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.nested import map_leaves
+from ignite_ipu.emulator.traced_tensor import needs_value
+
+__all__ = ["infer"]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# Where PyTorch keeps what stands for its kernels where tensors have no values.
+_STAND_INS = tuple(_TORCH + name for name in ("_meta_registrations.py", "_decomp", "_refs", "_prims", "_subclasses"))
+_NEEDS_VALUE = ("data-dependent", "item()", "Meta tensor")
+_ADVICE = " You may have run into this message"  # what follows is about registering operators
+
+_NESTED = "Nested tensors do not compile: make the layer with nn.TransformerEncoder(..., enable_nested_tensor=False)."
+_GROUPED = "Multiply the groups with torch.bmm (experts_implementation='batched_mm' for models of transformers)."
+_REMEDIES = {
+    "_nested_tensor_from_mask": _NESTED,
+    "_nested_tensor_from_mask_left_aligned": _NESTED,
+    "_grouped_mm": _GROUPED,
+    "grouped_mm": _GROUPED,
+}
+_LISTED = "Write it with operators that ignite_ipu.emulator.operators.listed() names."
+
+
+def infer(
+    kernel: Callable[..., Any],
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+    primitives: Dict[str, Set[str]],
+    used_at: Dict[str, str],
+) -> Any:
+    """Return what `kernel` returns for these meta tensors, which are meta tensors again.
+
+    Args:
+        primitives: Gets what PyTorch makes of an operator that is in no table.
+        used_at: Gets where the model first uses such an operator.
+
+    Raises:
+        Error: The operator needs values, or PyTorch cannot tell what it returns without.
+        Exception: What is wrong with the arguments, as on the host.
+    """
+    try:
+        with operators.observed(name_of(kernel), kernel, primitives, used_at):
+            return kernel(*args, **kwargs)
+    except Error:
+        raise
+    except NotImplementedError as error:
+        raise _failed(kernel, error) from error
+    except Exception as error:
+        text = str(error)
+        if isinstance(error, RuntimeError) and "meta" in text.lower() and any(part in text for part in _NEEDS_VALUE):
+            raise needs_value(name_of(kernel)) from error
+        if _is_of_a_stand_in(error.__traceback__) and _works_on_the_host(kernel, args, kwargs):
+            raise _failed(kernel, error) from error
+        raise
+
+
+def _failed(kernel: Callable[..., Any], error: Exception) -> Error:
+    name = name_of(kernel)
+    reason = (str(error) or type(error).__name__).split(_ADVICE)[0].rstrip(". \n")
+    return backend_error(
+        f"Type inference failed for {name}, called {places.here()}: {reason}. {_REMEDIES.get(name, _LISTED)}"
+    )
+
+
+def _is_of_a_stand_in(traceback: Optional[TracebackType]) -> bool:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.startswith(_STAND_INS):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _works_on_the_host(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+    """Tell whether the kernel takes tensors of zeros like these: if not, the mistake is the model's."""
+    args, kwargs = map_leaves((args, kwargs), _on_host)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            kernel(*args, **kwargs)
+    except Exception:
+        return False
+    return True
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "meta" else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    zeros = torch.zeros(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype)
+    return zeros.as_strided(tuple(value.shape), value.stride(), int(value.storage_offset()))

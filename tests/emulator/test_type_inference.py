@@ -1,0 +1,63 @@
+"""What PyTorch cannot tell without values is refused by name; mistakes of the model stay PyTorch's errors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import ignite_ipu.emulator as poptorch
+
+_GROUPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
+HERE = re.escape(__file__) + r":\d+"
+
+
+class Groups(nn.Module):
+    """Multiplies groups of rows by a matrix each. Without values PyTorch does so in bfloat16 alone."""
+
+    def forward(self, x, weights):
+        ends = torch.tensor([1, 3], dtype=torch.int32, device=x.device)
+        return torch._grouped_mm(x, weights, offs=ends)
+
+
+class Pads(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, **settings)
+
+    def forward(self, x, padding):
+        return self.layers(x, src_key_padding_mask=padding)
+
+
+class Multiplies(nn.Module):
+    def forward(self, x, y):
+        return x @ y
+
+
+@pytest.mark.skipif(not _GROUPS, reason="this PyTorch has no grouped product on a CPU")
+def test_an_operator_that_fails_without_values_alone_is_named_with_its_line():
+    x, weights = torch.randn(3, 16), torch.randn(2, 16, 16)
+    assert Groups()(x, weights).shape == (3, 16)
+    with pytest.raises(poptorch.Error, match=rf"Type inference failed for _grouped_mm, called at {HERE}: .*torch\.bmm"):
+        poptorch.inferenceModel(Groups())(x, weights)
+
+
+def test_an_operator_that_pytorch_cannot_infer_is_named_with_its_line():
+    """And what is said to help does."""
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 4 + [True]])
+    with pytest.raises(
+        poptorch.Error, match=rf"failed for _nested_tensor\w*, called at {HERE}: .*enable_nested_tensor=False"
+    ):
+        poptorch.inferenceModel(Pads().eval())(x, padding)
+    model = Pads(enable_nested_tensor=False).eval()
+    torch.testing.assert_close(poptorch.inferenceModel(model)(x, padding), model(x, padding).detach())
+
+
+@pytest.mark.parametrize("function", [Multiplies(), poptorch.inferenceModel(Multiplies())])
+def test_a_mistake_of_the_model_is_pytorchs_error(function):
+    with pytest.raises(RuntimeError, match=r"3.*4.*7.*7|same reduction dim"):
+        function(torch.ones(3, 4), torch.ones(7, 7))
