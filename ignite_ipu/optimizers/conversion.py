@@ -18,7 +18,7 @@ from ignite_ipu.optimizers.errors import OptimizerError
 from ignite_ipu.optimizers.kinds import Kind, kind_of_device, kind_of_torch
 from ignite_ipu.optimizers.receipt import Receipt, Row
 
-__all__ = ["Conversion", "convert_optimizer", "hyper_parameter"]
+__all__ = ["Conversion", "convert_optimizer", "hyper_parameter", "refuse_what_the_device_lacks", "remedy_for"]
 
 # Arguments of torch's classes that choose how torch computes the update, not what it is.
 _IMPLEMENTATION = ("foreach", "fused", "capturable")
@@ -136,6 +136,20 @@ def hyper_parameter(name: str, value: Any) -> Any:
     if not math.isfinite(number):
         raise OptimizerError(f"{name} of the optimizer is {number}, which no update survives.")
     return number
+
+
+def refuse_what_the_device_lacks(conversion: Conversion) -> None:
+    """Refuse hyper-parameters with which the optimizer would not have been converted, after they were changed.
+
+    Raises:
+        OptimizerError: There are some; `error.receipt` lists all.
+    """
+    _raise_refusals(conversion.source, conversion.kind, _refusals(conversion.source, conversion.kind))
+
+
+def remedy_for(name: str) -> Optional[str]:
+    """Return why the device's update has no such hyper-parameter, and what to do; None if it has it."""
+    return _REFUSED.get(name)
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -23,6 +23,8 @@ class Kind:
         name: Name of the class in `poptorch.optim` and, except for LAMB, in `torch.optim`.
         numbers: Hyper-parameters that are numbers, or pairs of them; each is constant or variable.
         structural: Hyper-parameters that are part of the compiled update and never change.
+        settled: Hyper-parameters that decide which update it is, so that the conversion settles them; the device does
+            not know them.
         device_arguments: What only PopTorch's class takes.
         slots: Name of a state tensor in torch -> prefix of its name on the device, in torch's order. A slot that an
             optimizer's hyper-parameters leave unused exists on neither side.
@@ -34,11 +36,17 @@ class Kind:
     name: str
     numbers: Tuple[str, ...]
     structural: Tuple[str, ...]
+    settled: Tuple[str, ...]
     device_arguments: Tuple[str, ...]
     slots: Mapping[str, str]
     counts_steps: bool
     device_counts_steps: bool
     scaled: Tuple[str, ...] = ()
+
+    @property
+    def deciding(self) -> Tuple[str, ...]:
+        """Every hyper-parameter that decides what an update is."""
+        return (*self.numbers, *self.structural, *self.settled)
 
     def slots_in_torch(self, group: Mapping[str, Any]) -> Dict[str, str]:
         """Return the slots that torch keeps for a parameter group with these hyper-parameters."""
@@ -58,6 +66,7 @@ SGD = Kind(
     name="SGD",
     numbers=("lr", "momentum", "dampening", "weight_decay"),
     structural=("nesterov",),
+    settled=("maximize",),
     device_arguments=("loss_scaling", "max_grad_norm", "accum_type", "velocity_accum_type"),
     slots={"momentum_buffer": "Accl1"},
     counts_steps=False,
@@ -68,6 +77,7 @@ ADAM = Kind(
     name="Adam",
     numbers=("lr", "betas", "eps", "weight_decay"),
     structural=(),
+    settled=("amsgrad", "maximize", "decoupled_weight_decay"),
     device_arguments=("loss_scaling", "max_grad_norm", *_MOMENTS),
     slots={"exp_avg": "Accl1", "exp_avg_sq": "Accl2"},
     counts_steps=True,
@@ -75,12 +85,17 @@ ADAM = Kind(
 )
 ADAMW = dataclasses.replace(ADAM, name="AdamW")
 LAMB = dataclasses.replace(
-    ADAM, name="LAMB", numbers=(*ADAM.numbers, "max_weight_norm"), device_arguments=("loss_scaling", *_MOMENTS)
+    ADAM,
+    name="LAMB",
+    numbers=(*ADAM.numbers, "max_weight_norm"),
+    settled=("bias_correction",),
+    device_arguments=("loss_scaling", *_MOMENTS),
 )
 RMSPROP = Kind(
     name="RMSprop",
     numbers=("lr", "alpha", "eps", "weight_decay", "momentum"),
     structural=("centered",),
+    settled=("maximize",),
     device_arguments=("loss_scaling", *_MOMENTS),
     slots={"square_avg": "Accl1", "momentum_buffer": "Accl3", "grad_avg": "Accl2"},
     counts_steps=True,

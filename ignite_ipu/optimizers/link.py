@@ -16,8 +16,9 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 
 import torch
 
-from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter
-from ignite_ipu.optimizers.errors import ConstantAttributeError, OptimizerError
+from ignite_ipu.optimizers.changes import Change, constant_changed
+from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter, refuse_what_the_device_lacks
+from ignite_ipu.optimizers.errors import OptimizerError
 from ignite_ipu.optimizers.handle import link_handle, unlink_handle
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
@@ -29,23 +30,6 @@ _parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemge
 _LOSS_SCALING = "loss_scaling"
 _LOSS_SCALING_ON_DEVICE = "lossScaling_FLOAT"
 _REPLACED: List[Any] = ["another mapping"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """A hyper-parameter that differs from what the device was told.
-
-    Attributes:
-        group: Number of the parameter group; None for a value of the whole optimizer.
-        attribute: Name of the hyper-parameter.
-        old: What the device has.
-        new: What the user's optimizer has.
-    """
-
-    group: Optional[int]
-    attribute: str
-    old: Any
-    new: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +103,7 @@ class OptimizerLink:
         self._shapes = [tuple(parameter.shape) for parameter in parameters]
         self._group_sizes = [len(group["params"]) for group in self._source.param_groups]
         self._watched = [
-            tuple(name for name in (*conversion.kind.numbers, *conversion.kind.structural) if name in group)
-            for group in self._source.param_groups
+            tuple(name for name in conversion.kind.deciding if name in group) for group in self._source.param_groups
         ]
         self._getters = [operator.itemgetter(*names) for names in self._watched]
         self._sent = self._values()
@@ -174,7 +157,7 @@ class OptimizerLink:
 
         Raises:
             ConstantAttributeError: A constant of the compiled program changed; nothing has been sent.
-            OptimizerError: As for `changes`.
+            OptimizerError: As for `changes`, or the optimizer would not be converted as it is now.
         """
         if self._shown is not None:
             self._send_edits()
@@ -182,10 +165,9 @@ class OptimizerLink:
         if not changes:
             return ()
         if executor.isCompiled():
-            for change in changes:
-                if change.attribute not in self.conversion.variable:
-                    self._restore(changes)
-                    raise _constant_changed(change, self.conversion)
+            self._refuse(changes, {change.attribute for change in changes} - self.conversion.variable)
+        else:
+            self._refuse(changes, self.conversion.kind.settled)
         self._apply(changes)
         try:
             executor.setOptimizer(self._device)
@@ -202,10 +184,12 @@ class OptimizerLink:
         For use before a model is wrapped: PopTorch reads the optimizer then, and compiles the constants it finds.
 
         Raises:
-            OptimizerError: As for `changes`.
+            ConstantAttributeError: What changed was settled by the conversion.
+            OptimizerError: As for `changes`, or the optimizer would not be converted as it is now.
         """
         self._send_edits()
         changes = self.changes()
+        self._refuse(changes, self.conversion.kind.settled)
         self._apply(changes)
         self._note_sent(changes)
         return changes
@@ -453,6 +437,19 @@ class OptimizerLink:
             # A velocity that waits to be uploaded carries the loss scaling from before.
             self._send_state(strict=False)
 
+    def _refuse(self, changes: Sequence[Change], constants: Collection[str]) -> None:
+        """Refuse changes of constants, and those with which the optimizer would not have been converted."""
+        try:
+            for change in changes:
+                if change.attribute in constants:
+                    raise constant_changed(change, self.conversion)
+            # All that a conversion refuses depends on what is zero or False.
+            if any(bool(change.old) != bool(change.new) for change in changes):
+                refuse_what_the_device_lacks(self.conversion)
+        except OptimizerError:
+            self._restore(changes)
+            raise
+
     def _apply(self, changes: Sequence[Change]) -> None:
         if not self.conversion.passed_through:
             self._write(changes, "new")
@@ -475,21 +472,6 @@ def _make(copy: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
 
 def _may_change_in_place(groups: Sequence[Any]) -> bool:
     return not all(isinstance(value, (float, int, tuple)) for values in groups for value in values)
-
-
-def _constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
-    name = change.attribute
-    where = "" if change.group is None else f" of parameter group {change.group}"
-    text = (
-        f"{name}{where} changed from {change.old!r} to {change.new!r}, but it is a constant of the compiled program. "
-    )
-    if name in conversion.kind.structural:
-        text += "It decides which update is compiled: create a new trainer with the value you want."
-    elif conversion.passed_through:
-        text += f"Pass {name} explicitly to poptorch.optim.{conversion.kind.name}, which makes it variable."
-    else:
-        text += f"Create the trainer or IPUAccelerator with variable=({name!r},) to be able to change it."
-    return ConstantAttributeError(name, text)
 
 
 def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

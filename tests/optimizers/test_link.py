@@ -150,6 +150,49 @@ def test_structural_changes_are_refused() -> None:
         link.push(Executor())
 
 
+IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
+DECIDING = [
+    (made, name)
+    for made in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+    for name in made([nn.Parameter(torch.ones(1))], lr=0.1).defaults
+    if name not in IMPLEMENTATION
+]
+
+
+@pytest.mark.parametrize(("made", "name"), DECIDING, ids=lambda value: getattr(value, "__name__", value))
+def test_whatever_changes_the_mathematics_is_sent_or_refused(made: Any, name: str) -> None:
+    """No argument of torch's classes can be changed without notice, those that say how torch computes excepted."""
+    _, optimizer, link = linked(lambda parameters: made(parameters, lr=0.1))
+    group, executor = optimizer.param_groups[0], Executor()
+    group[name] = not group[name] if isinstance(group[name], bool) else (0.5, 0.7) if name == "betas" else 0.25
+    if name in link.conversion.variable:
+        link.push(executor)
+        assert link.conversion.optimizer.param_groups[0][name] == group[name]
+        return
+    with pytest.raises(ConstantAttributeError, match=f"^{name} of parameter group 0 changed"):
+        link.push(executor)
+    assert executor.sent == []
+
+
+@pytest.mark.parametrize("name", ["maximize", "amsgrad", "decoupled_weight_decay"])
+def test_what_the_conversion_settled_cannot_change_before_compilation_either(name: str) -> None:
+    """The device's optimizer does not know it, so it would be ignored."""
+    _, optimizer, link = linked(lambda parameters: torch.optim.Adam(parameters, weight_decay=0.1))
+    optimizer.param_groups[0][name] = not optimizer.param_groups[0].get(name, False)
+    for send in (link.prepare, lambda: link.push(Executor(compiled=False))):
+        with pytest.raises(ConstantAttributeError, match=name):
+            send()
+
+
+def test_dampening_is_refused_when_momentum_makes_it_count() -> None:
+    """Without momentum torch ignores it; with momentum, which may become variable, PopTorch damps otherwise."""
+    _, optimizer, link = linked(lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5), variable=("momentum",))
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(OptimizerError, match=r"dampening=0\.5: torch leaves the first velocity undamped"):
+        link.push(Executor())
+    assert link.conversion.optimizer.param_groups[0]["momentum"] == 0
+
+
 def test_constants_may_change_until_compiled() -> None:
     """Before the first call they are not compiled in yet."""
     _, optimizer, link = linked(momentum_sgd)
