@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.frames import frame_of
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.structure import words
+from ignite_ipu.listing import listed
 
 __all__ = ["DeviceGradient", "DeviceGradients"]
 
@@ -121,22 +122,24 @@ class DeviceGradients:
             self.gone.add(number)
             self.placed = False
 
-    def taken_off(self) -> Tuple[List[str], bool]:
-        """Return the names of parameters whose gradients the loop has taken off since, and whether these are all.
+    def taken_off(self, trained: Sequence[bool]) -> Tuple[List[str], List[str]]:
+        """Return the names of parameters whose gradients the loop has taken off since, and of those it has not.
+
+        Args:
+            trained: Whether each parameter is part of the update that the gradients are of. It may be frozen by now.
 
         Raises:
             CaptureError: The loop has put another gradient there.
         """
         self._refuse_others()
         gone, self.gone = self.gone, set()
-        names = [self._named[number][0] for number in sorted(gone)]
-        with torch._C.DisableTorchFunctionSubclass():
-            left = [number for number in self._gradients.keys() - gone if _requires_gradient(self._named[number][1])]
+        left = sorted(number for number in self._gradients.keys() - gone if trained[number])
         for number in gone:
             reference = self._gradients[number]
             if reference is None or reference() is None:
                 del self._gradients[number]
-        return names, not left
+        names, others = [[self._named[number][0] for number in numbers] for numbers in (sorted(gone), left)]
+        return names, others
 
     def refuse_those_of_the_host(self) -> None:
         """Refuse an update for gradients that the host has computed.
@@ -147,11 +150,44 @@ class DeviceGradients:
         if self._remedy is not None:
             self._refuse_others()
 
+    def refuse_those_of_before(self, held: Callable[[], Collection[int]]) -> None:
+        """Refuse to go backward when there are gradients already: PyTorch adds to them, a device does not.
+
+        Args:
+            held: Returns the ids of the parameters that optimizers hold; nobody uses the gradients of others.
+
+        Raises:
+            CaptureError: There are some.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            found = {id(parameter): name for name, parameter in self._named if _of_the_host(parameter)}
+        if not found:
+            return
+        # An optimizer that is not known yet may hold any.
+        ids = set(held())
+        if ids.isdisjoint(id(parameter) for _, parameter in self._named) or not ids.isdisjoint(found):
+            raise CaptureError(
+                f"backward() at {current_line()} would add to gradients that the host has computed or set before "
+                f"({listed(list(found.values()))}), but an update on the device is of its own gradients alone. Call "
+                "optimizer.zero_grad() before the loop, not with set_to_none=False, which leaves gradients of zero; or "
+                "use them by optimizer.step() before the model is prepared."
+            )
+
+    def clear_those_of_the_host(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
+        """Do with gradients of the host what `zero_grad` does."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in parameters:
+                if not _of_the_host(parameter):
+                    continue
+                if set_to_none:
+                    _GRADIENT.__set__(parameter, None)
+                else:
+                    _GRADIENT.__get__(parameter).detach_().zero_()
+
     def _refuse_others(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             for name, parameter in self._named:
-                gradient = _GRADIENT.__get__(parameter)
-                if gradient is not None and type(gradient) is not DeviceGradient:
+                if _of_the_host(parameter):
                     raise CaptureError(
                         f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host "
                         "has computed or set. The device's update would not use it, so it would be lost. Compute the "
@@ -172,6 +208,12 @@ class DeviceGradients:
 
 
 _requires_gradient: Callable[[torch.Tensor], bool] = torch._C.TensorBase.requires_grad.__get__  # type: ignore[attr-defined]
+
+
+def _of_the_host(parameter: torch.Tensor) -> bool:
+    """Tell whether a parameter has a gradient that is no device's."""
+    gradient = _GRADIENT.__get__(parameter)
+    return gradient is not None and type(gradient) is not DeviceGradient
 
 
 def _is_metadata(func: Any) -> bool:

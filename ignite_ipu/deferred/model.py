@@ -6,7 +6,8 @@ weights.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+import logging
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple
 
 import torch
 from torch import nn
@@ -36,6 +37,8 @@ from ignite_ipu.listing import listed
 from ignite_ipu.session import IPUSession
 
 __all__ = ["CapturedModel", "capture_model", "captured"]
+
+_logger = logging.getLogger("ignite_ipu")
 
 
 class CapturedModel:
@@ -216,6 +219,9 @@ class CapturedModel:
         self._edits.look()
         self.training.modes.check_trained(loss)
         if not self._gradients.placed:
+            from ignite_ipu.deferred.optimizer import held_parameters
+
+            self._gradients.refuse_those_of_before(held_parameters)
             self._gradients.place()
         if self.pending or self.training.accumulates or self.postponed() is not None:
             keep_inputs(loss.operations, {})
@@ -227,15 +233,15 @@ class CapturedModel:
         Raises:
             CaptureError: It did so with some of them, or too late.
         """
-        names, all_of_them = self._gradients.taken_off()
+        names, others = self._gradients.taken_off(self.training.trained_in(self.pending))
         if not (self.pending or self._uncleared or self._early):
             return
-        if not all_of_them:
+        if others:
             raise CaptureError(
-                f"The gradient of {listed(names, 1)} was set to None before {what} at {current_line()}, and the other "
-                "gradients were not. A device updates all weights that are trained: to leave some out, set "
-                "requires_grad_(False) on them before the model is called; to drop all gradients, call "
-                "optimizer.zero_grad()."
+                f"The gradient of {listed(names, 1)} was set to None before {what} at {current_line()}, and that of "
+                f"{listed(others, 1)} was not: PyTorch would use it, also for weights that were frozen since. A device "
+                "updates all weights that are trained: to leave some out, set requires_grad_(False) on them before the "
+                "model is called; to drop all gradients, call optimizer.zero_grad()."
             )
         self.zero_grad()
 
@@ -285,11 +291,12 @@ class CapturedModel:
                 "set_to_none=False, or step() after backward() only."
             )
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool = True, parameters: Iterable[torch.Tensor] = ()) -> None:
         """Drop what went backward since the last update, as clearing gradients does.
 
         Args:
             set_to_none: Whether there are none from now on, or zeros.
+            parameters: Whose gradients are cleared, should the host have any.
 
         Raises:
             CaptureError: The update has run already, for a value that was read.
@@ -305,6 +312,8 @@ class CapturedModel:
         self.pending.clear()
         self._uncleared = None
         self.training.zeroed = None if set_to_none else current_line()
+        if not self._gradients.placed:
+            self._gradients.clear_those_of_the_host(parameters, set_to_none)
 
     def run_early(self, value: Value, what: str) -> None:
         """Run the update before `optimizer.step()`, for a value that somebody reads.
@@ -392,6 +401,13 @@ class CapturedModel:
 
         if self.whole is not self:
             return self.whole.close()
+        if self.pending:
+            _logger.warning(
+                "%s was given back before optimizer.step(): the gradients of %d losses that went backward are dropped, "
+                "where PyTorch keeps them. Call optimizer.step() or zero_grad() before.",
+                self.name,
+                len(self.pending),
+            )
         for loss in self.pending:
             _give_up(loss, "its model was given back")
         self.pending.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -20,7 +20,7 @@ from ignite_ipu.deferred.model import CapturedModel
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.optimizers.step_hooks import of_scripts
 
-__all__ = ["capture_optimizer", "captured_by", "find_optimizers", "is_trained", "release_optimizer"]
+__all__ = ["capture_optimizer", "captured_by", "find_optimizers", "held_parameters", "is_trained", "release_optimizer"]
 
 _MODEL = "_ignite_ipu_model"
 _requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -58,9 +58,14 @@ def find_optimizers() -> None:
 
 def is_trained(model: CapturedModel) -> bool:
     """Tell whether some optimizer holds a parameter of a model that requires gradients."""
-    held = {id(each) for optimizer in list(_OPTIMIZERS) for group in optimizer.param_groups for each in group["params"]}
+    held = held_parameters()
     with torch._C.DisableTorchFunctionSubclass():
         return any(id(parameter) in held and _requires_grad(parameter) for parameter in model.model.parameters())
+
+
+def held_parameters() -> Set[int]:
+    """Return the ids of the parameters that some optimizer holds."""
+    return {id(each) for optimizer in list(_OPTIMIZERS) for group in optimizer.param_groups for each in group["params"]}
 
 
 def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
@@ -150,7 +155,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if model is None:
         type(self).zero_grad(self, set_to_none)
         return
-    model.zero_grad(set_to_none)
+    model.zero_grad(set_to_none, (parameter for group in self.param_groups for parameter in group["params"]))
     if model.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
         model.training.change_optimizer(self)

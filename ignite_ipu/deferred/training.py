@@ -114,6 +114,8 @@ class CapturedTraining:
         self._recipes = Recipes()
         self._before_loading = before_loading
         self._compiled: Optional[_Compiled] = None
+        # What made the last update, be it compiled for another optimizer.
+        self._last: Optional[_Compiled] = None
         self._step: Optional[CapturedStep] = None
         self._kept: List[_Kept] = []
         self.modes = Modes(session.model, session.weights)
@@ -207,10 +209,10 @@ class CapturedTraining:
             IPUOutOfMemoryError: It does not fit.
         """
         batches = self._recipes.micro_batches(losses) if len(losses) > 1 else [self._recipes.micro_batch(losses)]
-        if self.zeroed is not None:
-            self._check_zeroed(batches[0].recipe)
         needed = _needed(batches)
         modes = self._modes_of(batches)
+        if self.zeroed is not None:
+            self._check_zeroed(batches[0].recipe, modes)
         traced = False
         if self._compiled is None or not self._compiled.serves(batches, needed, modes):
             kept = next((each for each in self._kept if each.compiled.serves(batches, needed, modes)), None)
@@ -239,20 +241,37 @@ class CapturedTraining:
         self.session.note_updates(1)
         if traced:
             # More of the model's attributes than its call on the host has read, maybe.
-            self._compiled = dataclasses.replace(compiled, modes=self.modes.now())
+            compiled = self._compiled = dataclasses.replace(compiled, modes=self.modes.now())
+        self._last = compiled
         _settle(batches, needed, compiled, results if compiled.outputs else (results,))
         if WAITING:
             write_known()
 
-    def _check_zeroed(self, recipe: Recipe) -> None:
-        if self._compiled is None or self._compiled.recipe.body == recipe.body:
+    def _check_zeroed(self, recipe: Recipe, modes: ModesThen) -> None:
+        last = self._last
+        if last is None:
+            return
+        if last.recipe.body != recipe.body:
+            change = f"the body of the loop changed after that ({describe_change(last.recipe, recipe)})"
+            moved = "weights that the new body does not use"
+        elif any(before and not now for before, now in zip(last.modes.trained, modes.trained)):
+            change, moved = "parameters were frozen after the update before", "the frozen ones"
+        else:
             return
         raise CaptureError(
-            f"The gradients were made zero, not None, at {self.zeroed}, and the body of the loop changed after that "
-            f"({describe_change(self._compiled.recipe, recipe)}). PyTorch would update weights that the new body does "
-            "not use with a gradient of zero, by their momentum and weight decay, while a device leaves them alone. "
+            f"The gradients were made zero, not None, at {self.zeroed}, and {change}. PyTorch would update {moved} "
+            "with a gradient of zero, by their momentum and weight decay, while a device leaves them alone. "
             "Call zero_grad() without set_to_none=False, with which PyTorch leaves them alone, too."
         )
+
+    def trained_in(self, losses: Sequence[Loss]) -> Sequence[bool]:
+        """Return whether each parameter has a gradient, from losses or else from the last update."""
+        for loss in losses:
+            for operation in loss.operations:
+                modes = operation.plan.modes
+                if modes is not None and modes.of is self.modes:
+                    return modes.trained
+        return (self.modes.now() if self._last is None else self._last.modes).trained
 
     def _modes_of(self, batches: Sequence[MicroBatch]) -> ModesThen:
         """Return the modes of the calls of the model.

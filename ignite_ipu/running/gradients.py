@@ -122,8 +122,8 @@ class _Gradients:
 
     def zero_grad(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
-        def zero_grad(capture: CapturedModel, set_to_none: bool = True) -> None:
-            original(capture, set_to_none)
+        def zero_grad(capture: CapturedModel, *args: Any) -> None:
+            original(capture, *args)
             self._uncleared.discard(capture)
 
         return zero_grad

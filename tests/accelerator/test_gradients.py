@@ -12,10 +12,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
+from ignite.engine import Engine
 from torch import nn
 
+from ignite_ipu import ipu_step
 from ignite_ipu.accelerator import IPUAccelerator
 from ignite_ipu.deferred import CaptureError
+from tests.accelerate_state import forget
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -311,3 +315,171 @@ def test_compilers_find_no_gradients() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert [[gradient is None for gradient in call.args[0]] for call in note.call_args_list] == [[True, True]] * 4
+
+
+# -- gradients from before the capture --------------------------------------------------------------------------------
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def loop(accelerator: Any, model: nn.Module, before: Callable[[nn.Module, Any], None], **sgd: Any) -> nn.Module:
+    """Warm up on the host, prepare, do what a loop does `before` its first backward, and make three updates."""
+    F.cross_entropy(model(X), Y).backward()  # type: ignore[no-untyped-call]
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **sgd))
+    before(model, optimizer)
+    for _ in range(3):
+        accelerator.backward(F.cross_entropy(model(X), Y))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize(
+    "before",
+    [lambda model, _: model.zero_grad(), lambda _, optimizer: optimizer.zero_grad(), lambda model, _: drop_all(model)],
+)
+def test_gradients_from_before_are_cleared_as_natively(before: Callable[[nn.Module, Any], None]) -> None:
+    """A loop that clears first trains what it trains natively."""
+    expected = loop(Accelerator(cpu=True), net(), before)
+    forget()
+    found = loop(IPUAccelerator(), net(), before)
+    torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "before", [lambda *_: None, lambda _, optimizer: optimizer.zero_grad(set_to_none=False), lambda m, _: drop_some(m)]
+)
+def test_gradients_from_before_are_not_lost_without_notice(before: Callable[[nn.Module, Any], None]) -> None:
+    """PyTorch adds to them, and to zeros too, which weight decay moves; the error names weights, line and remedy."""
+    model = net()
+    gradient = model[0].weight.grad
+    with pytest.raises(
+        CaptureError, match=r"would add to gradients that the host .*0\.weight.*optimizer\.zero_grad\(\)"
+    ) as error:
+        loop(IPUAccelerator(), model, before)
+    assert __file__ in str(error.value)
+    gradient = model[0].weight.grad
+    assert gradient is not None and type(gradient) is torch.Tensor
+
+
+def test_gradients_that_no_optimizer_holds_do_not_matter() -> None:
+    """Those of a frozen part that is in no optimizer stay, as natively."""
+    model = net()
+    F.cross_entropy(model(X), Y).backward()
+    model[2].zero_grad()
+    model[0].requires_grad_(False)
+    accelerator = IPUAccelerator()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model[2].parameters(), lr=0.1))
+    kept = model[0].weight.grad
+    backward(accelerator, model)
+    optimizer.step()
+    assert model[0].weight.grad is kept
+
+
+def test_a_host_loop_between_two_captures() -> None:
+    """Its gradients count when the model is prepared again."""
+    accelerator, model, optimizer = trained(1)
+    optimizer.step()
+    accelerator.free_memory()
+    F.cross_entropy(model(X), Y).backward()  # type: ignore[no-untyped-call]
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(CaptureError, match="would add to gradients that the host has computed"):
+        backward(accelerator, model)
+    optimizer.zero_grad()
+    backward(accelerator, model)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_captured_step_after_a_warm_up(clears: bool) -> None:
+    """`ipu_step` clears by the script's own zero_grad() what was there before, and refuses what nothing clears."""
+
+    def run(wrap: Callable[[Any], Any]) -> nn.Module:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        F.cross_entropy(model(X), Y).backward()
+
+        def step(engine: Engine, batch: Any) -> None:
+            if clears:
+                optimizer.zero_grad()
+            F.cross_entropy(model(X), Y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        Engine(wrap(step)).run([0, 1])
+        return model
+
+    if clears:
+        torch.testing.assert_close(run(ipu_step).state_dict(), run(lambda step: step).state_dict())
+        return
+    with pytest.raises(CaptureError, match="would add to gradients"):
+        run(ipu_step)
+
+
+def test_freeing_memory_within_an_accumulation_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch keeps the gradients of the micro-batches so far; here they were never computed."""
+    accelerator, _, _ = trained(1)
+    accelerator.free_memory()
+    assert "before optimizer.step(): the gradients of 1 losses that went backward are dropped" in caplog.text
+
+
+# -- parameters that are frozen while they have a gradient ------------------------------------------------------------
+
+
+def drop_those_of_trained(model: nn.Module, optimizer: Any) -> None:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = None
+
+
+def freeze_in_a_loop(accelerator: Any, clear: Callable[[nn.Module, Any], None], freeze: bool = True) -> nn.Module:
+    """Train four updates, and freeze the first layer after two, or train it from then on only."""
+    model = net()
+    model[0].requires_grad_(freeze)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for number in range(4):
+        if number == 2:
+            model[0].requires_grad_(not freeze)
+        if number:
+            clear(model, optimizer)
+        accelerator.backward(F.cross_entropy(model(X), Y))
+        optimizer.step()
+    return model
+
+
+def make_zero(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+def clear_twice(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    drop_those_of_trained(model, optimizer)
+
+
+def test_freezing_with_gradients_of_zero_is_refused() -> None:
+    """PyTorch goes on decaying the frozen layer, whose gradients are not None."""
+    with pytest.raises(
+        CaptureError, match=r"frozen after the update before\..* zero_grad\(\) without set_to_none=False"
+    ):
+        freeze_in_a_loop(IPUAccelerator(), make_zero)
+
+
+def test_a_gradient_that_is_left_on_a_frozen_parameter_is_refused() -> None:
+    """PyTorch updates with it again and again."""
+    with pytest.raises(
+        CaptureError, match=r"The gradient of 2\.weight and 1 more .* that of 0\.weight and 1 more was not"
+    ):
+        freeze_in_a_loop(IPUAccelerator(), drop_those_of_trained)
+
+
+@pytest.mark.parametrize(("clear", "freeze"), [(clear_twice, True), (clear_twice, False), (make_zero, False)])
+def test_freezing_and_unfreezing_with_cleared_gradients(clear: Callable[[nn.Module, Any], None], freeze: bool) -> None:
+    """A frozen layer without gradients stays, and one that is trained from now on had none before, as natively."""
+    expected = freeze_in_a_loop(Accelerator(cpu=True), clear, freeze)
+    forget()
+    found = freeze_in_a_loop(IPUAccelerator(), clear, freeze)
+    torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)
