@@ -430,6 +430,16 @@ class IPUSession:
             )
         self._registrations = REGISTRATIONS.count
 
+    def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
+        """Do not show the newest weights and the optimizer's state from now on.
+
+        Args:
+            refuse: Called when somebody asks for them, to raise an error; None to show them again.
+        """
+        self.weights.withhold(refuse)
+        if self.link is not None:
+            self.link.withheld = refuse
+
     # -- giving back ----------------------------------------------------------------------------------------------
 
     def release(self) -> None:
@@ -438,6 +448,12 @@ class IPUSession:
         The model can be used natively afterwards. Whatever fails on the way is logged, not raised: this is also what
         happens after an exception.
         """
+        if self.weights.withheld is not None:
+            logger.warning(
+                "The weights and the optimizer's state that come to the host include an update whose optimizer.step() "
+                "has not been called: a value that was read after backward() has made it run."
+            )
+            self.withhold(None)
         for what, action in (
             ("bring the newest weights to the host", self.weights.to_host),
             *(("give IPUs back", program.destroy) for program in self._programs()),

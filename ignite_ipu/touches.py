@@ -8,7 +8,7 @@ whoever touches a weight downloads the newest ones first. The same classes tell 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterable, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import torch
 from torch import nn
@@ -17,6 +17,14 @@ __all__ = ["Touches"]
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
+# What says nothing about a tensor's values, reading and writing.
+_METADATA = frozenset(
+    (
+        *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "dtype", "device", "layout"),
+        *("is_floating_point", "is_complex", "is_sparse", "is_leaf", "grad_fn", "grad", "requires_grad"),
+        *("requires_grad_", "stride", "element_size", "is_contiguous"),
+    )
+)
 _HOLDER = "_ignite_ipu_touches"
 
 
@@ -30,10 +38,13 @@ class Touches:
 
     Attributes:
         any: Whether somebody touched a tensor.
+        withheld: Called before a touch that may show values, to refuse it; what asks for none then downloads nothing.
+            None where values may be seen.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], before_first: Callable[[], None]) -> None:
         self.any = True
+        self.withheld: Optional[Callable[[], None]] = None
         self._before_first: Any = weakref.WeakMethod(before_first)
         self._replaced = False
         self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
@@ -82,6 +93,11 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
         touches = holder[0]
         if not touches.any:
             touches.note()
+        if touches.withheld is not None:
+            if name in _METADATA or not hasattr(torch.Tensor, name):
+                with torch._C.DisableTorchFunctionSubclass():
+                    return object.__getattribute__(self, name)
+            touches.withheld()
         found = get(self, name)
         if name in _UNCOUNTED:
             touches.note_exposed(self)
@@ -91,6 +107,11 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
         touches = holder[0]
         if not touches.any:
             touches.note()
+        if touches.withheld is not None:
+            if _name(func) in _METADATA:
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **(kwargs or {}))
+            touches.withheld()
         if func == _SET_DATA and not _same_memory(*args):
             touches.note_replaced()
         return function(func, types, args, kwargs)
@@ -100,6 +121,12 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
 
 
 _SET_DATA: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+
+
+def _name(func: Any) -> str:
+    """Return the name of a function, or of the attribute that it reads or writes."""
+    name = getattr(func, "__name__", "")
+    return str(getattr(func.__self__, "__name__", "") if name in ("__get__", "__set__") else name)
 
 
 def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:

@@ -42,6 +42,7 @@ class Weights:
         fire: Called with the event after a copy.
 
     Attributes:
+        withheld: Refuses to bring the newest weights to the host; None where they may be brought.
         updates: How often the training program was called; a list of one number, for those who outlive this.
         looks: How often `notice_edits` looked at every tensor.
         edits: How often the host's weights were found or said to be set.
@@ -64,6 +65,7 @@ class Weights:
         self._host_is_stale = False
         self.looks = self.edits = 0
         self._touches: Optional[Touches] = None
+        self.withheld: Optional[Callable[[], None]] = None
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
         self.updates = [0]
@@ -207,6 +209,8 @@ class Weights:
         """Make the host's copy the newest, and tell whether that took a copy."""
         if not self._host_is_stale or self._training is None:
             return False
+        if self.withheld is not None:
+            self.withheld()
         if self._touches is not None and not self._touches.any:
             self._note_first_touch()
         copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
@@ -215,6 +219,16 @@ class Weights:
         if copied:
             self._fire(IPUEvents.WEIGHTS_TO_HOST)
         return copied
+
+    def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
+        """Let nobody see the newest weights.
+
+        Args:
+            refuse: Called when somebody asks for them, to raise an error; None to show them again.
+        """
+        self.withheld = refuse
+        if self._touches is not None:
+            self._touches.withheld = refuse
 
     def read(self) -> List[torch.Tensor]:
         """Return copies of the newest weights and buffers, parameters first, for `put_back`."""

@@ -15,18 +15,17 @@ from torch import nn
 from ignite_ipu.deferred.buffer_writes import BufferWrites
 from ignite_ipu.deferred.capturing_class import CAPTURE, capturing_class, release_class
 from ignite_ipu.deferred.device_gradients import DeviceGradients
-from ignite_ipu.deferred.engine_calls import CALLS
-from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
+from ignite_ipu.deferred.early_updates import EarlyUpdate, check_early_read
+from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.evaluated import with_gradients
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.frames import called_by_distributions
 from ignite_ipu.deferred.graph import Operation, Plan, Shape, Value, keep_inputs
 from ignite_ipu.deferred.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import ModesThen
 from ignite_ipu.deferred.owners import own, parameter_of
 from ignite_ipu.deferred.plans import Plans, PlansByModes, seen_before
-from ignite_ipu.deferred.recipes import Loss, ancestors
+from ignite_ipu.deferred.recipes import Loss
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.structure import Structure, take_apart, take_call_apart
 from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
@@ -79,7 +78,7 @@ class CapturedModel:
         self.settings = settings
         self.pending: List[Loss] = []
         self.postponed = postponed
-        self._early: Optional[Line] = None
+        self._early: Optional[EarlyUpdate] = None
         # Where the last update was made, as long as its gradients have not been cleared.
         self._uncleared: Optional[Line] = None
         self._plans = PlansByModes(DeferredTensor)
@@ -208,10 +207,9 @@ class CapturedModel:
     def backward(self, loss: Loss) -> None:
         """Take a loss that went backward."""
         if self._early is not None:
-            raise CaptureError(
-                f"The value read at {self._early} made the update run before optimizer.step(), and now another "
-                f"loss went backward at {loss.line} without that step: the update was made from one micro-batch "
-                "where several were meant. When gradients accumulate, keep loss.detach() and read it after "
+            raise self._early.error(
+                f"now another loss went backward at {loss.line} without that step: the update was made from one "
+                "micro-batch where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
         if self._gradients.gone:
@@ -257,12 +255,12 @@ class CapturedModel:
         if self._early is not None:
             link = self.session.link
             if link is not None and link.changes():
-                raise CaptureError(
-                    f"The value read at {self._early} made the update run before optimizer.step(), and the "
-                    "optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
+                raise self._early.error(
+                    "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
             self.training.finish_update()
-            self._uncleared, self._early = self._early, None
+            self.session.withhold(None)
+            self._uncleared, self._early = self._early.line, None
             return
         if self.pending:
             self.training.finish_update()
@@ -302,10 +300,8 @@ class CapturedModel:
             CaptureError: The update has run already, for a value that was read.
         """
         if self._early is not None:
-            raise CaptureError(
-                f"The value read at {self._early} made the update run before optimizer.step(), and "
-                f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after "
-                "optimizer.step()."
+            raise self._early.error(
+                f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after optimizer.step()."
             )
         for loss in self.pending:
             _give_up(loss, f"its gradients were dropped by zero_grad() at {current_line()}")
@@ -322,40 +318,13 @@ class CapturedModel:
             EarlyReadError: The value's loss has not gone backward, or the update is not complete.
         """
         line = current_line()
-        own = {operation for operation in ancestors(value) if operation.model and operation.model.whole is self}
-        if not own <= {operation for loss in self.pending for operation in loss.operations}:
-            remedy = (
-                "It is a check of torch.distributions: leave it out with validate_args=False."
-                if called_by_distributions()
-                else "Move the line after backward (or optimizer.step()); to keep a sum, add loss.detach() and read "
-                "the sum later. For a forward pass without training, call model.eval() or use torch.no_grad()."
-            )
-            raise EarlyReadError(
-                f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
-                f"not gone backward. {remedy}"
-            )
-        reason = self.postponed()
-        if reason is None and self.pending and self.pending[-1].call not in (None, CALLS.current):
-            reason = (
-                f"the step function has returned without optimizer.step() after backward() at {self.pending[-1].line}"
-            )
-        if reason is not None:
-            raise EarlyReadError(
-                f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
-                "loss.detach() and read it after the update."
-            )
-        self._run()
-        self._early = line
-
-    def _left_by_its_step(self) -> Optional[str]:
-        """Return why an update is not complete whose losses an engine's step function has left; None for others."""
-        if not self.pending or self.pending[-1].call in (None, CALLS.current):
-            return None
-        return (
-            f"the step function that called backward() at {self.pending[-1].line} has returned without "
-            "optimizer.step(), so that gradients accumulate (handlers read in iterations that make an update, as by "
-            "Events.ITERATION_COMPLETED(every=...))"
-        )
+        check_early_read(self, value, what, line)
+        self._find_optimizer()
+        # Which may train several models as one.
+        whole = self.whole
+        whole._run()
+        whole._early = EarlyUpdate(line)
+        whole.session.withhold(whole._early)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer than before make the coming updates.
@@ -365,7 +334,7 @@ class CapturedModel:
         """
         other = self.training.optimizer
         if other is not None and (self._early is not None or not self.pending):
-            what = f"for the value read at {self._early}" if self._early is not None else "already"
+            what = f"for the value read at {self._early.line}" if self._early is not None else "already"
             raise CaptureError(
                 f"{type(optimizer).__name__}.step() at {current_line()}: the update was made {what}, by another "
                 f"optimizer of the same weights, a {type(other).__name__}. One optimizer makes one update: call "
@@ -426,12 +395,7 @@ class CapturedModel:
         losses, self.pending = self.pending, []
         if self._buffer_writes.waiting:
             self._buffer_writes.check_update(losses, self)
-        if self.training.optimizer is None:
-            from ignite_ipu.deferred.optimizer import find_optimizers
-
-            find_optimizers()
-        if self.training.optimizer is None:
-            raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
+        self._find_optimizer()
         self._edits.check(losses, self)
         try:
             self.training.run(losses)
@@ -441,6 +405,14 @@ class CapturedModel:
             raise
         if not self._gradients.placed:
             self._gradients.place()
+
+    def _find_optimizer(self) -> None:
+        if self.training.optimizer is None:
+            from ignite_ipu.deferred.optimizer import find_optimizers
+
+            find_optimizers()
+        if self.training.optimizer is None:
+            raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
 
 
 def capture_model(

@@ -74,6 +74,7 @@ class OptimizerLink:
 
     Attributes:
         copying: Makes the copies from the device that happen here, and makes good the ones that fail.
+        withheld: Refuses to show or load the state; None where that is allowed.
 
     Raises:
         OptimizerError: The optimizer is linked already, or holds a parameter that has no name.
@@ -89,6 +90,7 @@ class OptimizerLink:
     ) -> None:
         self.conversion = conversion
         self.copying: Callable[[Callable[[], Dict[str, Any]]], Dict[str, Any]] = _make
+        self.withheld: Optional[Callable[[], None]] = None
         self._source = conversion.source
         self._device = conversion.optimizer
         self._read_state = read_state or conversion.optimizer.get_state_dict
@@ -231,6 +233,8 @@ class OptimizerLink:
 
     def show_state(self) -> Any:
         """Return the state, as new as the device's; what is written into it reaches the device with the next update."""
+        if self.withheld is not None:
+            self.withheld()
         self.refresh_state()
         state = self._source.__dict__["state"]
         if self._shown is None:
@@ -239,6 +243,8 @@ class OptimizerLink:
 
     def replace_state(self, state: Any) -> None:
         """Make another mapping the state, on the device, too."""
+        if self.withheld is not None:
+            self.withheld()
         self._source.__dict__["state"] = state
         self._newer_on_device = False
         self._shown = _REPLACED
@@ -268,6 +274,8 @@ class OptimizerLink:
         Raises:
             OptimizerError: It is PopTorch's, or of another kind of optimizer.
         """
+        if self.withheld is not None:
+            self.withheld()
         if "ipu_state" in state_dict:
             raise OptimizerError(
                 "This state dict was saved by an optimizer of poptorch.optim, not by torch's. Load it into a "
