@@ -15,6 +15,8 @@ from ignite_ipu.emulator.call_names import is_users
 __all__ = ["called", "here", "of_read"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_PACKAGE = "ignite_ipu."
+_LOOPS = ("ignite", "accelerate")  # they call models
 # What hands calls over to a trace is no code that reads a tensor.
 _HANDS_OVER = tuple(_TORCH + name for name in ("overrides.py", "_tensor.py"))
 
@@ -41,9 +43,12 @@ def called(model: nn.Module, excludes: Tuple[str, ...], args: Sequence[Any], kwa
 
 
 def here() -> str:
-    """Return the innermost line of the model's own code that is running, "at file:line", or the module."""
+    """Return the innermost line of the model's own code that is running, "at file:line", or the module.
+
+    Where neither is the user's, it is the line that the model is called at.
+    """
     frames, call = _running()
-    return _line(frames, call) or _module(frames, call) or "in the model"
+    return _line(frames, call) or _module(frames, call) or _caller(call)
 
 
 def of_read() -> Tuple[str, str]:
@@ -57,7 +62,9 @@ def of_read() -> Tuple[str, str]:
     name = inner.f_code.co_name
     owner = inner.f_locals.get("self")
     function = name if owner is None else f"{type(owner).__name__}.{name}"
-    parts = [f"in {function} of torch ({within}:{inner.f_lineno})", _module(frames, call), _line(frames, call)]
+    module, line = _module(frames, call), _line(frames, call)
+    around = [module, line] if module or line else [_caller(call)]
+    parts = [f"in {function} of torch ({within}:{inner.f_lineno})", *around]
     return ", ".join(part for part in parts if part), _REMEDIES.get((within, name), _KEEP_IN_TENSORS)
 
 
@@ -89,6 +96,22 @@ def _module(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
     for frame in frames:
         module = frame.f_locals.get("self")
         if id(module) in names:
-            name = names[id(module)]
-            return f"in the module {name!r} ({type(module).__name__})" if name else f"in {type(module).__name__}"
+            name, kind = names[id(module)], _users_class(module)
+            if kind is not None:
+                return f"in the module {name!r} ({kind})" if name else f"in {kind}"
     return ""
+
+
+def _users_class(module: Any) -> Optional[str]:
+    """Return the name of a module's class, None for one that this package puts around a model."""
+    kind = next(kind for kind in type(module).__mro__ if not kind.__module__.startswith(_PACKAGE))
+    return None if kind is nn.Module else kind.__name__
+
+
+def _caller(frame: Optional[FrameType]) -> str:
+    while frame is not None:
+        library = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if is_users(frame.f_code.co_filename) and library not in _LOOPS:
+            return f"in what is called at {frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "in the model"

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ignite_ipu.emulator as poptorch
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
 
@@ -136,3 +137,14 @@ def test_closing_gives_all_programs_back() -> None:
     ragged(native, own, [8, 3])
     ragged(model, optimizer, [8, 3])
     same_weights(model, native)
+
+
+def test_an_operator_of_the_loop_that_no_ipu_has_is_named_with_the_loops_line():
+    """Not with a module of this library's, which the loop's body has become."""
+    model = network()
+    capture_model(model, CaptureSettings())
+    optimizer = optimizer_of(model, "sgd")
+    capture_optimizer(optimizer)
+    torch.erf(model(X[:4])).square().mean().backward()
+    with pytest.raises(poptorch.Error, match=r"erf is used in what is called at .*test_programs\.py:\d+\. "):
+        optimizer.step()
