@@ -35,10 +35,9 @@ def capturing_class(base: Any) -> Any:
     """
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        capture = self.__dict__.get(CAPTURE)
-        if NATIVE.depth or capture is None:
-            return base.__call__(self, *args, **kwargs)
-        return capture.call(args, kwargs)
+        # What a trace reads of a model is noted, and a look into __dict__ reads all of it.
+        capture = None if NATIVE.depth else self.__dict__.get(CAPTURE)
+        return base.__call__(self, *args, **kwargs) if capture is None else capture.call(args, kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:
         capture = self.__dict__.get(CAPTURE)
