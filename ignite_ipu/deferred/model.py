@@ -289,12 +289,12 @@ class CapturedModel:
                 "set_to_none=False, or step() after backward() only."
             )
 
-    def zero_grad(self, set_to_none: bool = True, parameters: Iterable[torch.Tensor] = ()) -> None:
+    def zero_grad(self, set_to_none: bool = True, parameters: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
         """Drop what went backward since the last update, as clearing gradients does.
 
         Args:
             set_to_none: Whether there are none from now on, or zeros.
-            parameters: Whose gradients are cleared, should the host have any.
+            parameters: Returns those whose gradients are cleared, should the host have any.
 
         Raises:
             CaptureError: The update has run already, for a value that was read.
@@ -309,7 +309,7 @@ class CapturedModel:
         self._uncleared = None
         self.training.zeroed = None if set_to_none else current_line()
         if not self._gradients.placed:
-            self._gradients.clear_those_of_the_host(parameters, set_to_none)
+            self._gradients.clear_those_of_the_host(parameters(), set_to_none)
 
     def run_early(self, value: Value, what: str) -> None:
         """Run the update before `optimizer.step()`, for a value that somebody reads.
@@ -319,7 +319,8 @@ class CapturedModel:
         """
         line = current_line()
         check_early_read(self, value, what, line)
-        self._find_optimizer()
+        if self.training.optimizer is None:
+            self._find_optimizer()
         # Which may train several models as one.
         whole = self.whole
         whole._run()
@@ -395,7 +396,8 @@ class CapturedModel:
         losses, self.pending = self.pending, []
         if self._buffer_writes.waiting:
             self._buffer_writes.check_update(losses, self)
-        self._find_optimizer()
+        if self.training.optimizer is None:
+            self._find_optimizer()
         self._edits.check(losses, self)
         try:
             self.training.run(losses)
@@ -407,10 +409,9 @@ class CapturedModel:
             self._gradients.place()
 
     def _find_optimizer(self) -> None:
-        if self.training.optimizer is None:
-            from ignite_ipu.deferred.optimizer import find_optimizers
+        from ignite_ipu.deferred.optimizer import find_optimizers
 
-            find_optimizers()
+        find_optimizers()
         if self.training.optimizer is None:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
 

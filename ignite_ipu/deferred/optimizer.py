@@ -155,7 +155,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if model is None:
         type(self).zero_grad(self, set_to_none)
         return
-    model.zero_grad(set_to_none, (parameter for group in self.param_groups for parameter in group["params"]))
+    model.zero_grad(set_to_none, lambda: [parameter for group in self.param_groups for parameter in group["params"]])
     if model.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
         model.training.change_optimizer(self)
