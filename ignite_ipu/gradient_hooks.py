@@ -7,9 +7,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from ignite_ipu.function_guard import FunctionGuard
 from ignite_ipu.listing import listed
 from ignite_ipu.loss_rules import LossError
 
@@ -35,20 +35,14 @@ _REMEDY = (
 )
 
 
-class GradientHookGuard(TorchFunctionMode):
+class GradientHookGuard(FunctionGuard):
     """Context in which a model's forward that registers a hook on a gradient raises `LossError`."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Tuple[Any, ...] = (),
-        kwargs: Optional[Dict[str, Any]] = None,
-    ) -> Any:
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Refuse to register a hook on a gradient."""
         if func in _REGISTER:
             shape = tuple(args[0].shape)
             raise LossError(f"The model's forward calls {func.__name__}() on a tensor of shape {shape}, {_REMEDY}")
-        return func(*args, **(kwargs or {}))
 
 
 class GradientHooks:

@@ -10,7 +10,8 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
+
+from ignite_ipu.function_guard import FunctionGuard
 
 __all__ = ["LossError", "LossGuard", "check_loss_module"]
 
@@ -54,23 +55,15 @@ def check_loss_module(loss_fn: Any) -> None:
             raise LossError(problem + where)
 
 
-class LossGuard(TorchFunctionMode):
+class LossGuard(FunctionGuard):
     """Context in which calling a loss that no IPU computes raises `LossError`."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Tuple[Any, ...] = (),
-        kwargs: Optional[Dict[str, Any]] = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        check = _CALLS.get(func)
-        if check is not None:
-            problem = check(args, kwargs)
-            if problem is not None:
-                raise LossError(problem)
-        return func(*args, **kwargs)
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Refuse a loss that no IPU computes."""
+        rule = _CALLS.get(func)
+        problem = None if rule is None else rule(args, kwargs)
+        if problem is not None:
+            raise LossError(problem)
 
 
 def _module_problem(module: nn.Module) -> Optional[str]:

@@ -13,7 +13,10 @@ from typing import Any, FrozenSet, Iterable
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
-__all__ = ["REGISTRATIONS"]
+__all__ = ["NEVER", "REGISTRATIONS"]
+
+NEVER = -1
+"""No count: what somebody remembers who has yet to look."""
 
 _HOOKS = ("register_module_parameter_registration_hook", "register_module_buffer_registration_hook")
 

@@ -16,7 +16,7 @@ from ignite_ipu.deferred.step import CalledStep
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.programs import Program
 from ignite_ipu.python_state import PythonState
-from ignite_ipu.registrations import REGISTRATIONS
+from ignite_ipu.registrations import NEVER, REGISTRATIONS
 from ignite_ipu.rows import split_rows, take_rows
 from ignite_ipu.session import IPUSession
 
@@ -24,7 +24,6 @@ __all__ = ["CapturedEvaluation"]
 
 _logger = logging.getLogger("ignite_ipu")
 _MANY = 4
-_NO_LOOK = -1
 _MOST_PROGRAMS = 8
 _DRAWS = (nn.modules.dropout._DropoutNd,)
 _COUNTS = (nn.modules.batchnorm._BatchNorm,)
@@ -50,7 +49,7 @@ class CapturedEvaluation:
         self._by_kind: Dict[Hashable, Program] = {}
         self._row_wise: Dict[int, bool] = {}
         # What `REGISTRATIONS` had counted at the last look for other parameters.
-        self._registrations = _NO_LOOK
+        self._registrations = NEVER
         self._states: Dict[nn.Module, PythonState] = {}
         self._parts: List[List[Any]] = []
         self._has_given_up = False
@@ -110,7 +109,7 @@ class CapturedEvaluation:
 
     def look_again(self) -> None:
         """Look for parameters again before the next call, of which there may be others now."""
-        self._registrations = _NO_LOOK
+        self._registrations = NEVER
 
     def _number_of(self, parts: List[Any]) -> int:
         """Return the number of what a model consisted of at some moment."""

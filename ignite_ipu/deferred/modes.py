@@ -12,12 +12,11 @@ from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.recipes import Loss
 from ignite_ipu.listing import listed
 from ignite_ipu.python_state import PythonState
-from ignite_ipu.registrations import REGISTRATIONS
+from ignite_ipu.registrations import NEVER, REGISTRATIONS
 from ignite_ipu.weights import Weights
 
 __all__ = ["Modes", "ModesThen", "refuse_replaced"]
 
-_NO_LOOK = -1
 _is_trained: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
@@ -68,7 +67,7 @@ class Modes:
         self._weights = weights
         self._state: Optional[PythonState] = None
         # What `REGISTRATIONS` had counted at the last look for other parameters.
-        self._registrations = _NO_LOOK
+        self._registrations = NEVER
         self._parameters: List[torch.Tensor] = []
         self._trained: List[bool] = []
         self._looks = -1
@@ -76,7 +75,7 @@ class Modes:
 
     def look_again(self) -> None:
         """Look for parameters again at the next call, when there may be others."""
-        self._registrations = _NO_LOOK
+        self._registrations = NEVER
 
     def now(self) -> ModesThen:
         """Return the modes at this moment.
@@ -90,7 +89,7 @@ class Modes:
             return then
         if state is None or not state.complete:
             state = self._state = PythonState(self._model, training=True)
-            self._registrations = _NO_LOOK
+            self._registrations = NEVER
         if self._registrations != REGISTRATIONS.count:
             refuse_replaced(self._weights, self._model)
             self._registrations = REGISTRATIONS.count

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Dict, Tuple
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
+from ignite_ipu.function_guard import FunctionGuard
 
 __all__ = ["PackingGuard"]
 
 _PACK = torch._VF._pack_padded_sequence
 
 
-class PackingGuard(TorchFunctionMode):
+class PackingGuard(FunctionGuard):
     """Refuses `pack_padded_sequence` in its `with` block, where a model is called for a look or traced."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Refuse to pack sequences."""
         if func is _PACK:
             raise CaptureError(
                 f"pack_padded_sequence at {current_line()} makes a tensor whose shape depends on the lengths, and a "
@@ -29,4 +28,3 @@ class PackingGuard(TorchFunctionMode):
                 "output, and a mask of the lengths leaves the padding out of sums. (The backward direction of a "
                 "bidirectional layer sees the padding first.)"
             )
-        return func(*args, **(kwargs or {}))

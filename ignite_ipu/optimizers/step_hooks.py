@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.overrides import TorchFunctionMode
 
+from ignite_ipu.function_guard import FunctionGuard
 from ignite_ipu.optimizers.errors import OptimizerError
 
 __all__ = ["StepHooks", "of_scripts"]
@@ -102,20 +102,15 @@ class StepHooks:
             function = function.__wrapped__
 
 
-class _GradientsRefused(TorchFunctionMode):
+class _GradientsRefused(FunctionGuard):
     """Context in which a hook that looks for gradients of an optimizer's parameters raises `OptimizerError`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, hook: Callable[..., Any]) -> None:
         super().__init__()
         self._optimizer, self._hook = optimizer, hook
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Tuple[Any, ...] = (),
-        kwargs: Optional[Dict[str, Any]] = None,
-    ) -> Any:
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Refuse to touch a gradient of the optimizer's parameters."""
         if func in _TOUCHES_GRADIENTS:
             for group in self._optimizer.param_groups:
                 if any(each is args[0] for each in group["params"]):
@@ -124,7 +119,6 @@ class _GradientsRefused(TorchFunctionMode):
                         f"gradient of a parameter of shape {tuple(args[0].shape)}, but gradients exist on the device "
                         "alone. To clip them, use max_grad_norm; to look at them, ignite_ipu.handlers.Gradients."
                     )
-        return func(*args, **(kwargs or {}))
 
 
 def of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]]:
