@@ -61,8 +61,12 @@ def infer(
         text = str(error)
         if isinstance(error, RuntimeError) and "meta" in text.lower() and any(part in text for part in _NEEDS_VALUE):
             raise needs_value(name_of(kernel)) from error
-        if _is_of_a_stand_in(error.__traceback__) and _works_on_the_host(kernel, args, kwargs):
-            raise _failed(kernel, error) from error
+        # What a signal handler raises, as for a loader's worker that died, only passes through here.
+        if _is_of_a_stand_in(error.__traceback__) and not _works(kernel, args, kwargs):
+            # If it does not take tensors of zeros like these either, the mistake is the model's.
+            on_host = map_leaves((args, kwargs), _on_host)
+            if _works(kernel, *on_host):
+                raise _failed(kernel, error) from error
         raise
 
 
@@ -82,9 +86,7 @@ def _is_of_a_stand_in(traceback: Optional[TracebackType]) -> bool:
     return False
 
 
-def _works_on_the_host(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-    """Tell whether the kernel takes tensors of zeros like these: if not, the mistake is the model's."""
-    args, kwargs = map_leaves((args, kwargs), _on_host)
+def _works(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             kernel(*args, **kwargs)

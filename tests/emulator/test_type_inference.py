@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
+from ignite_ipu.emulator.type_inference import infer
 
 _GROUPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
 HERE = re.escape(__file__) + r":\d+"
@@ -61,3 +63,21 @@ def test_an_operator_that_pytorch_cannot_infer_is_named_with_its_line():
 def test_a_mistake_of_the_model_is_pytorchs_error(function):
     with pytest.raises(RuntimeError, match=r"3.*4.*7.*7|same reduction dim"):
         function(torch.ones(3, 4), torch.ones(7, 7))
+
+
+INTERRUPTED = """
+def relu(x):
+    if not calls:
+        calls.append(x)
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+    return x.clamp(min=0)
+"""
+
+
+def test_what_a_signal_handler_raises_in_between_stays_what_it_is():
+    """It comes through the code of PyTorch that is running by chance, and says nothing of the operator."""
+    names = {"calls": []}
+    exec(compile(INTERRUPTED, os.path.join(os.path.dirname(torch.__file__), "_refs", "__init__.py"), "exec"), names)
+    with pytest.raises(RuntimeError, match="killed by signal") as caught:
+        infer(names["relu"], (torch.ones(2, device="meta"),), {}, {}, {})
+    assert not isinstance(caught.value, poptorch.Error)
