@@ -8,6 +8,7 @@ its optimizer runs that as one device step.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import os
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
@@ -248,8 +249,10 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
                 "gradients so far, in every micro-batch again; a device clips once, before the update. Write "
                 "'if accelerator.sync_gradients:' before it, as accelerate documents."
             )
-        model = self._model_of(parameters)
-        check_all_parameters(model, parameters)
+        # `model.parameters()` can be gone through once.
+        one, all_of_them = (parameters,) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
+        model = self._model_of(one)
+        check_all_parameters(model, all_of_them)
         model.training.clip(float(max_norm), float(norm_type))
         return gradient_norm()
 

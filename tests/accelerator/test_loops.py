@@ -109,6 +109,29 @@ def test_accumulation_and_clipping() -> None:
     compared(lambda accelerator: loop(accelerator, clip=0.3), steps=4)
 
 
+def test_clipping_beside_a_teacher() -> None:
+    """The parameters of one of two prepared models are clipped as accelerate clips them, from whatever they come."""
+
+    def run(accelerator: Any) -> Tuple[nn.Module, Any]:
+        set_seed(3)
+        student, teacher = nn.Linear(6, 2), nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.5)
+        student, teacher, optimizer = accelerator.prepare(student, teacher, optimizer)
+        losses = []
+        for number in range(6):
+            with torch.no_grad():
+                wanted = teacher.eval()(X[:8]) * 10
+            loss = F.mse_loss(student(X[:8]), wanted)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(student.parameters() if number % 2 else [*student.parameters()], 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return student, losses
+
+    compared(run)
+
+
 def test_schedules_count_updates_whatever_the_replicas() -> None:
     """Two replicas change neither weights nor schedules."""
 
