@@ -400,6 +400,11 @@ class IPUSession:
         self.weights.to_inference(program.executor)
         return program.executor(*leaves)
 
+    def follow_buffers(self, program: Program) -> None:
+        """Compile a program again if integers in buffers, which are constants of it, have changed."""
+        if program.constants is not None:
+            self._compile_again(program, program.constants.changed(), _BUFFERS_CHANGED)
+
     def check_model(self) -> None:
         """See at the start of an epoch whether the programs still fit the model.
 
@@ -507,16 +512,19 @@ class IPUSession:
         """Compile again for other Python values and integers in buffers, which are constants of a program."""
         if self._registrations != REGISTRATIONS.count:
             self.refuse_replaced()
-        changed, message = program.changed_values(), _PYTHON_CHANGED
-        if not changed and program.constants is not None:
-            changed, message = program.constants.changed(), _BUFFERS_CHANGED
-        if changed:
-            self.refuse_replaced()
-            logger.warning(message, ", ".join(changed))
-            if self._trained is not None and program is self._trained.program:
-                self._trained.compile_again()
-            else:
-                program.destroy()
+        self._compile_again(program, program.changed_values(), _PYTHON_CHANGED)
+        self.follow_buffers(program)
+
+    def _compile_again(self, program: Program, changed: Sequence[str], message: str) -> None:
+        """Give up what was compiled if something changed."""
+        if not changed:
+            return
+        self.refuse_replaced()
+        logger.warning(message, ", ".join(changed))
+        if self._trained is not None and program is self._trained.program:
+            self._trained.compile_again()
+        else:
+            program.destroy()
 
     def _report_frozen(self, program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
         name = type(program.step.model).__qualname__

@@ -170,13 +170,14 @@ class CapturedEvaluation:
 
     def _call(self, program: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
+        self._session.weights.notice_edits()
+        self._session.follow_buffers(program)
         if not program.ready:
             self._before_loading()
             for other in self._programs.values():
                 if other is not program:
                     # One at a time is on IPUs: a loop evaluates one kind of batch after another.
                     other.detach()
-        self._session.weights.notice_edits()
         outputs: Sequence[torch.Tensor] = self._session.call_inference(program, leaves, leaves[0])
         if id(program) not in self._row_wise:
             rows = tensors[0].shape[:1]

@@ -23,6 +23,7 @@ from ignite_ipu.deferred.written import WAITING, write_known
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.optimizers.clipping import clipping_problem
 from ignite_ipu.programs import Program
+from ignite_ipu.registrations import NEVER
 from ignite_ipu.session import IPUSession
 
 __all__ = ["CapturedTraining"]
@@ -121,6 +122,8 @@ class CapturedTraining:
         self.modes = Modes(session.model, session.weights)
         self._clips_by_call = self._clipped = False
         self._random_state: Optional[List[int]] = None
+        # How often the weights had been written by the host when the program's constants were last compared with them.
+        self._edits = NEVER
 
     @property
     def accumulates(self) -> bool:
@@ -223,6 +226,8 @@ class CapturedTraining:
                 traced = True
         compiled = self._compiled
         assert compiled is not None
+        if self._edits != self.session.weights.edits:
+            self._follow_buffers()
         leaves = _leaves(batches, compiled)
         try:
             results = self.session.prepare_call(leaves, leaves[0], self._before_loading)(*leaves)
@@ -246,6 +251,12 @@ class CapturedTraining:
         _settle(batches, needed, compiled, results if compiled.outputs else (results,))
         if WAITING:
             write_known()
+
+    def _follow_buffers(self) -> None:
+        self._edits = self.session.weights.edits
+        program = self.session.training
+        if program is not None:
+            self.session.follow_buffers(program)
 
     def _check_zeroed(self, recipe: Recipe, modes: ModesThen) -> None:
         last = self._last
@@ -329,6 +340,7 @@ class CapturedTraining:
         self._kept.remove(kept)
         self._keep()
         self.session.resume_training(kept.program)
+        self._edits = NEVER
         self._step, self._compiled = kept.step, kept.compiled
 
     def _keep(self) -> None:
