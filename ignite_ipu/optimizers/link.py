@@ -77,7 +77,8 @@ class OptimizerLink:
         withheld: Refuses to show or load the state; None where that is allowed.
 
     Raises:
-        OptimizerError: The optimizer is linked already, or holds a parameter that has no name.
+        OptimizerError: The optimizer is linked already, holds a parameter that has no name, or has a state that does
+            not fit its parameters. The optimizer is as it was.
     """
 
     def __init__(
@@ -117,13 +118,13 @@ class OptimizerLink:
         self._loaded = False
         # The state as it was shown since the last update, to find out whether it was written into.
         self._shown: Optional[List[Any]] = None
-        self._attached = False
-        self._refusal = self._source.register_step_pre_hook(_refuse_step)
-        if not conversion.passed_through:
-            link_handle(self._source, self)
-            self._attached = True
+        self._attached = not conversion.passed_through
+        # What may be refused comes first: an optimizer whose link fails is as it was.
+        if self._attached:
             if self._source.__dict__["state"]:
                 self._send_state()
+            link_handle(self._source, self)
+        self._refusal = self._source.register_step_pre_hook(_refuse_step)
 
     def changes(self) -> Tuple[Change, ...]:
         """Return what differs from what the device was told last, in O(number of groups).

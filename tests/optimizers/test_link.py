@@ -421,6 +421,24 @@ def test_an_optimizer_has_one_session() -> None:
     with pytest.raises(OptimizerError, match="already trains a model on an IPU"):
         OptimizerLink(convert_optimizer(optimizer), names)
     link.detach()
+    optimizer.step()
+    OptimizerLink(convert_optimizer(optimizer), names)
+
+
+def test_a_state_that_does_not_fit_leaves_the_optimizer_as_it_was() -> None:
+    """Without the state it steps natively, and can be linked."""
+    layer = nn.Linear(3, 2)
+    optimizer = momentum_sgd(layer.parameters())
+    names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}
+    optimizer.state[layer.weight] = {"momentum_buffer": torch.zeros(5)}
+    with pytest.raises(OptimizerError, match=r"has shape \(5,\), but the parameter has \(2, 3\)"):
+        OptimizerLink(convert_optimizer(optimizer), names)
+    assert type(optimizer) is torch.optim.SGD
+    optimizer.state.clear()
+    layer(torch.ones(1, 3)).sum().backward()
+    before = layer.weight.detach().clone()
+    optimizer.step()
+    assert torch.equal(layer.weight, before - 0.1)
     OptimizerLink(convert_optimizer(optimizer), names)
 
 
