@@ -63,6 +63,9 @@ class CallGuard(Protocol):
     def forget(self) -> None:
         """Note that the host has set something that the device will take over, such as a random state."""
 
+    def end(self) -> None:
+        """Note that the training, whose calls it makes, has ended."""
+
 
 class IPUSession:
     """What the engines over one model share: `IPUSession.of(model)` is the `ipu` of its trainer and its evaluators.
@@ -189,6 +192,7 @@ class IPUSession:
         if self.active is self._trained.program:
             self.active = None
         self._trained = None
+        self._end_guard()
 
     def serve(self, part: nn.Module) -> None:
         """Be the session of a part of the model, too: an evaluator of the part evaluates with the newest weights."""
@@ -475,6 +479,7 @@ class IPUSession:
             self._trained.link.detach()
             self.weights.leave_out(self._trained.program.step)
         self._trained = self.active = None
+        self._end_guard()
         self.evaluations.clear()
         for model in [model for model, known in _SESSIONS.items() if known() is self]:
             del _SESSIONS[model]
@@ -498,6 +503,11 @@ class IPUSession:
     def _programs(self) -> List[Program]:
         trained = [] if self._trained is None else [self._trained.program, *self._trained.aside]
         return [*trained, *self.evaluations]
+
+    def _end_guard(self) -> None:
+        guard, self.guard = self.guard, None
+        if guard is not None:
+            guard.end()
 
     def _include(self, step: BatchStep) -> None:
         if self.weights.include(step):

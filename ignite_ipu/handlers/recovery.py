@@ -128,14 +128,14 @@ class Recovery:
     # -- attaching ------------------------------------------------------------------------------------------------
 
     def attach(self, trainer: IPUTrainer) -> Optional[Path]:
-        """Guard this trainer's calls and those of all evaluators over its model.
+        """Guard this trainer's calls and those of all evaluators over its model, until its training ends.
 
         Returns:
             The checkpoint that the run goes on from, if `resume` found one.
 
         Raises:
             ValueError: The model has such a handler already, or `to_save` renames the trainer, model or optimizer.
-            CheckpointError: `resume` found a checkpoint that cannot be loaded.
+            CheckpointError: `resume` found a checkpoint that cannot be loaded. Nothing is guarded then.
         """
         session = trainer.ipu
         if session.guard is not None:
@@ -146,6 +146,9 @@ class Recovery:
         for name, value in self._to_save.items():
             if own.get(name, value) is not value:
                 raise ValueError(f"to_save[{name!r}] is not this trainer's {name}, which has that name in the file.")
+        remove_unfinished(self.folder)
+        # What may be refused comes first: a trainer whose attaching fails is not guarded.
+        resumed = resume_from(self.folder, {**own, **self._to_save}, self._resume)
         self._trainer = trainer
         self._session: IPUSession = session
         self._replay = Replay(session)
@@ -159,8 +162,23 @@ class Recovery:
         trainer.state.recovery = self.status  # type: ignore[attr-defined]
         trainer.add_event_handler(Events.STARTED, self._begin)
         trainer.add_event_handler(Events.COMPLETED, self._end)
-        remove_unfinished(self.folder)
-        return resume_from(self.folder, {**own, **self._to_save}, self._resume)
+        return resumed
+
+    def end(self) -> None:
+        """Note that the training has ended: its calls are guarded no more, and another trainer's may be."""
+        trainer, self._trainer = self._trainer, None
+        assert trainer is not None
+        for event, handler in (
+            (Events.STARTED, self._begin),
+            (Events.COMPLETED, self._end),
+            (Events.GET_BATCH_STARTED, self._before_batch),
+            (Events.EPOCH_COMPLETED, self._after_epoch),
+        ):
+            if trainer.has_event_handler(handler, event):
+                trainer.remove_event_handler(handler, event)
+        self._image = self._guarded = None
+        self._streams.clear()
+        self._replay.forget()
 
     def _begin(self, engine: Engine) -> None:
         engine.state.recovery = self.status  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUEvents, create_ipu_averages_evaluator, create_ipu_trainer
-from ignite_ipu.checkpoints import read_checkpoint
+from ignite_ipu.checkpoints import CheckpointError, read_checkpoint
 from ignite_ipu.handlers import Recovery
 from ignite_ipu.stopping import EXIT_RESET_NEEDED, RecoveryError, resume_command
 from tests.supervised import assert_same_weights, pair, task
@@ -250,6 +250,45 @@ def test_a_snapshot_takes_one_download(tmp_path):
     # The first iteration's, and every fourth after it; the run's end downloads once more.
     assert trainer.state.recovery.snapshots == 5
     assert counted.weight_downloads <= 5 and counted.optimizer_state_downloads <= 6
+
+
+def test_the_guard_ends_with_the_training(tmp_path):
+    """After `stop_training` and after `close`: the next trainer has no guard, and takes one of its own."""
+    trainer, model, optimizer = trainer_of()
+    first = Recovery(tmp_path / "first", backoff=0.0)
+    first.attach(trainer)
+    trainer.run(LOADER)
+    executor = weakref.ref(trainer.ipu.training.executor)
+    trainer.ipu.stop_training()
+    gc.collect()
+    assert executor() is None and trainer.ipu.guard is None
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    with faults(2), pytest.raises(poptorch.RecoverableError):
+        trainer.run(LOADER)
+    assert first.status.faults == 0
+    trainer.ipu.close()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    second = Recovery(tmp_path / "second", backoff=0.0)
+    second.attach(trainer)
+    trainer.ipu.close()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    second.attach(trainer)
+    with faults(2):
+        trainer.run(LOADER)
+    assert (first.status.faults, second.status.recoveries) == (0, 1)
+
+
+def test_a_trainer_whose_resumption_fails_is_not_guarded(tmp_path):
+    """Attaching another handler, or the same with another checkpoint, is the way on."""
+    trainer, _, _ = trainer_of()
+    (tmp_path / "cut.pt").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"cut\.pt is not a complete checkpoint"):
+        Recovery(tmp_path, resume=str(tmp_path / "cut.pt")).attach(trainer)
+    assert trainer.ipu.guard is None
+    Recovery(tmp_path, backoff=0.0).attach(trainer)
+    with faults(2):
+        trainer.run(LOADER)
+    assert trainer.state.recovery.recoveries == 1
 
 
 def test_wrong_uses(tmp_path):
