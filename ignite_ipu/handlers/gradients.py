@@ -60,9 +60,11 @@ class Gradients:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
         for name in self._chosen:
             program.options.anchorTensor(f"{_PREFIX}{name}", f"Gradient___model.{name}")
-        engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, program)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
-    def _show(self, engine: Engine, program: Any) -> None:
+    def _show(self, engine: Engine, session: IPUSession) -> None:
+        program = session.training  # of now: others may replace it
+        assert program is not None and program.executor is not None
         options = program.options
         per_update = options.Training.gradient_accumulation * options.replication_factor
         for name, parameter in self._chosen.items():

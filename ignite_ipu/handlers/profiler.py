@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 
 from ignite.engine import Engine, Events
 
+from ignite_ipu.events import IPUEvents
 from ignite_ipu.session import IPUSession, SessionError
 
 __all__ = ["PopVisionProfiler"]
@@ -51,8 +52,7 @@ class PopVisionProfiler:
                 "own call options.enableProfiling(folder) and make few calls."
             )
         trainer.add_event_handler(Events.ITERATION_STARTED(once=self.first), self._begin, session)
-        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=self.last), self._end, session)
-        trainer.add_event_handler(Events.COMPLETED, self._end, session)
+        trainer.add_event_handler(Events.COMPLETED | IPUEvents.RUN_FAILED, self._end, session)
 
     def _begin(self, engine: Engine, session: IPUSession) -> None:
         assert session.training is not None
@@ -61,10 +61,14 @@ class PopVisionProfiler:
         profiled = self._options.clone()
         profiled.enableProfiling(str(self.folder))
         session.replace_training(session.training.step, profiled)
+        # Registered now, so that it comes after everybody else's: what these read of the program goes with it.
+        last = Events.ITERATION_COMPLETED(once=self.last)
+        if engine.has_event_handler(self._end, last):
+            engine.remove_event_handler(self._end, last)
+        engine.add_event_handler(last, self._end, session)
 
     def _end(self, engine: Engine, session: IPUSession) -> None:
-        if self._options is None:
+        if self._options is None or session.training is None:
             return
-        assert session.training is not None
         options, self._options = self._options, None
         session.replace_training(session.training.step, options)

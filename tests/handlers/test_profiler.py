@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from ignite.engine import Engine, Events
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import create_ipu_trainer
-from ignite_ipu.handlers import PopVisionProfiler
+from ignite_ipu.handlers import Gradients, PopVisionProfiler
 from ignite_ipu.session import SessionError
-from tests.supervised import assert_same_weights, pair, task
+from tests.supervised import assert_same_weights, network, pair, task
 
 
 def train(folder=None, **iterations):
@@ -38,6 +39,43 @@ def test_a_range_that_outlasts_the_run_ends_with_it(tmp_path):
     profiled, _ = train(tmp_path / "report", first=7, last=100)
     assert_same_weights(profiled, plain)
     assert any((tmp_path / "report").rglob("*"))
+
+
+def test_a_run_that_fails_ends_it(tmp_path):
+    """The next run is not profiled."""
+    trainer = create_ipu_trainer(*pair(momentum=0.9), nn.CrossEntropyLoss())
+    PopVisionProfiler(tmp_path / "report", first=2, last=3).attach(trainer)
+    plain = trainer.ipu.training.options
+
+    @trainer.on(Events.ITERATION_COMPLETED(once=2))
+    def fail():
+        assert trainer.ipu.training.options is not plain
+        raise ValueError("a handler of the user's")
+
+    with pytest.raises(ValueError, match="user's"):
+        trainer.run(DataLoader(task(), batch_size=8))
+    assert trainer.ipu.training.options is plain
+    trainer.ipu.close()
+
+
+@pytest.mark.parametrize("gradients_first", [True, False])
+def test_gradients_come_back_from_a_profiled_program_and_from_the_ones_around_it(tmp_path, gradients_first):
+    """In every iteration, whichever handler was attached first: with a rate of zero they are those of the weights."""
+    model, optimizer = pair(lr=0.0)
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    handlers = [Gradients(), PopVisionProfiler(tmp_path / "report", first=2, last=3)]
+    for handler in handlers if gradients_first else reversed(handlers):
+        handler.attach(trainer)
+    shown = []
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: shown.append(model[0].weight.grad.clone()))
+    trainer.run(DataLoader(task(), batch_size=8), epoch_length=5)
+    trainer.ipu.close()
+    plain = network()
+    for gradient, (x, y) in zip(shown, DataLoader(task(), batch_size=8)):
+        plain.zero_grad()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        torch.testing.assert_close(gradient, plain[0].weight.grad)
+    assert len(shown) == 5
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 3), (4, 3)])
