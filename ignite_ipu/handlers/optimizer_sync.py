@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from ignite.engine import Engine, Events
 
 __all__ = ["OptimizerSync"]
+
+_Values = Tuple[Tuple[str, Any], ...]
 
 
 class OptimizerSync:
@@ -32,6 +34,7 @@ class OptimizerSync:
         self._optimizer = optimizer
         self._on_change = on_change
         self._sent = self._values()
+        self._sent_objects = self._objects()
 
     def attach(self, engine: Engine) -> None:
         """Look for changes before each step of this engine.
@@ -45,7 +48,7 @@ class OptimizerSync:
 
         Raises:
             Exception: PopTorch refuses, for example because a value was compiled in as a constant. The optimizer then
-                has the values it had before.
+                has the values it had before, in the same tensors and lists.
         """
         values = self._values()
         if values == self._sent:
@@ -56,21 +59,25 @@ class OptimizerSync:
             # After a refusal PopTorch trips over the refused values whenever the optimizer is used.
             self._restore()
             raise
-        self._sent = values
+        self._sent, self._sent_objects = values, self._objects()
         self._on_change()
         return True
 
-    def _values(self) -> List[Tuple[Tuple[str, Any], ...]]:
+    def _values(self) -> List[_Values]:
+        """Return what is compared, by group, and the loss scaling."""
         groups = [
             tuple((name, _copied(value)) for name, value in group.items() if name != "params")
             for group in self._optimizer.param_groups
         ]
         return [*groups, (("loss_scaling", getattr(self._optimizer, "loss_scaling", None)),)]
 
+    def _objects(self) -> List[Dict[str, Any]]:
+        return [dict(group) for group in self._optimizer.param_groups]
+
     def _restore(self) -> None:
         *groups, ((_, loss_scaling),) = self._sent
-        for group, values in zip(self._optimizer.param_groups, groups):
-            group.update(values)
+        for group, values, objects in zip(self._optimizer.param_groups, groups, self._sent_objects):
+            group.update((name, _put_back(objects[name], value)) for name, value in values)
         if loss_scaling is not None:
             self._optimizer.loss_scaling = loss_scaling  # type: ignore[attr-defined]
 
@@ -79,3 +86,13 @@ def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return float(value) if value.numel() == 1 else tuple(value.tolist())
     return tuple(value) if isinstance(value, list) else value
+
+
+def _put_back(value: Any, sent: Any) -> Any:
+    """Return an object with the values that were sent; somebody may have written into it since."""
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            value.copy_(torch.tensor(sent, dtype=value.dtype).reshape(value.shape))
+    elif isinstance(value, list):
+        value[:] = sent
+    return value

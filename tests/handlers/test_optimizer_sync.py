@@ -89,3 +89,28 @@ def test_a_refused_change_leaves_the_old_values(loop):
     assert optimizer.param_groups[0]["momentum"] == 0.0
     assert sync.sync() is False
     executor(*batches()[0])
+
+
+@pytest.mark.parametrize("written", ["in place", "another"])
+def test_a_refused_tensor_is_the_old_tensor_with_its_old_value(written):
+    """Whoever holds it, as a scheduler may, goes on holding what the optimizer has."""
+
+    class Refusing:
+        def setOptimizer(self, optimizer):
+            raise RuntimeError("refused")
+
+    rate, betas = torch.tensor(0.1, dtype=torch.float64), [0.9, 0.99]
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], lr=rate, foreach=False)
+    group = optimizer.param_groups[0]
+    group["betas"] = betas
+    sync = OptimizerSync(Refusing(), optimizer)
+    if written == "in place":
+        rate.fill_(0.5)
+        betas[0] = 0.5
+    else:
+        group.update(lr=0.5, betas=(0.5, 0.99))
+    with pytest.raises(RuntimeError, match="refused"):
+        sync.sync()
+    assert group["lr"] is rate and float(rate) == 0.1
+    assert group["betas"] is betas and betas == [0.9, 0.99]
+    assert sync.sync() is False
