@@ -31,14 +31,18 @@ class CompilationProgress:
         """Show the compilations of the engine's session; the engine is one of this library's."""
         engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._start)
         engine.add_event_handler(IPUEvents.COMPILE_COMPLETED, self._complete)
+        engine.add_event_handler(IPUEvents.RUN_FAILED, self._close)
 
     def _start(self) -> None:
-        self._bar = tqdm(
-            total=1, desc=self._desc, bar_format="{desc}: {elapsed} {bar} {n_fmt}/{total_fmt}", **self._tqdm_kwargs
-        )
+        self._close()  # of a compilation that failed in another engine's run
+        self._bar = tqdm(total=1, desc=self._desc, bar_format=_FORMAT, **self._tqdm_kwargs)
 
     def _complete(self) -> None:
         if self._bar is not None:
             self._bar.update()
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
             self._bar.close()
             self._bar = None
