@@ -59,11 +59,12 @@ def resume_from(folder: Folder, to_load: Mapping[str, Any], resume: Union[str, F
         resume: "auto"; "never" to start afresh; or the path of the checkpoint to take.
 
     Raises:
-        CheckpointError: The checkpoint is not complete, not safe to read, or of another model. No object was changed.
+        CheckpointError: The checkpoint is not there, not complete, not safe to read, or of another model. No object was
+            changed.
     """
     if resume == "never":
         return None
-    path = newest_checkpoint(folder) if resume == "auto" else Path(resume)
+    path = newest_checkpoint(folder) if resume == "auto" else Path(resume).expanduser()
     if path is None:
         return None
     load_checkpoint(path, to_load)
@@ -72,16 +73,22 @@ def resume_from(folder: Folder, to_load: Mapping[str, Any], resume: Union[str, F
 
 
 def load_checkpoint(path: Folder, to_load: Mapping[str, Any]) -> None:
-    """Load objects from a checkpoint, all of them or none.
+    """Load objects from a checkpoint, all of them or none, also when it is interrupted.
 
     Args:
         path: The file.
         to_load: Objects by their name in it.
 
     Raises:
-        CheckpointError: It is not complete, not safe to read, or does not fit. No object was changed.
+        CheckpointError: It cannot be read, is not complete, not safe to read, or does not fit. No object was changed.
     """
-    content = read_checkpoint(path)
+    try:
+        content = read_checkpoint(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{os.fspath(path)} cannot be read, and nothing was loaded: {error.strerror or error}. Name a checkpoint "
+            'that is there, or pass resume="auto" for the newest one of the folder.'
+        ) from error
     found = differences(to_load, content)
     if found:
         raise CheckpointError(f"{os.fspath(path)} does not fit, and nothing was loaded: {'; '.join(found)}.")
@@ -91,9 +98,11 @@ def load_checkpoint(path: Folder, to_load: Mapping[str, Any]) -> None:
         for name, target in _large_ones_last(to_load):
             before[name] = copy.deepcopy(target.state_dict())
             target.load_state_dict(content[name])
-    except Exception as error:
+    except BaseException as error:
         for changed, state in before.items():
             to_load[changed].load_state_dict(state)
+        if not isinstance(error, Exception):
+            raise
         raise CheckpointError(
             f"{os.fspath(path)} does not fit, and nothing was loaded: its {name!r} was refused: "
             f"{type(error).__name__}: {error}"
