@@ -11,7 +11,7 @@ class IPUEvents(EventEnum):
     """Events of the engines that `create_ipu_trainer` and `create_ipu_evaluator` return.
 
     - COMPILE_STARTED, COMPILE_COMPLETED: around the first step, which compiles the program.
-    - DEVICE_ATTACHED, DEVICE_DETACHED: a program took its IPUs or gave them back.
+    - DEVICE_ATTACHING, DEVICE_ATTACHED: around taking a program's IPUs; DEVICE_DETACHED: it gave them back.
     - WEIGHTS_TO_HOST, WEIGHTS_TO_DEVICE: all weights were copied, by our doing; what PopTorch copies by itself when a
       program is loaded, or when a weight is read, is part of that and fires nothing.
     - OPTIMIZER_SENT: changed hyper-parameters went to the device.
@@ -24,6 +24,7 @@ class IPUEvents(EventEnum):
 
     COMPILE_STARTED = "compile_started"
     COMPILE_COMPLETED = "compile_completed"
+    DEVICE_ATTACHING = "device_attaching"
     DEVICE_ATTACHED = "device_attached"
     DEVICE_DETACHED = "device_detached"
     WEIGHTS_TO_HOST = "weights_to_host"

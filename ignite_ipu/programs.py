@@ -173,6 +173,7 @@ class Program:
             self._compile(leaves)
             self.rows = row_count(batch)
             self.geometry = BatchGeometry.from_options(self.options, self.rows // self.micro_batches)
+        self._fire(IPUEvents.DEVICE_ATTACHING)
         if not self.executor.isAttachedToDevice():
             self.executor.attachToDevice()
         self._weights.loaded(self.executor)

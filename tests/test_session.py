@@ -269,14 +269,14 @@ def test_events_tell_what_happens():
         trainer.add_event_handler(event, lambda engine, name=event.name: seen.append(name))
     seen.clear()
     trainer.run(loader())
-    assert seen == ["COMPILE_STARTED", "COMPILE_COMPLETED", "DEVICE_ATTACHED", "WEIGHTS_TO_HOST"]
+    assert seen == ["COMPILE_STARTED", "COMPILE_COMPLETED", "DEVICE_ATTACHING", "DEVICE_ATTACHED", "WEIGHTS_TO_HOST"]
     seen.clear()
     optimizer.param_groups[0]["lr"] = 0.01
     trainer.run(loader())
     assert seen == ["OPTIMIZER_SENT", "WEIGHTS_TO_HOST"]
     seen.clear()
     evaluator.run(loader())
-    assert seen == ["COMPILE_STARTED", "COMPILE_COMPLETED", "DEVICE_ATTACHED"]
+    assert seen == ["COMPILE_STARTED", "COMPILE_COMPLETED", "DEVICE_ATTACHING", "DEVICE_ATTACHED"]
 
 
 def test_weights_survive_when_trainer_and_executor_go():

@@ -8,7 +8,7 @@ from ignite.engine import Engine, Events
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ignite_ipu import BatchGeometry, IPUEvents, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import BatchGeometry, IPUEvents, create_ipu_evaluator, create_ipu_trainer, emulator
 from ignite_ipu.handlers import IPUStats
 from tests.supervised import pair, task
 
@@ -51,6 +51,30 @@ def test_throughput_leaves_out_compilation_and_evaluation():
     # 64 rows of 6 floats and a label each; the loss comes back as a Python number. No weights moved by our doing.
     assert metrics["ipu/bytes_to_device"] == 64 * (6 * 4 + 8)
     assert metrics["ipu/bytes_from_device"] == 0
+    trainer.ipu.close()
+
+
+def test_attaching_again_after_an_evaluation_on_the_same_ipus_is_no_step_time(monkeypatch):
+    """PopTorch attaches a program that it compiles; each of the two later epochs attaches it again, which takes 7 s."""
+    clock = Clock()
+    attach = emulator.PoplarExecutor.attachToDevice
+
+    def slow(executor):
+        clock.now += 7.0
+        attach(executor)
+
+    monkeypatch.setattr(emulator.PoplarExecutor, "attachToDevice", slow)
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), share_ipus=True)
+    evaluator = create_ipu_evaluator(model)
+    IPUStats(clock=clock).attach(trainer)
+    loader = DataLoader(task(), batch_size=8)
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: seen.append(dict(trainer.state.metrics)))
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(loader))
+    seen = []
+    trainer.run(loader, max_epochs=3)
+    assert [metrics["ipu/attach_seconds"] for metrics in seen] == [0.0, 7.0, 14.0]
+    assert [metrics["ipu/step_seconds"] for metrics in seen] == [0.0] * 3
     trainer.ipu.close()
 
 
