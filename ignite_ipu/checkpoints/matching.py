@@ -7,6 +7,8 @@ from typing import Any, Dict, List, Mapping
 import torch
 from torch import nn
 
+from ignite_ipu.listing import listed
+
 __all__ = ["differences"]
 
 _SHOWN = 8
@@ -40,16 +42,16 @@ def _of_module(module: nn.Module, state: Mapping[str, Any]) -> List[str]:
     texts = []
     missing, strange = [key for key in own if key not in state], [key for key in state if key not in own]
     if missing:
-        texts.append(f"lacks {_listed(missing)}")
+        texts.append(f"lacks {listed(missing, _SHOWN)}")
     if strange:
-        texts.append(f"has {_listed(strange)}, which the model has not")
+        texts.append(f"has {listed(strange, _SHOWN)}, which the model has not")
     shapes = [
         f"{key} {_shape(state[key])} instead of {_shape(value)}"
         for key, value in own.items()
         if key in state and isinstance(value, torch.Tensor) and _shape(state[key]) != _shape(value)
     ]
     if shapes:
-        texts.append(f"other shapes: {_listed(shapes)}")
+        texts.append(f"other shapes: {listed(shapes, _SHOWN)}")
     return texts
 
 
@@ -72,8 +74,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) ->
         if isinstance(value, torch.Tensor) and value.dim() and _shape(value) != shape_of[number]
     ]
     strange = [str(number) for number, slots in entries.items() if number not in shape_of or not _is_slots(slots)]
-    texts = [f"other shapes: {_listed(shapes)}"] if shapes else []
-    return texts + ([f"state of parameters that there are not: {_listed(strange)}"] if strange else [])
+    texts = [f"other shapes: {listed(shapes, _SHOWN)}"] if shapes else []
+    return texts + ([f"state of parameters that there are not: {listed(strange, _SHOWN)}"] if strange else [])
 
 
 def _is_slots(slots: Any) -> bool:
@@ -87,8 +89,3 @@ def _size(group: Any) -> int:
 
 def _shape(value: Any) -> Any:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-
-
-def _listed(texts: List[str]) -> str:
-    rest = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,13 +1,10 @@
-"""Checkpoints are written beside their place and moved there when they are whole and on the disk."""
+"""Checkpoints are written whole, and the ones before them removed after that."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import platform
-import re
-import secrets
 import shutil
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Union
@@ -17,10 +14,9 @@ import torch
 from ignite.handlers.checkpoint import BaseSaveHandler
 
 from ignite_ipu.checkpoints.errors import CheckpointError
+from ignite_ipu.whole_files import remove_unfinished, whole_file
 
 __all__ = ["CheckpointSaver", "write_checkpoint"]
-
-_TEMPORARY = re.compile(r"\.(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
 
 
 def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
@@ -34,21 +30,12 @@ def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
         CheckpointError: The disk is full or refuses; what was there before is still there.
     """
     target = Path(path)
-    temporary = target.parent / f".{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
+        with whole_file(target) as file:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-        _sync_directory(target.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, (OSError, RuntimeError)):
-            raise _explained(error, target) from error
-        raise
+    except (OSError, RuntimeError) as error:
+        raise _explained(error, target) from error
 
 
 class CheckpointSaver(BaseSaveHandler):
@@ -97,34 +84,6 @@ class CheckpointSaver(BaseSaveHandler):
     def remove(self, filename: str) -> None:
         """Remove one as soon as another has been written."""
         self._to_remove.append(self.folder / filename)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what processes of this host that do not run any more were writing into a folder."""
-    for path in folder.glob(".*.tmp"):
-        found = _TEMPORARY.fullmatch(path.name)
-        if found and found["host"] == platform.node() and not _runs(int(found["pid"])):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def _sync_directory(folder: Path) -> None:
-    # Without it a power failure may undo the renaming.
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _explained(error: BaseException, target: Path) -> CheckpointError:

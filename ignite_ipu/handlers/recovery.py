@@ -19,11 +19,12 @@ from ignite.engine import Engine, Events
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.resuming import resume_from
-from ignite_ipu.checkpoints.writing import remove_unfinished, write_checkpoint
+from ignite_ipu.checkpoints.writing import write_checkpoint
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.handlers.decisions import EXIT, RESET, RETRY, STOP, Decision, RecoveryStatus
 from ignite_ipu.replay import Replay, Snapshot
 from ignite_ipu.stopping import RecoveryError, ResetNeeded, resume_command
+from ignite_ipu.whole_files import remove_unfinished
 
 if TYPE_CHECKING:
     from ignite_ipu.engines import IPUTrainer

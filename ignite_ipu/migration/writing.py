@@ -1,10 +1,12 @@
-"""Files replaced as a whole or not at all."""
+"""Programs replaced as a whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import stat
-import tempfile
+from pathlib import Path
+
+from ignite_ipu.whole_files import whole_file
 
 
 class WriteError(Exception):
@@ -33,7 +35,7 @@ def replace_file(path: str, data: bytes, expected: bytes) -> None:
         with open(real, "rb") as file:
             if file.read() != expected:
                 raise WriteError("has changed since it was read")
-        _rename_onto(real, data, mode)
+        _write(real, data, mode)
     except OSError as error:
         raise WriteError(f"cannot be written: {error.strerror}") from None
 
@@ -46,28 +48,11 @@ def write_new_file(path: str, data: bytes, mode: int) -> None:
     """
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        _rename_onto(path, data, mode)
+        _write(path, data, mode)
     except OSError as error:
         raise WriteError(f"cannot be written: {error.strerror}") from None
 
 
-def _rename_onto(path: str, data: bytes, mode: int) -> None:
-    directory = os.path.dirname(path) or "."
-    handle, temporary = tempfile.mkstemp(prefix=".ignite-ipu-", suffix=".tmp", dir=directory)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
-    # The rename itself is durable only when the directory is.
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(path: str, data: bytes, mode: int) -> None:
+    with whole_file(Path(path), mode) as file:
+        file.write(data)

@@ -12,11 +12,13 @@ import json
 import math
 import os
 import re
-import secrets
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple, Type, Union, get_type_hints
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple, Type, Union, get_type_hints
 
 from torch import nn
+
+from ignite_ipu.listing import listed
+from ignite_ipu.whole_files import whole_file
 
 from .errors import PlanError
 from .machine import Machine
@@ -67,14 +69,9 @@ def save_plan(plan: Plan, path: Union[str, os.PathLike[str]]) -> None:
         **{name: getattr(plan, name) for name in _FACTORS},
         "reasons": list(plan.reasons),
     }
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink() if temporary.exists() else None
-        raise
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    with whole_file(Path(path)) as file:
+        file.write(text.encode())
 
 
 def load_plan(path: Union[str, os.PathLike[str]], model: Optional[nn.Module] = None) -> Plan:
@@ -269,6 +266,5 @@ def _refuse(why: str) -> NoReturn:
     raise PlanError(f"{why}.")
 
 
-def _listed(names: Any) -> str:
-    shown = sorted(str(name)[:40] for name in names)
-    return ", ".join(shown[:20]) + (" ..." if len(shown) > 20 else "")
+def _listed(names: Iterable[Any]) -> str:
+    return listed(sorted(str(name)[:40] for name in names), 20)
