@@ -306,7 +306,7 @@ def _run_on_device(
         amp_mode="amp" if half else None,
         options=options,
     )
-    _GradientsThereAre().attach(trainer)
+    Gradients(allow_unused=True).attach(trainer)
 
     def keep(engine: Any) -> None:
         outputs, loss = engine.state.output
@@ -324,13 +324,6 @@ def _run_on_device(
     finally:
         trainer.ipu.close()
     return results
-
-
-class _GradientsThereAre(Gradients):
-    """Leaves gradients that the device's program does not compute at None."""
-
-    def _missing(self, name: str, error: Exception) -> None:
-        return None
 
 
 class _OnPrediction(nn.Module):

@@ -31,10 +31,15 @@ class Gradients:
 
     Args:
         choose: Called with a parameter's name and the parameter; whether to bring its gradient back. All by default.
+        allow_unused: Leave the gradient of a parameter that the loss does not depend on at None, as PyTorch does,
+            instead of raising `SessionError` after the first step.
     """
 
-    def __init__(self, choose: Optional[Callable[[str, torch.nn.Parameter], bool]] = None) -> None:
+    def __init__(
+        self, choose: Optional[Callable[[str, torch.nn.Parameter], bool]] = None, allow_unused: bool = False
+    ) -> None:
         self._choose = choose or (lambda name, parameter: True)
+        self._allow_unused = allow_unused
         self._chosen: Dict[str, torch.nn.Parameter] = {}
 
     def attach(self, engine: Engine) -> None:
@@ -71,7 +76,13 @@ class Gradients:
             try:
                 anchored = program.executor.getAnchoredTensor(f"{_PREFIX}{name}")
             except (AssertionError, RuntimeError) as error:
-                _GRADIENT.__set__(parameter, self._missing(name, error))
+                if not self._allow_unused:
+                    raise SessionError(
+                        f"The compiled step has no gradient of {name!r}: the loss does not depend on it. Leave it out, "
+                        f"for example Gradients(choose=lambda name, parameter: name != {name!r}), or leave it at None "
+                        "with Gradients(allow_unused=True)."
+                    ) from error
+                _GRADIENT.__set__(parameter, None)
                 continue
             with torch._C.DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
@@ -79,13 +90,6 @@ class Gradients:
                 dtype = torch.Tensor.dtype.__get__(parameter)  # type: ignore[attr-defined]
                 gradient = _of_last_update(anchored, shape, per_update).to(dtype)
                 _GRADIENT.__set__(parameter, gradient)
-
-    def _missing(self, name: str, error: Exception) -> Optional[torch.Tensor]:
-        """Return what to show for a gradient that did not come back."""
-        raise SessionError(
-            f"The compiled step has no gradient of {name!r}: the loss does not depend on it. Leave it out, for example "
-            f"Gradients(choose=lambda name, parameter: name != {name!r})."
-        ) from error
 
 
 def _of_last_update(anchored: torch.Tensor, shape: torch.Size, per_update: int) -> torch.Tensor:

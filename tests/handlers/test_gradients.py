@@ -73,3 +73,37 @@ def test_wrong_engines_and_empty_choices_are_refused():
     with pytest.raises(SessionError, match="none of the model's"):
         Gradients(lambda name, parameter: False).attach(trainer)
     trainer.ipu.close()
+
+
+class WithSpare(nn.Module):
+    """Has a layer that its output does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.fixture
+def trainer_with_spare():
+    model = WithSpare()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
+    yield trainer
+    trainer.ipu.close()
+
+
+def test_a_parameter_that_the_loss_does_not_depend_on_is_refused(trainer_with_spare):
+    """Both ways out stand in the error."""
+    Gradients().attach(trainer_with_spare)
+    with pytest.raises(SessionError, match=r"no gradient of 'spare\.weight'.*choose=.*Gradients\(allow_unused=True\)"):
+        trainer_with_spare.run([task()[:8]])
+
+
+def test_a_parameter_that_the_loss_does_not_depend_on_may_have_none(trainer_with_spare):
+    """As PyTorch leaves it."""
+    Gradients(allow_unused=True).attach(trainer_with_spare)
+    trainer_with_spare.run([task()[:8]])
+    model = trainer_with_spare.ipu.model
+    assert model.used.weight.grad is not None and model.spare.weight.grad is None
