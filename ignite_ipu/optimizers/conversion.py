@@ -212,9 +212,9 @@ def _raise_refusals(optimizer: torch.optim.Optimizer, kind: Kind, rows: List[Row
     refused = [row for row in rows if row.fate == "refused"]
     if refused:
         reasons = "; ".join(f"{row.attribute}={row.value}: {row.note}" for row in refused)
-        error = OptimizerError(f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}.")
-        error.receipt = _receipt(optimizer, kind, rows)  # type: ignore[attr-defined]
-        raise error
+        raise OptimizerError(
+            f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}.", _receipt(optimizer, kind, rows)
+        )
 
 
 def _check_device_arguments(kind: Kind, asked: Dict[str, Any]) -> None:

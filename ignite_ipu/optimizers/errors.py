@@ -7,11 +7,23 @@ ValueError
 
 from __future__ import annotations
 
+from typing import Optional
+
+from ignite_ipu.optimizers.receipt import Receipt
+
 __all__ = ["ConstantAttributeError", "OptimizerError"]
 
 
 class OptimizerError(ValueError):
-    """An optimizer that an IPU cannot run, or that does not fit the model it trains."""
+    """An optimizer that an IPU cannot run, or that does not fit the model it trains.
+
+    Attributes:
+        receipt: What would have become of every attribute, where some cannot be converted; None otherwise.
+    """
+
+    def __init__(self, message: str, receipt: Optional[Receipt] = None) -> None:
+        super().__init__(message)
+        self.receipt = receipt
 
 
 class ConstantAttributeError(OptimizerError):

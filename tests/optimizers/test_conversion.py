@@ -151,7 +151,8 @@ def test_attributes_that_would_train_something_else_are_refused(source: Any, mes
     """PopTorch ignores most of these without a word; the error carries the receipt."""
     with pytest.raises(OptimizerError, match=message) as caught:
         convert_optimizer(source)
-    assert caught.value.receipt.attributes(fate="refused")  # type: ignore[attr-defined]
+    receipt = caught.value.receipt
+    assert receipt is not None and receipt.attributes(fate="refused")
 
 
 def test_an_attribute_of_any_group_counts() -> None:
