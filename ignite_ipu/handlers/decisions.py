@@ -6,9 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import List, Optional
 
+from ignite_ipu import backend
+
 __all__ = ["Decision", "RecoveryStatus"]
 
 _KEPT_DECISIONS = 100
+_LONGEST_WAIT = 60.0
 
 RETRY, RESET, EXIT, STOP = "retry", "reset", "exit", "stop"
 
@@ -60,3 +63,29 @@ class RecoveryStatus:
         """Count a fault, and keep what was decided about it."""
         self.faults += 1
         self.decisions[:] = [*self.decisions[1 - _KEPT_DECISIONS :], decision]
+
+
+def decide(
+    error: Exception, iteration: int, attempt: int, *, retries: int, backoff: float, has_reset: bool
+) -> Decision:
+    """Return what a fault asks for.
+
+    Args:
+        error: What PopTorch raised.
+        iteration: Of the trainer.
+        attempt: How often this call has failed.
+        retries: How often it may.
+        backoff: Seconds before the first retry, doubled for each further one, up to a minute.
+        has_reset: Whether there is a hook for other resets than that of the IPUs in use.
+    """
+    recoverable = isinstance(error, backend.poptorch().RecoverableError)
+    # PopTorch's attributes are of the class, and the next error overwrites them.
+    needed = str(getattr(error, "recovery_action", "IPU_RESET")) if recoverable else None
+    if needed is None or attempt > retries:
+        action = STOP
+    elif needed == "IPU_RESET":
+        action = RETRY
+    else:
+        action = RESET if has_reset else EXIT
+    wait = min(backoff * 2 ** (attempt - 1), _LONGEST_WAIT) if action in (RETRY, RESET) else 0.0
+    return Decision(iteration, str(error), needed, attempt, action, wait)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import dataclasses
-import functools
 import logging
 import os
-import threading
 import time
 import weakref
-from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence, Union
 
 from ignite.engine import Engine, Events
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.resuming import resume_from
-from ignite_ipu.checkpoints.writing import write_checkpoint
 from ignite_ipu.events import IPUEvents
-from ignite_ipu.handlers.decisions import EXIT, RESET, RETRY, STOP, Decision, RecoveryStatus
+from ignite_ipu.guarded_copies import GuardedCopies
+from ignite_ipu.handlers.decisions import EXIT, RESET, STOP, Decision, RecoveryStatus, decide
 from ignite_ipu.replay import Replay, Snapshot
+from ignite_ipu.run_images import RunImages
 from ignite_ipu.stopping import RecoveryError, ResetNeeded, resume_command
 from ignite_ipu.whole_files import remove_unfinished
 
@@ -34,17 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Recovery"]
 
 _logger = logging.getLogger("ignite_ipu")
-_LONGEST_WAIT = 60.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Image:
-    """A run's whole state between two iterations."""
-
-    iteration: int
-    snapshot: Snapshot
-    states: Dict[str, Any]
-    extra: Dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -119,10 +104,7 @@ class Recovery:
         self._command = command
         self._sleep: Callable[[float], None] = time.sleep
         self._trainer: Optional[IPUTrainer] = None
-        self._image: Optional[_Image] = None
-        self._saving = threading.Lock()
-        self._copying = False
-        self._guarded: Optional[Any] = None
+        self._images: Optional[RunImages] = None
         self._streams: weakref.WeakKeyDictionary[Program, _Stream] = weakref.WeakKeyDictionary()
         self._interrupted: Optional[Callable[[], None]] = None
 
@@ -153,13 +135,11 @@ class Recovery:
         self._trainer = trainer
         self._session: IPUSession = session
         self._replay = Replay(session)
-        self._others = {"trainer": trainer, **{name: value for name, value in self._to_save.items() if name not in own}}
-        self._positions: Optional[Dict[str, int]] = None
+        others = {name: value for name, value in self._to_save.items() if name not in own}
+        self._images = RunImages(session, {"trainer": trainer, **others})
+        self._copies = GuardedCopies(session, self._copied)
+        self._copies.attach()
         session.guard = self
-        # The link outlives the session, until the session's end tells it: it must not keep the session alive.
-        session.link.copying = functools.partial(_copy_while_there_is, weakref.WeakMethod(self.copy))
-        if session.training is not None:
-            session.training.copying = self.copy
         trainer.state.recovery = self.status  # type: ignore[attr-defined]
         trainer.add_event_handler(Events.STARTED, self._begin)
         trainer.add_event_handler(Events.COMPLETED, self._end)
@@ -177,13 +157,13 @@ class Recovery:
         ):
             if trainer.has_event_handler(handler, event):
                 trainer.remove_event_handler(handler, event)
-        self._image = self._guarded = None
+        self._end()
         self._streams.clear()
         self._replay.forget()
 
     def _begin(self, engine: Engine) -> None:
         engine.state.recovery = self.status  # type: ignore[attr-defined]
-        self._image = None
+        self._end()
         self._replay.forget()
         # Registered anew, so that they come after everybody else's: what they save is what those have left.
         for event, handler in (
@@ -195,7 +175,8 @@ class Recovery:
             engine.add_event_handler(event, handler)
 
     def _end(self) -> None:
-        self._image = None
+        assert self._images is not None
+        self._images.newest = None
 
     def _before_batch(self, engine: Engine) -> None:
         # The state between two epochs is the one after the first: handlers of the next one's start must not run twice.
@@ -206,18 +187,20 @@ class Recovery:
         self._between_iterations()
 
     def _between_iterations(self) -> None:
-        replay = self._replay
-        if replay.snapshot is None or (not replay.calls and self._image is not None):
+        assert self._images is not None
+        replay, image = self._replay, self._images.newest
+        if replay.snapshot is None or (not replay.calls and image is not None):
             due = False
         else:
             due = (
-                self._image is None
+                image is None
                 or replay.calls >= self._every
                 or replay.held_bytes >= self._batch_bytes
                 or (self._seconds is not None and replay.age >= self._seconds)
             )
         if due or (self._interrupted is not None and replay.calls):
-            self._take_image()
+            assert self._trainer is not None
+            self._images.take(self._trainer.state.iteration, self._take_snapshot())
         if self._interrupted is not None:
             self._interrupted()
 
@@ -244,8 +227,7 @@ class Recovery:
         def call() -> Any:
             nonlocal compiled
             session.prepare_call(leaves, batch)
-            if program.executor is not self._guarded:
-                self._guard_copies(program.executor)
+            self._copies.guard(program.executor)
             if not compiled:
                 self._take_snapshot()
                 compiled = True
@@ -291,20 +273,8 @@ class Recovery:
 
         return self._made_good(call_and_follow, repair, give_up)
 
-    def copy(self, action: Callable[[], Any]) -> Any:
-        """Return what a copy between the training program's IPUs and the host returns, made again if need be.
-
-        Raises:
-            RecoveryError, ResetNeeded: As for `train`.
-        """
-        if self._copying:
-            return action()
-
-        def pass_on() -> Any:
-            with self._copies_pass():
-                return action()
-
-        return self._made_good(pass_on, self._restore_training)
+    def _copied(self, action: Callable[[], Any]) -> Any:
+        return self._made_good(action, self._restore_training)
 
     def _made_good(
         self,
@@ -333,30 +303,6 @@ class Recovery:
             self._recovered()
         return result
 
-    @contextlib.contextmanager
-    def _copies_pass(self) -> Iterator[None]:
-        """Let copies through: what makes them makes them good."""
-        before, self._copying = self._copying, True
-        try:
-            yield
-        finally:
-            self._copying = before
-
-    def _guard_copies(self, executor: Any) -> None:
-        """Guard the executor's own copies, too: reading a weight of a model in training calls them."""
-        for name in ("copyWeightsToHost", "copyWeightsToHostIfNeeded", "detachFromDevice", "destroy"):
-            setattr(executor, name, functools.partial(self._copy_by_name, weakref.ref(executor), name))
-        self._guarded = executor
-
-    def _copy_by_name(self, executor: Callable[[], Any], name: str) -> Any:
-        def action() -> Any:
-            # A reset may have taken a new program.
-            program = self._session.training
-            newest = executor() if program is None or program.executor is None else program.executor
-            return getattr(type(newest), name)(newest)
-
-        return self.copy(action)
-
     def interrupt(self, leave: Optional[Callable[[], None]]) -> None:
         """Call `leave` as soon as the state of the run can be saved: between iterations, or within an evaluation.
 
@@ -372,11 +318,11 @@ class Recovery:
     def _restore_training(self) -> None:
         """Bring the training program back to where it was, if a snapshot has been taken."""
         if self._replay.snapshot is not None and self._session.training is not None:
-            with self._copies_pass():
+            with self._copies.let_pass():
                 self.status.replayed_calls += self._replay.run()
 
     def _abandon(self, program: Program) -> None:
-        with self._copies_pass():
+        with self._copies.let_pass():
             program.abandon()
         if program in self._streams:
             program.random_state = self._streams[program].state
@@ -390,33 +336,30 @@ class Recovery:
             RecoveryError, ResetNeeded: It is not.
         """
         assert self._trainer is not None
-        recoverable = isinstance(error, backend.poptorch().RecoverableError)
-        # PopTorch's attributes are of the class, and the next error overwrites them.
-        needed = str(getattr(error, "recovery_action", "IPU_RESET")) if recoverable else None
-        if needed is None or attempt > self._retries:
-            action = STOP
-        elif needed == "IPU_RESET":
-            action = RETRY
-        else:
-            action = EXIT if self._reset is None else RESET
-        wait = min(self._backoff * 2 ** (attempt - 1), _LONGEST_WAIT) if action in (RETRY, RESET) else 0.0
-        decision = Decision(self._trainer.state.iteration, str(error), needed, attempt, action, wait)
+        decision = decide(
+            error,
+            self._trainer.state.iteration,
+            attempt,
+            retries=self._retries,
+            backoff=self._backoff,
+            has_reset=self._reset is not None,
+        )
         self.status.note(decision)
         _logger.warning(
             "Device fault at iteration %d, attempt %d of %d (%s): %s. %s",
             decision.iteration,
             attempt,
             self._retries,
-            needed or "unrecoverable",
-            action,
+            decision.recovery_action or "unrecoverable",
+            decision.action,
             decision.error,  # the error itself would keep its frames alive in kept records
         )
         self._session.fire(IPUEvents.DEVICE_FAULT)
-        if action in (STOP, EXIT):
+        if decision.action in (STOP, EXIT):
             self._end_run(decision, error)
-        if wait:
-            self._sleep(wait)
-        if action == RESET:
+        if decision.wait:
+            self._sleep(decision.wait)
+        if decision.action == RESET:
             self._reset_devices(decision, error)
         return decision
 
@@ -435,10 +378,12 @@ class Recovery:
         """Save the newest state, leave the model with it, and raise."""
         path = self.save()
         if self._replay.snapshot is not None:
-            with self._copies_pass():
+            with self._copies.let_pass():
                 self._replay.put_back()
-        where = f"Its state after iteration {self._image.iteration} is in {path}." if self._image and path else ""
-        if not where:
+        image = None if self._images is None else self._images.newest
+        if image is not None and path is not None:
+            where = f"Its state after iteration {image.iteration} is in {path}."
+        else:
             where = "Nothing has been trained since the run started or was resumed, so there was nothing to save."
         again = f"Go on with: {self._command or resume_command()}"
         if decision.action == EXIT:
@@ -464,27 +409,11 @@ class Recovery:
         Raises:
             CheckpointError: It cannot be written.
         """
-        with self._saving:
-            image = self._image
-            if image is None:
-                return None
-            path = self.folder / f"recovery_{image.iteration}.pt"
-            write_checkpoint(path, self._content(image))
+        path = None if self._images is None else self._images.write(self.folder)
+        if path is not None:
             self.status.saved = path
-        self._session.fire(IPUEvents.STATE_SAVED)
+            self._session.fire(IPUEvents.STATE_SAVED)
         return path
-
-    def _content(self, image: _Image) -> Dict[str, Any]:
-        assert self._positions is not None and self._session.link is not None
-        weights: OrderedDict[str, Any] = OrderedDict(image.extra)
-        for name in weights:
-            if name in self._positions:
-                weights[name] = image.snapshot.weights[self._positions[name]]
-        return {
-            **image.states,
-            "model": weights,
-            "optimizer": self._session.link.state_dict(image.snapshot.optimizer),
-        }
 
     def _take_snapshot(self) -> Snapshot:
         started = time.perf_counter()
@@ -494,28 +423,7 @@ class Recovery:
         self._session.fire(IPUEvents.SNAPSHOT_TAKEN)
         return snapshot
 
-    def _take_image(self) -> None:
-        assert self._trainer is not None
-        snapshot = self._take_snapshot()
-        model = self._session.model
-        if self._positions is None:
-            self._positions = self._session.weights.positions(model)
-        extra = {
-            name: None if name in self._positions else copy.deepcopy(value)
-            for name, value in model.state_dict().items()
-        }
-        states = {name: copy.deepcopy(value.state_dict()) for name, value in self._others.items()}
-        self._image = _Image(self._trainer.state.iteration, snapshot, states, extra)
-
 
 def _faults() -> Any:
     poptorch = backend.poptorch()
     return poptorch.RecoverableError, poptorch.UnrecoverableError
-
-
-def _copy_while_there_is(
-    copy: Callable[[], Optional[Callable[[Callable[[], Any]], Any]]], action: Callable[[], Any]
-) -> Any:
-    """Make a copy by a handler's method, while the handler lives."""
-    method = copy()
-    return action() if method is None else method(action)

@@ -278,6 +278,18 @@ def test_the_guard_ends_with_the_training(tmp_path):
     assert (first.status.faults, second.status.recoveries) == (0, 1)
 
 
+@pytest.mark.parametrize("event", [Events.EPOCH_COMPLETED, Events.COMPLETED])
+def test_a_handler_may_close_the_session_before_the_guard_has_heard_of_the_event(tmp_path, event):
+    """The guard ends within an event of its own."""
+    trainer, model, _ = trainer_of()
+    trainer.add_event_handler(event, trainer.ipu.close)
+    Recovery(tmp_path).attach(trainer)
+    trainer.run(LOADER)
+    whole, reference, _ = trainer_of()
+    whole.run(LOADER)
+    assert_same_weights(model, reference, rtol=0, atol=0)
+
+
 def test_a_trainer_whose_resumption_fails_is_not_guarded(tmp_path):
     """Attaching another handler, or the same with another checkpoint, is the way on."""
     trainer, _, _ = trainer_of()
