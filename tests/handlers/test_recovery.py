@@ -19,7 +19,7 @@ from ignite_ipu import IPUEvents, create_ipu_averages_evaluator, create_ipu_trai
 from ignite_ipu.checkpoints import CheckpointError, read_checkpoint
 from ignite_ipu.handlers import Recovery
 from ignite_ipu.stopping import EXIT_RESET_NEEDED, RecoveryError, resume_command
-from tests.supervised import assert_same_weights, pair, task
+from tests.supervised import assert_same_weights, pair, task, train_natively
 
 
 def trainer_of(seed=None, **settings):
@@ -184,23 +184,29 @@ def test_weights_edited_between_two_calls_are_part_of_the_repetition(tmp_path, c
     assert_same_weights(*results, rtol=0, atol=0)
 
 
+class LoadsAsItGoes:
+    """Loads the first weights after the fourth iteration, and after the sixth the optimizer's state of the second."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+        self.weights = copy_module.deepcopy(model.state_dict())
+
+    def __call__(self, iteration):
+        if iteration == 2:
+            self.state = copy_module.deepcopy(self.optimizer.state_dict())
+        elif iteration == 4:
+            self.model.load_state_dict(self.weights)
+        elif iteration == 6:
+            self.optimizer.load_state_dict(self.state)
+
+
 def test_a_fault_of_a_copy_loses_nothing_that_was_loaded(tmp_path):
     """Wherever a copy fails: what the host has set and the device has not got, and what the device alone has, stay."""
     results, faults_seen = [], []
     for copy in (None, *range(20)):
         trainer, model, optimizer = trainer_of()
-        fresh = {name: value.clone() for name, value in model.state_dict().items()}
-        states = []
-
-        def load(engine, model=model, optimizer=optimizer, fresh=fresh, states=states):
-            if engine.state.iteration == 2:
-                states.append(copy_module.deepcopy(optimizer.state_dict()))
-            elif engine.state.iteration == 4:
-                model.load_state_dict(fresh)
-            elif engine.state.iteration == 6:
-                optimizer.load_state_dict(states[0])
-
-        trainer.add_event_handler(Events.ITERATION_COMPLETED, load)
+        load = LoadsAsItGoes(model, optimizer)
+        trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine, load=load: load(engine.state.iteration))
         Recovery(tmp_path, every=100, backoff=0.0).attach(trainer)
         broken = {} if copy is None else {copy: poptorch.Fault()}
         with poptorch.inject_faults({}, copies=broken):
@@ -213,6 +219,14 @@ def test_a_fault_of_a_copy_loses_nothing_that_was_loaded(tmp_path):
         assert_same_weights(model, results[0][0], rtol=0, atol=0)
         for number, slots in state.items():
             assert torch.equal(slots["momentum_buffer"], results[0][1][number]["momentum_buffer"])
+    native, optimizer = pair(momentum=0.9)
+    load = LoadsAsItGoes(native, optimizer)
+    for iteration, batch in enumerate(LOADER, 1):
+        train_natively(native, optimizer, [batch])
+        load(iteration)
+    assert_same_weights(results[0][0], native)
+    for number, slots in optimizer.state_dict()["state"].items():
+        torch.testing.assert_close(results[0][1][number]["momentum_buffer"], slots["momentum_buffer"])
 
 
 def test_a_copy_that_keeps_failing_ends_the_run(tmp_path):
