@@ -69,7 +69,11 @@ class Gradients:
 
     def _show(self, engine: Engine, session: IPUSession) -> None:
         program = session.training  # of now: others may replace it
-        assert program is not None and program.executor is not None
+        if program is None or program.executor is None:
+            raise SessionError(
+                "The gradients of this iteration are gone: a handler of ITERATION_COMPLETED has closed, released or "
+                "replaced the training program before Gradients read them. Attach that handler after Gradients."
+            )
         options = program.options
         per_update = options.Training.gradient_accumulation * options.replication_factor
         for name, parameter in self._chosen.items():

@@ -75,6 +75,17 @@ def test_wrong_engines_and_empty_choices_are_refused():
     trainer.ipu.close()
 
 
+@pytest.mark.parametrize("give_back", ["close", "release"])
+def test_a_program_that_was_given_back_before_is_named(give_back):
+    """The order of attaching is the way out."""
+    trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss())
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), getattr(trainer.ipu, give_back))
+    Gradients().attach(trainer)
+    with pytest.raises(SessionError, match="Attach that handler after Gradients"):
+        trainer.run(DataLoader(task(), batch_size=8))
+    trainer.ipu.close()
+
+
 class WithSpare(nn.Module):
     """Has a layer that its output does not depend on."""
 
