@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import FrozenSet, Tuple
 
 import torch
 
@@ -15,18 +16,27 @@ class EngineWeights:
     """The weights that trainers hold at present; their gradients are on the device, and None on the host."""
 
     def __init__(self) -> None:
-        self._sessions: weakref.WeakSet[IPUSession] = weakref.WeakSet()
+        # How many tensors a session had, and their ids; it holds on to them, so that no id becomes another tensor's.
+        self._known: weakref.WeakKeyDictionary[IPUSession, Tuple[int, FrozenSet[int]]] = weakref.WeakKeyDictionary()
 
     def add(self, session: IPUSession) -> None:
         """Count the weights of a session, as long as it has a trainer."""
-        self._sessions.add(session)
+        self._known[session] = (0, frozenset())
 
     def trains(self, tensor: torch.Tensor) -> bool:
         """Tell whether a trainer trains this tensor."""
         if not _trained(tensor):
             return False
-        with_trainer = [session for session in self._sessions if session.training is not None]
-        return any(tensor is each for session in with_trainer for each in session.weights.tensors)
+        with_trainer = [session for session in self._known if session.training is not None]
+        return any(id(tensor) in self._ids(session) for session in with_trainer)
+
+    def _ids(self, session: IPUSession) -> FrozenSet[int]:
+        tensors = session.weights.tensors
+        count, ids = self._known[session]
+        if count != len(tensors):  # they are only ever added to
+            ids = frozenset(map(id, tensors))
+            self._known[session] = (len(tensors), ids)
+        return ids
 
 
 def _trained(tensor: torch.Tensor) -> bool:
