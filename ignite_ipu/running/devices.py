@@ -160,10 +160,10 @@ class _Moves:
 
     def pin_memory(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
-        def pin_memory(tensor: Any, *args: Any) -> Any:
+        def pin_memory(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if self._mapped(sys._getframe(1), "tensor.pin_memory()", "left out"):
                 return tensor
-            return original(tensor, *args)
+            return original(tensor, *args, **kwargs)
 
         return pin_memory
 

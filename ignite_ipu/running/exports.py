@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import sys
 from typing import Any, Callable
 
@@ -38,15 +39,19 @@ def is_exported(module: nn.Module) -> bool:
 
 
 def _exporting(original: Callable[..., Any], text: str, code: ScriptCode, journal: Journal) -> Any:
+    first = next(iter(inspect.signature(original).parameters))
+
     @functools.wraps(original)
-    def export(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def export(*args: Any, **kwargs: Any) -> Any:
         line = code.line_of(sys._getframe(1))
         if line is None:
-            return original(model, *args, **kwargs)
+            return original(*args, **kwargs)
+        model = args[0] if args else kwargs.get(first)
         if isinstance(model, nn.Module):
             journal.note(line, text, "is made of a copy of the model on the host")
             model = copy.deepcopy(model)
+            args, kwargs = ((model, *args[1:]), kwargs) if args else (args, {**kwargs, first: model})
         with natively():
-            return original(model, *args, **kwargs)
+            return original(*args, **kwargs)
 
     return export

@@ -30,6 +30,7 @@ def test_gpus_are_told_from_other_devices(device, gpu):
         "torch.randn_like(torch.ones(2), device='cuda')",
         "torch.ones(1).new_zeros(2, device='cuda')",
         "torch.ones(2).pin_memory()",
+        "torch.ones(2).pin_memory(device='cuda')",
         "torch.nn.Linear(1, 2).cuda().bias",
         "torch.nn.Linear(1, 2).to('cuda', torch.float64).bias",
         "convert_tensor(torch.ones(2), 'cuda')",

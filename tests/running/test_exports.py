@@ -42,3 +42,20 @@ def test_an_export_is_not_run_on_the_host(run, mode):
     text = TRAINED + f"exported = torch.jit.script(model)\nexported.{mode}()\n"
     with pytest.raises(RunError, match=rf"script\.py:{len(text.splitlines()) + 1}: .*torch\.jit"):
         run(text + "exported(x)\n")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "keywords"),
+    [
+        ("torch.jit.trace", "func=model, example_inputs=x"),
+        ("torch.jit.trace_module", "mod=model, inputs={'forward': x}"),
+        ("torch.jit.script", "obj=model"),
+        ("torch.fx.symbolic_trace", "root=model"),
+    ],
+)
+def test_a_model_may_be_exported_by_keyword(run, name, keywords):
+    """The copy has the weights of the same script run natively."""
+    found = run(f"{TRAINED}exported = {name}({keywords})\n" + WEIGHTS.format("exported"))
+    assert "copy of the model" in found.became(f"{name}()")
+    assert found.output == run(TRAINED + WEIGHTS.format("model")).output
