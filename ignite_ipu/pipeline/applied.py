@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu import backend
 
 from .errors import PlanError
-from .layers import select_layers
+from .layers import layer_names
 
 if TYPE_CHECKING:
     from .placement import Placement, Start
@@ -111,7 +111,7 @@ class AppliedPlacement:
             if start.layer not in layers:
                 raise PlanError(
                     f"{type(model).__name__} has no layer named {start.layer!r}. Its layers are: "
-                    f"{', '.join(select_layers(model))}."
+                    f"{', '.join(layer_names(model))}."
                 )
         self.placement = placement
         self._progress = progress = _Progress(placement.starts, placement.ipus)

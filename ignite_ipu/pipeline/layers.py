@@ -38,6 +38,15 @@ def select_layers(model: nn.Module, granularity: Granularity = "blocks") -> List
     return _checked_names(model, granularity)
 
 
+def layer_names(model: nn.Module, granularity: Granularity = "blocks") -> List[str]:
+    """Return the names by which plans and placements know the layers: a model without children has its class's.
+
+    Raises:
+        PlanError: As `select_layers`.
+    """
+    return [name or type(model).__name__ for name in select_layers(model, granularity)]
+
+
 def _children(module: nn.Module) -> Dict[str, nn.Module]:
     return dict(module.named_children())
 
@@ -90,10 +99,9 @@ def _checked_names(model: nn.Module, names: Sequence[str]) -> List[str]:
     seen: List[str] = []
     for name in names:
         if name not in known:
-            raise PlanError(
-                f"{type(model).__name__} has no module named {name!r}. Names near the top: "
-                f"{', '.join(_at_depth(model, 2)[:20])}."
-            )
+            near = ", ".join(_at_depth(model, 2)[:20])
+            inside = f"Names near the top: {near}." if near else "It has no modules inside."
+            raise PlanError(f"{type(model).__name__} has no module named {name!r}. {inside}")
         if name in seen:
             raise PlanError(f"Layer {name!r} is listed twice; a layer runs on one IPU, so name it once.")
         seen.append(name)

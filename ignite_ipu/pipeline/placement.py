@@ -17,7 +17,7 @@ from .checks import (
     shared_weight_problems,
 )
 from .errors import PlanError
-from .layers import Granularity, select_layers
+from .layers import Granularity, layer_names, select_layers
 from .machine import MK2, Machine
 from .profile import Profile
 
@@ -117,13 +117,14 @@ class Placement:
         if "phased" in execution and (loss_ipu is not None or any(isinstance(e, tuple) for e in entries)):
             raise PlanError(f"Phases run where {execution} execution puts them; name layers without IPUs.")
         if entries and all(isinstance(e, int) for e in entries) and entries[0] != 0:
-            names = select_layers(model, granularity)
+            names = layer_names(model, granularity)
             counts = layers_per_ipu([e for e in entries if isinstance(e, int)], len(names))
             starts = [Start(names[sum(counts[:ipu])], ipu) for ipu in range(len(counts))]
+            order = select_layers(model, granularity)
         else:
             starts = _starts(model, entries, granularity)
-            names = _execution_order(model, starts, granularity)
-        return cls(_with_shared(model, starts, names), execution, loss_ipu)
+            order = _execution_order(model, starts, granularity)
+        return cls(_with_shared(model, starts, order), execution, loss_ipu)
 
     @classmethod
     def from_plan(cls, plan: Plan) -> Placement:
@@ -279,8 +280,8 @@ def layers_per_ipu(counts: Sequence[int], layers: int) -> List[int]:
 
 
 def _starts(model: nn.Module, entries: Sequence[Entry], granularity: Granularity) -> List[Start]:
-    names = select_layers(model, granularity)
-    known = {name for name, _ in model.named_modules() if name}
+    names = layer_names(model, granularity)
+    known = {*names, *(name for name, _ in model.named_modules() if name)}
     starts = []
     for number, entry in enumerate(entries):
         layer, ipu = entry if isinstance(entry, tuple) else (entry, number)

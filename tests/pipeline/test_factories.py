@@ -235,6 +235,21 @@ def test_replicas_multiply_the_ipus_and_the_batch():
     assert_same_weights(model, trained_natively())
 
 
+def test_a_model_that_is_one_layer_trains_and_evaluates_on_one_ipu():
+    """`[0]` puts the whole of it on one IPU, though it has no layers inside."""
+    model, native = nn.EmbeddingBag(7, 7, mode="sum"), nn.EmbeddingBag(7, 7, mode="sum")
+    native.load_state_dict(model.state_dict())
+    tokens = torch.arange(32) % 7
+    data = DataLoader(TensorDataset(tokens[:, None], (3 * tokens + 1) % 7), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    create_ipu_trainer(model, optimizer, CROSS_ENTROPY, pipeline=[0]).run(data)
+    train_natively(native, torch.optim.SGD(native.parameters(), lr=0.2), data, 1)
+    assert_same_weights(model, native)
+    evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()}, pipeline=[0])
+    right = sum(int((native(x).argmax(1) == y).sum()) for x, y in data)
+    assert evaluator.run(data).metrics["accuracy"] == right / 32
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [

@@ -55,6 +55,8 @@ def test_names_are_checked():
     assert select_layers(Model(), ["encoder.layer.1"]) == ["encoder.layer.1"]
     with pytest.raises(PlanError, match=r"no module named 'encoder\.layer\.3'"):
         select_layers(Model(), ["encoder.layer.3"])
+    with pytest.raises(PlanError, match=r"Linear has no module named 'x'\. It has no modules inside\."):
+        select_layers(nn.Linear(1, 1), ["x"])
     with pytest.raises(PlanError, match="'head' is listed twice"):
         select_layers(Model(), ["head", "head"])
 

@@ -98,6 +98,23 @@ def test_descriptions_that_cannot_be(spec, words):
         Placement.of(Net(), spec)
 
 
+@pytest.mark.parametrize("spec", [[0], [1], [-1], ["Linear"], [("Linear", 0)]])
+def test_a_model_without_children_is_its_own_layer(opened, spec):
+    """It has the name of its class, as when it is measured."""
+    model = nn.Linear(4, 3)
+    placement = Placement.of(model, spec)
+    with placement.apply(model):
+        model(torch.zeros(2, 4))
+    assert starts(placement) == opened == [("Linear", 0)]
+    assert measure(model, torch.zeros(2, 4), granularity=placement.layers(model)).names == ("Linear",)
+
+
+@pytest.mark.parametrize("place", [lambda m: Placement.of(m, ["x"]), lambda m: Placement([Start("x", 0)]).apply(m)])
+def test_a_model_without_children_tells_its_only_layer(place):
+    with pytest.raises(PlanError, match=r"Linear has no layer named 'x'\. Its layers are: Linear\."):
+        place(nn.Linear(4, 3))
+
+
 def test_unknown_execution():
     with pytest.raises(PlanError, match="'parallel'; it must be one of: pipelined, sharded"):
         Placement([Start("embed", 0)], "parallel")
