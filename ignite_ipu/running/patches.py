@@ -46,13 +46,13 @@ class Patches:
         """Put everything back, whatever goes wrong on the way.
 
         Raises:
-            Exception: The first that an action raised, after all the others ran.
+            BaseException: The first that an action raised, or a signal handler during one, after all the others ran.
         """
         failures: List[BaseException] = []
         while self._restore:
             try:
                 self._restore.pop()()
-            except Exception as error:
+            except BaseException as error:
                 failures.append(error)
         if failures:
             raise failures[0]
