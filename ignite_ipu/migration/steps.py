@@ -219,8 +219,7 @@ class _Reader:
         function = self.backward.func
         assert isinstance(function, ast.Attribute)
         if not isinstance(function.value, ast.Name):
-            scaled = isinstance(function.value, ast.Call) and isinstance(function.value.func, ast.Attribute)
-            if scaled and function.value.func.attr == "scale":  # type: ignore[attr-defined]
+            if owner_of(function.value, "scale") is not None:
                 raise _Refused(self.backward, "the loss is scaled by a GradScaler")
             if isinstance(function.value, ast.BinOp):
                 raise _Refused(self.backward, "the loss is divided or combined before backward()")

@@ -18,6 +18,7 @@ TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.crea
 EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
 _LOADER_FACTORIES = ("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
 _LIBRARIES = ("torch.", "ignite.", "ignite_ipu.", "poptorch.", "accelerate.", "transformers.")
+_MOVES = ("to", "cuda")
 _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
 
 
@@ -93,7 +94,9 @@ class Training:
         weightless = {model.name for model in self.program.models if not model.learns}
         found: Dict[str, ast.Call] = {}
         for target, value in self.assigned:
-            moved = value.func.value if owner_of(value, "to", "cuda") is not None else value  # type: ignore[attr-defined]
+            moved = value
+            if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES:
+                moved = value.func.value
             if isinstance(moved, ast.Call) and isinstance(moved.func, ast.Name) and moved.func.id in weightless:
                 found[target] = moved
         return found

@@ -177,13 +177,13 @@ def _planned(content: Mapping[str, Any]) -> Plan:
 
 def _value(kind: Any, value: Any, where: str) -> Any:
     """Return a value of the wanted type, made of plain data."""
-    if dataclasses.is_dataclass(kind):
-        hints: Dict[str, Any] = _hints(kind)  # type: ignore[arg-type]  # a class, which is hashable
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = _hints(kind)
         names = list(hints)
         if not isinstance(value, dict) or set(value) != set(names):
             _refuse(f"its {where} does not consist of {_listed(names)}")
         try:
-            return kind(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in names})  # type: ignore[operator]
+            return kind(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in names})
         except PlanError:
             raise
         except (ArithmeticError, ValueError) as error:
@@ -206,7 +206,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
 
 
 @functools.lru_cache(maxsize=None)
-def _hints(kind: Any) -> Dict[str, Any]:
+def _hints(kind: Type[Any]) -> Dict[str, Any]:
     found = get_type_hints(kind)
     return {field.name: found[field.name] for field in dataclasses.fields(kind)}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import libcst as cst
-
 from ignite_ipu.migration.names import argument, constant
 from ignite_ipu.migration.rewrite import Editor, Rewrite
 
@@ -18,8 +16,7 @@ def apply(editor: Editor) -> None:
         if backend is not None and constant(backend) == "nccl":
             editor.expression(backend, f'{editor.need("process_backend", call)}("nccl")')
     for call, _ in program.calls("ignite.distributed.auto_model"):
-        name = editor.need("auto_model", call)
-        editor.replace(call.func, lambda _, name=name: cst.Name(name))  # type: ignore[misc]
+        editor.expression(call.func, editor.need("auto_model", call))
 
 
 REWRITE = Rewrite(
