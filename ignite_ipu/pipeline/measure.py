@@ -51,7 +51,8 @@ def measure(
     names = select_layers(model, granularity)
     run = call or _call
     if fake:
-        # The quickest way, which most models can go; others mix in tensors of their own, or cannot be copied.
+        # The quickest way, which most models can go. Others cannot be copied, mix in tensors of their own, or do not
+        # know the meta device, and may raise anything then. A mistake of theirs is raised again below.
         with suppress(Exception):
             shapes = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, _arguments(inputs))
             return _recorded(shape_twin(model), names, shapes, training, fake, run)

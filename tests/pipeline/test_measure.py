@@ -228,6 +228,27 @@ def test_branches_on_values_need_a_real_run():
     assert measure(Branching(), torch.ones(2, 4), fake=False).names == ("one",)
 
 
+class Keyed(nn.Module):
+    """Looks something up by the device of its input, or by what is given."""
+
+    def __init__(self, key=None):
+        super().__init__()
+        self.layer, self.key = nn.Linear(4, 4), key
+        self.scales = {torch.device("cpu"): 2.0}
+
+    def forward(self, x):
+        return self.scales[self.key or x.device] * self.layer(x)
+
+
+def test_a_model_that_knows_ordinary_devices_alone_is_measured():
+    assert measure(Keyed(), torch.ones(2, 4)) == measure(Keyed(), torch.ones(2, 4), fake=False)
+
+
+def test_a_mistake_of_the_model_is_told():
+    with pytest.raises(KeyError, match="missing"):
+        measure(Keyed("missing"), torch.ones(2, 4))
+
+
 def test_layers_that_never_run_are_reported():
     class Functional(nn.Module):
         def __init__(self):
