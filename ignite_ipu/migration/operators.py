@@ -8,9 +8,10 @@ Source: PopTorch user guide, "Supported operations".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Callable, Dict, FrozenSet, Optional, Tuple
+import operator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Callable, Dict, FrozenSet, Tuple
 
 
 def _words(text: str) -> FrozenSet[str]:
@@ -78,7 +79,7 @@ class Restriction:
 
     Attributes:
         argument: Its keyword,
-        position: and its position among the positional arguments, if it has one.
+        position: and its position among the positional arguments.
         refuses: Says whether a literal is refused; gets Ellipsis for what is no literal.
         rule: What is wrong, and
         remedy: the way out.
@@ -86,7 +87,7 @@ class Restriction:
     """
 
     argument: str
-    position: Optional[int]
+    position: int
     refuses: Callable[[object], bool]
     rule: str
     remedy: str
@@ -113,46 +114,72 @@ def _positive(value: object) -> bool:
     return isinstance(value, (int, float)) and value > 0
 
 
-def _restrictions() -> Dict[str, Tuple[Restriction, ...]]:
-    table: Dict[str, Tuple[Restriction, ...]] = {}
-    for name, first in (("LSTM", 2), ("GRU", 2), ("RNN", 2)):
-        table[f"torch.nn.{name}"] = (
-            Restriction("num_layers", first, _above_one, "only one layer is supported", "Stack one-layer modules."),
-            Restriction(
-                "bidirectional",
-                None,
-                _true,
-                "bidirectional=True is not supported",
-                "Run two modules, one over the flipped sequence.",
-            ),
-            Restriction(
-                "dropout", None, _positive, "dropout between layers is not supported", "Use a separate Dropout."
-            ),
-            *(
-                ()
-                if name == "GRU"
-                else (Restriction("bias", None, _false, "bias=False is not supported", "Keep the bias."),)
-            ),
-        )
-    for dimension in (1, 2, 3):
-        table[f"torch.nn.ConvTranspose{dimension}d"] = (
-            Restriction("dilation", 8, _above_one, "dilation is not supported", "Use dilation 1."),
-        )
-        table[f"torch.nn.MaxPool{dimension}d"] = (
-            Restriction("return_indices", 4, _true, "return_indices=True is not supported", "Pool without indices."),
-        )
-        table[f"torch.nn.BatchNorm{dimension}d"] = (
-            Restriction(
-                "affine", 3, _false, "affine=False is not supported", "Keep affine=True and freeze weight and bias."
-            ),
-        )
-        table[f"torch.nn.InstanceNorm{dimension}d"] = ()
-    table["torch.nn.GroupNorm"] = (
-        Restriction(
-            "affine", 3, _false, "affine=False is not supported", "Keep affine=True and freeze weight and bias."
-        ),
-    )
-    table["torch.nn.LayerNorm"] = (
+def _not_none(value: object) -> bool:
+    return value is not None
+
+
+def _neither_nearest_nor_bicubic(value: object) -> bool:
+    return isinstance(value, str) and value not in ("nearest", "bicubic")
+
+
+def _one_of(*refused: object) -> Callable[[object], bool]:
+    return partial(operator.contains, refused)
+
+
+_LAYERS = Restriction("num_layers", 2, _above_one, "only one layer is supported", "Stack one-layer modules.")
+_BIDIRECTIONAL = Restriction(
+    "bidirectional",
+    6,
+    _true,
+    "bidirectional=True is not supported",
+    "Run two modules, one over the flipped sequence.",
+)
+_DROPOUT = Restriction("dropout", 5, _positive, "dropout between layers is not supported", "Use a separate Dropout.")
+_BIAS = Restriction("bias", 3, _false, "bias=False is not supported", "Keep the bias.")
+_AFFINE = Restriction(
+    "affine", 3, _false, "affine=False is not supported", "Keep affine=True and freeze weight and bias."
+)
+_PADDING_IDX = Restriction(
+    "padding_idx",
+    9,
+    _not_none,
+    "padding_idx is not supported",
+    "Leave it out and mask the padded positions yourself.",
+)
+_MAX_NORM = Restriction("max_norm", 2, _positive, "max_norm is not supported", "Normalise what the layer returns.")
+_SPARSE = Restriction("sparse", 6, _true, "sparse gradients are not supported", "Use sparse=False.")
+_CLASS_WEIGHTS = Restriction(
+    "weight", 0, _given, "class weights are not supported", "Weigh the loss of each sample by hand."
+)
+_LABEL_SMOOTHING = Restriction(
+    "label_smoothing",
+    5,
+    _positive,
+    "label_smoothing is not read, the loss would be trained without it",
+    "Add it yourself: loss = (1 - e) * F.cross_entropy(y_pred, y) - e * F.log_softmax(y_pred, 1).mean().",
+)
+_REDUCTION = Restriction("reduction", 1, _one_of("none"), 'reduction="none" is not supported', 'Use "mean" or "sum".')
+_MATRIX_NORMS = "matrix 2-norms and nuclear norms are not supported"
+_FROBENIUS = 'Use ord="fro".'
+
+_BY_DIMENSION = {
+    "ConvTranspose": Restriction("dilation", 8, _above_one, "dilation is not supported", "Use dilation 1."),
+    "MaxPool": Restriction("return_indices", 4, _true, "return_indices=True is not supported", "Pool without indices."),
+    "BatchNorm": _AFFINE,
+}
+RESTRICTIONS: Dict[str, Tuple[Restriction, ...]] = {
+    **{f"torch.nn.{name}{n}d": (restriction,) for n in (1, 2, 3) for name, restriction in _BY_DIMENSION.items()},
+    "torch.nn.LSTM": (_LAYERS, _BIDIRECTIONAL, _DROPOUT, _BIAS),
+    "torch.nn.GRU": (_LAYERS, _BIDIRECTIONAL, _DROPOUT),
+    # Its nonlinearity comes before the bias.
+    "torch.nn.RNN": (
+        _LAYERS,
+        replace(_BIDIRECTIONAL, position=7),
+        replace(_DROPOUT, position=6),
+        replace(_BIAS, position=4),
+    ),
+    "torch.nn.GroupNorm": (_AFFINE,),
+    "torch.nn.LayerNorm": (
         Restriction(
             "elementwise_affine",
             2,
@@ -160,79 +187,29 @@ def _restrictions() -> Dict[str, Tuple[Restriction, ...]]:
             "elementwise_affine=False is not supported",
             "Keep it and freeze weight and bias.",
         ),
-    )
-    for name in ("Embedding", "EmbeddingBag"):
-        position = 2 if name == "Embedding" else None
-        table[f"torch.nn.{name}"] = (
-            Restriction(
-                "padding_idx",
-                position,
-                lambda value: value is not None,
-                "padding_idx is not supported",
-                "Leave it out and mask the padded positions yourself.",
-                by_hand=name == "Embedding",
-            ),
-            Restriction(
-                "max_norm",
-                3 if name == "Embedding" else 2,
-                _positive,
-                "max_norm is not supported",
-                "Normalise what the layer returns.",
-            ),
-            Restriction("sparse", None, _true, "sparse gradients are not supported", "Use sparse=False."),
-        )
-    table["torch.nn.Upsample"] = (
+    ),
+    "torch.nn.Embedding": (replace(_PADDING_IDX, position=2, by_hand=True), replace(_MAX_NORM, position=3), _SPARSE),
+    "torch.nn.EmbeddingBag": (_PADDING_IDX, _MAX_NORM, _SPARSE),
+    "torch.nn.Upsample": (
         Restriction(
             "mode",
             2,
-            lambda value: isinstance(value, str) and value not in ("nearest", "bicubic"),
+            _neither_nearest_nor_bicubic,
             "only nearest and bicubic are supported",
             'Use mode="nearest" or mode="bicubic".',
         ),
         Restriction("align_corners", 3, _true, "align_corners=True is not supported", "Leave align_corners out."),
-    )
-    for name, weight, smoothing in (
-        ("CrossEntropyLoss", 0, 5),
-        ("NLLLoss", 0, None),
-        ("functional.cross_entropy", 2, 7),
-        ("functional.nll_loss", 2, None),
-    ):
-        table[f"torch.nn.{name}"] = (
-            Restriction(
-                "weight", weight, _given, "class weights are not supported", "Weigh the loss of each sample by hand."
-            ),
-            Restriction(
-                "label_smoothing",
-                smoothing,
-                _positive,
-                "label_smoothing is not read, the loss would be trained without it",
-                "Add it yourself: loss = (1 - e) * F.cross_entropy(y_pred, y) - e * F.log_softmax(y_pred, 1).mean().",
-            ),
-        )
-    for name in ("CTCLoss", "functional.ctc_loss"):
-        table[f"torch.nn.{name}"] = (
-            Restriction(
-                "reduction",
-                1 if name == "CTCLoss" else None,
-                lambda value: value == "none",
-                'reduction="none" is not supported',
-                'Use "mean" or "sum".',
-            ),
-        )
-    for name, refused in (("torch.linalg.norm", ("nuc",)), ("torch.linalg.matrix_norm", ("nuc", 2, -2))):
-        table[name] = (
-            Restriction(
-                "ord",
-                1,
-                lambda value, refused=refused: value in refused,  # type: ignore[misc]
-                "matrix 2-norms and nuclear norms are not supported",
-                'Use ord="fro".',
-            ),
-        )
-    return {name: restrictions for name, restrictions in table.items() if restrictions}
-
+    ),
+    "torch.nn.CrossEntropyLoss": (_CLASS_WEIGHTS, _LABEL_SMOOTHING),
+    "torch.nn.NLLLoss": (_CLASS_WEIGHTS,),
+    "torch.nn.CTCLoss": (_REDUCTION,),
+    "torch.nn.functional.cross_entropy": (replace(_CLASS_WEIGHTS, position=2), replace(_LABEL_SMOOTHING, position=7)),
+    "torch.nn.functional.nll_loss": (replace(_CLASS_WEIGHTS, position=2),),
+    "torch.nn.functional.ctc_loss": (replace(_REDUCTION, position=5),),
+    "torch.linalg.norm": (Restriction("ord", 1, _one_of("nuc"), _MATRIX_NORMS, _FROBENIUS),),
+    "torch.linalg.matrix_norm": (Restriction("ord", 1, _one_of("nuc", 2, -2), _MATRIX_NORMS, _FROBENIUS),),
+}
 
 # Losses that PopTorch does not compile at all, with what computes the same.
 _SMOOTH = "Use delta * F.smooth_l1_loss(y_pred, y, beta=delta), which computes the same."
 REFUSED_LOSSES: Dict[str, str] = {"torch.nn.HuberLoss": _SMOOTH, "torch.nn.functional.huber_loss": _SMOOTH}
-RESTRICTIONS: Dict[str, Tuple[Restriction, ...]] = _restrictions()

@@ -22,6 +22,20 @@ def test_layers(lines):
     assert lines(RULE, code) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
+def test_positional_arguments(lines):
+    """They are found where PyTorch has them."""
+    code = """
+        from torch import nn
+        from torch.nn import functional as F
+        nn.LSTM(4, 8, 1, False)
+        nn.GRU(4, 8, 1, True, False, 0.0, True)
+        nn.RNN(4, 8, 1, "tanh", False)
+        F.ctc_loss(output, y, lengths, target_lengths, 0, "none")
+        nn.RNN(4, 8, 1, "tanh", True)
+    """
+    assert lines(RULE, code) == [3, 4, 5, 6]
+
+
 def test_defaults_and_unknown_values(lines):
     """Values that are not literals may be fine."""
     code = """
