@@ -16,9 +16,9 @@ from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
 
-__all__ = ["ANSWERS", "IGNORED", "REFUSED", "substitute_cuda"]
+__all__ = ["substitute_cuda"]
 
-ANSWERS: Dict[str, Any] = {
+_ANSWERS: Dict[str, Any] = {
     "is_available": True,
     "is_initialized": True,
     "device_count": 1,
@@ -27,7 +27,7 @@ ANSWERS: Dict[str, Any] = {
     "is_bf16_supported": False,
     "is_tf32_supported": False,
 }
-IGNORED = (
+_IGNORED = (
     "init",
     "set_device",
     "synchronize",
@@ -41,17 +41,17 @@ IGNORED = (
     "reset_accumulated_memory_stats",
     "set_per_process_memory_fraction",
 )
-IGNORED_PROFILING = {
+_IGNORED_PROFILING = {
     "nvtx": ("mark", "range_push", "range_pop", "range_start", "range_end"),
     "profiler": ("start", "stop"),
 }
-CONTEXTS = ("device", "device_of")
+_CONTEXTS = ("device", "device_of")
 _NO_STREAMS = "an IPU runs one compiled program and has no streams. Remove it"
 _CLASSES: Dict[str, str] = {
     **dict.fromkeys(["Stream", "ExternalStream", "CUDAGraph", "graph"], _NO_STREAMS),
     "Event": "an IPU has no events. Measure with time.perf_counter(), around lines that read a value of the step",
 }
-REFUSED: Dict[str, str] = {
+_REFUSED: Dict[str, str] = {
     **dict.fromkeys(
         [
             "memory_allocated",
@@ -92,25 +92,19 @@ def _functions() -> Set[str]:
 def substitute_cuda(patches: Patches, code: ScriptCode, journal: Journal) -> None:
     """Answer the script's questions to `torch.cuda` and `torch.accelerator` as if an IPU were a GPU."""
 
-    def replace(module: Any, prefix: str, name: str, make: Callable[[Any, str], Any]) -> None:
+    def replace(module: Any, prefix: str, name: str, make: Callable[..., Any], said: Any) -> None:
         original = getattr(module, name, None)
         if callable(original):
-            patches.set(module, name, make(original, f"{prefix}.{name}()"))
+            patches.set(module, name, make(original, f"{prefix}.{name}()", said, code, journal))
 
-    def answering(answer: Any) -> Callable[[Any, str], Any]:
-        return lambda original, text: _answering(original, text, answer, code, journal)
-
-    def refusing(reason: str) -> Callable[[Any, str], Any]:
-        return lambda original, text: _refusing(original, text, reason, code, journal)
-
-    for name, answer in ANSWERS.items():
-        replace(torch.cuda, "torch.cuda", name, answering(answer))
-    for name in IGNORED:
-        replace(torch.cuda, "torch.cuda", name, answering(None))
-    for submodule, names in IGNORED_PROFILING.items():
+    for name, answer in _ANSWERS.items():
+        replace(torch.cuda, "torch.cuda", name, _answering, answer)
+    for name in _IGNORED:
+        replace(torch.cuda, "torch.cuda", name, _answering, None)
+    for submodule, names in _IGNORED_PROFILING.items():
         for name in names:
-            replace(getattr(torch.cuda, submodule), f"torch.cuda.{submodule}", name, answering(None))
-    for name in CONTEXTS:
+            replace(getattr(torch.cuda, submodule), f"torch.cuda.{submodule}", name, _answering, None)
+    for name in _CONTEXTS:
         original = getattr(torch.cuda, name)
         patches.set(original, "__enter__", _entering(original.__enter__, f"torch.cuda.{name}()", code, journal))
         patches.set(original, "__exit__", _leaving(original.__exit__, code))
@@ -121,8 +115,8 @@ def substitute_cuda(patches: Patches, code: ScriptCode, journal: Journal) -> Non
             patches.set(
                 kind, constructor, _refusing(getattr(kind, constructor), f"torch.cuda.{name}()", reason, code, journal)
             )
-    for name in _functions() - {*ANSWERS, *IGNORED}:
-        replace(torch.cuda, "torch.cuda", name, refusing(REFUSED.get(name, _OTHERS)))
+    for name in _functions() - {*_ANSWERS, *_IGNORED}:
+        replace(torch.cuda, "torch.cuda", name, _refusing, _REFUSED.get(name, _OTHERS))
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None:
         for name, answer in (
@@ -131,7 +125,7 @@ def substitute_cuda(patches: Patches, code: ScriptCode, journal: Journal) -> Non
             ("current_accelerator", torch.device("cuda")),
             ("synchronize", None),
         ):
-            replace(accelerator, "torch.accelerator", name, answering(answer))
+            replace(accelerator, "torch.accelerator", name, _answering, answer)
 
 
 def _answering(original: Any, text: str, answer: Any, code: ScriptCode, journal: Journal) -> Any:

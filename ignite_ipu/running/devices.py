@@ -14,9 +14,9 @@ from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
 
-__all__ = ["FACTORIES", "is_gpu", "substitute_devices"]
+__all__ = ["is_gpu", "substitute_devices"]
 
-FACTORIES = (
+_FACTORIES = (
     "tensor",
     "as_tensor",
     "asarray",
@@ -74,7 +74,7 @@ def substitute_devices(patches: Patches, code: ScriptCode, journal: Journal) -> 
         patches.set(owner, name, moves.to(getattr(owner, name), what))
     for owner, name, what in ((torch.Tensor, "cuda", "tensor.cuda"), (nn.Module, "cuda", "module.cuda")):
         patches.set(owner, name, moves.cuda(getattr(owner, name), what))
-    for name in FACTORIES:
+    for name in _FACTORIES:
         if hasattr(torch, name):
             patches.set(torch, name, moves.factory(getattr(torch, name), f"torch.{name}"))
     for name in _NEW:
