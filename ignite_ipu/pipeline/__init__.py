@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from .applied import AppliedPlacement
-from .comparison import Comparison, compare
-from .configure import configure
-from .drawing import draw_memory, draw_plan, draw_scaling, draw_schedule
-from .errors import PlanError
-from .layers import select_layers
-from .machine import BOW, MK2, Machine
-from .measure import measure
-from .memory import StageMemory, Strategy
-from .optimizer_state import OptimizerState, optimizer_state
-from .partition import Partition, partition_chain
-from .placement import Placement, Start, layers_per_ipu
-from .plan import Plan, StagePlan
-from .plan_file import load_plan, save_plan
-from .planner import plan, plan_placement
-from .pod import Scaling, scale
-from .profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
-from .request import Pipeline, PipelineRequest
-from .schedule import Schedule, StageTime, in_flight, simulate
-from .slots import Slot
-from .trace import trace_events, write_trace
+from ignite_ipu.pipeline.applied import AppliedPlacement
+from ignite_ipu.pipeline.comparison import Comparison, compare
+from ignite_ipu.pipeline.configure import configure
+from ignite_ipu.pipeline.drawing import draw_memory, draw_plan, draw_scaling, draw_schedule
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.layers import select_layers
+from ignite_ipu.pipeline.machine import BOW, MK2, Machine
+from ignite_ipu.pipeline.measure import measure
+from ignite_ipu.pipeline.memory import StageMemory, Strategy
+from ignite_ipu.pipeline.optimizer_state import OptimizerState, optimizer_state
+from ignite_ipu.pipeline.partition import Partition, partition_chain
+from ignite_ipu.pipeline.placement import Placement, Start, layers_per_ipu
+from ignite_ipu.pipeline.plan import Plan, StagePlan
+from ignite_ipu.pipeline.plan_file import load_plan, save_plan
+from ignite_ipu.pipeline.planner import plan, plan_placement
+from ignite_ipu.pipeline.pod import Scaling, scale
+from ignite_ipu.pipeline.profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
+from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
+from ignite_ipu.pipeline.schedule import Schedule, StageTime, in_flight, simulate
+from ignite_ipu.pipeline.slots import Slot
+from ignite_ipu.pipeline.trace import trace_events, write_trace
 
 __all__ = [
     "BOW",

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Ty
 from torch import nn
 
 from ignite_ipu import backend
-
-from .errors import PlanError
-from .layers import layer_names
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.layers import layer_names
 
 if TYPE_CHECKING:
-    from .placement import Placement, Start
+    from ignite_ipu.pipeline.placement import Placement, Start
 
 
 def order_text(late: str, early: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence
 
-from .machine import Machine
-from .memory import MemoryModel, Strategy
-from .profile import Profile
-from .units import bytes_text
+from ignite_ipu.pipeline.machine import Machine
+from ignite_ipu.pipeline.memory import MemoryModel, Strategy
+from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.units import bytes_text
 
 
 def accumulation_problem(stages: int, accumulation: int) -> Optional[str]:

@@ -11,18 +11,17 @@ from typing import Any, Tuple
 from torch import nn
 
 from ignite_ipu.cli import UserError
+from ignite_ipu.pipeline.comparison import compare
+from ignite_ipu.pipeline.drawing import draw_scaling
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.layers import Granularity
+from ignite_ipu.pipeline.machine import BOW, MK2, Machine
+from ignite_ipu.pipeline.measure import measure
+from ignite_ipu.pipeline.plan import Plan, text_table
+from ignite_ipu.pipeline.plan_file import load_plan, save_plan
+from ignite_ipu.pipeline.pod import scale
+from ignite_ipu.pipeline.trace import write_trace
 from ignite_ipu.targets import blamed_on, load_factory
-
-from .comparison import compare
-from .drawing import draw_scaling
-from .errors import PlanError
-from .layers import Granularity
-from .machine import BOW, MK2, Machine
-from .measure import measure
-from .plan import Plan, text_table
-from .plan_file import load_plan, save_plan
-from .pod import scale
-from .trace import write_trace
 
 _MACHINES = {"mk2": MK2, "bow": BOW}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

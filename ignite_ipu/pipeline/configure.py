@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ignite_ipu import backend
-
-from .memory import Strategy
-from .plan import Plan
+from ignite_ipu.pipeline.memory import Strategy
+from ignite_ipu.pipeline.plan import Plan
 
 _RECOMPUTE_PIPELINE = 3
 """PopART's `RecomputationType.Pipeline`, as a number because PopTorch's options take no PopART enumerators."""

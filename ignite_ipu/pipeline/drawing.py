@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional
 
-from .plan import Plan
-from .pod import Scaling
-from .schedule import Schedule
+from ignite_ipu.pipeline.plan import Plan
+from ignite_ipu.pipeline.pod import Scaling
+from ignite_ipu.pipeline.schedule import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

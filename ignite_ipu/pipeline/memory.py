@@ -9,10 +9,10 @@ from typing import Any, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
-from .optimizer_state import OptimizerState
-from .partition import Matrix, span_peaks, span_sums
-from .profile import Profile, TensorSize
-from .schedule import in_flight
+from ignite_ipu.pipeline.optimizer_state import OptimizerState
+from ignite_ipu.pipeline.partition import Matrix, span_peaks, span_sums
+from ignite_ipu.pipeline.profile import Profile, TensorSize
+from ignite_ipu.pipeline.schedule import in_flight
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence,
 from torch import nn
 
 from ignite_ipu import backend
-
-from .applied import AppliedPlacement, order_text
-from .checks import (
+from ignite_ipu.pipeline.applied import AppliedPlacement, order_text
+from ignite_ipu.pipeline.checks import (
     accumulation_problem,
     device_iterations_problem,
     replication_problem,
     shared_weight_problems,
 )
-from .errors import PlanError
-from .layers import Granularity, layer_names, select_layers
-from .machine import MK2, Machine
-from .profile import Profile
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.layers import Granularity, layer_names, select_layers
+from ignite_ipu.pipeline.machine import MK2, Machine
+from ignite_ipu.pipeline.profile import Profile
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ignite_ipu.pipeline.plan import Plan
 
 EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
 
@@ -107,7 +106,7 @@ class Placement:
             PlanError: An unknown layer, one used twice, layers out of their order, or numbers that do not fit the
                 model.
         """
-        from .plan import Plan
+        from ignite_ipu.pipeline.plan import Plan
 
         if isinstance(spec, Plan):
             return spec.placement()

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from .errors import PlanError
-from .machine import Machine
-from .memory import StageMemory, Strategy
-from .optimizer_state import OptimizerState
-from .profile import Profile
-from .schedule import Schedule, StageTime, simulate
-from .units import bytes_text, seconds_text
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.machine import Machine
+from ignite_ipu.pipeline.memory import StageMemory, Strategy
+from ignite_ipu.pipeline.optimizer_state import OptimizerState
+from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.schedule import Schedule, StageTime, simulate
+from ignite_ipu.pipeline.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from .placement import Placement
+    from ignite_ipu.pipeline.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Plan:
 
     def placement(self) -> Placement:
         """Return what puts the model on its IPUs without an edit of it."""
-        from .placement import Placement
+        from ignite_ipu.pipeline.placement import Placement
 
         self.check()
         return Placement.from_plan(self)
@@ -200,7 +200,7 @@ class Plan:
 
     def draw(self, **options: Any) -> Any:
         """Return a matplotlib figure with the schedule and the memory of each IPU; options as for `draw_plan`."""
-        from .drawing import draw_plan
+        from ignite_ipu.pipeline.drawing import draw_plan
 
         return draw_plan(self, **options)
 

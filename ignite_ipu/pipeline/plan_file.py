@@ -18,15 +18,14 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple
 from torch import nn
 
 from ignite_ipu.listing import listed
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.machine import Machine
+from ignite_ipu.pipeline.memory import Strategy
+from ignite_ipu.pipeline.optimizer_state import OptimizerState
+from ignite_ipu.pipeline.plan import Plan
+from ignite_ipu.pipeline.planner import plan as make_plan
+from ignite_ipu.pipeline.profile import Profile
 from ignite_ipu.whole_files import whole_file
-
-from .errors import PlanError
-from .machine import Machine
-from .memory import Strategy
-from .optimizer_state import OptimizerState
-from .plan import Plan
-from .planner import plan as make_plan
-from .profile import Profile
 
 __all__ = ["load_plan", "save_plan"]
 

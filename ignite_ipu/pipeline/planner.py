@@ -6,8 +6,8 @@ from typing import Any, List, Optional, Sequence, Union
 
 from torch.optim import Optimizer
 
-from .applied import order_text
-from .checks import (
+from ignite_ipu.pipeline.applied import order_text
+from ignite_ipu.pipeline.checks import (
     accumulation_problem,
     device_iterations_problem,
     memory_problem,
@@ -15,23 +15,23 @@ from .checks import (
     replication_problem,
     shared_weight_problems,
 )
-from .errors import PlanError
-from .machine import MK2, Machine
-from .memory import MemoryModel, StageMemory, Strategy
-from .optimizer_state import OptimizerState, optimizer_state
-from .placement import Placement
-from .plan import Plan, StagePlan
-from .profile import Profile
-from .schedule import simulate
-from .settings import (
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.machine import MK2, Machine
+from ignite_ipu.pipeline.memory import MemoryModel, StageMemory, Strategy
+from ignite_ipu.pipeline.optimizer_state import OptimizerState, optimizer_state
+from ignite_ipu.pipeline.placement import Placement
+from ignite_ipu.pipeline.plan import Plan, StagePlan
+from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.schedule import simulate
+from ignite_ipu.pipeline.settings import (
     accumulation_for,
     propose_accumulation,
     propose_inference_iterations,
     propose_training_iterations,
 )
-from .staging import best_stages, given_stages
-from .timing import TimeModel
-from .units import bytes_text
+from ignite_ipu.pipeline.staging import best_stages, given_stages
+from ignite_ipu.pipeline.timing import TimeModel
+from ignite_ipu.pipeline.units import bytes_text
 
 
 def plan(

@@ -7,14 +7,14 @@ from typing import Dict, List, Optional, Tuple, Union
 
 from torch.optim import Optimizer
 
-from .errors import PlanError
-from .machine import MK2, Machine
-from .memory import Strategy
-from .optimizer_state import OptimizerState, optimizer_state
-from .plan import Plan, html_table, text_table
-from .planner import plan
-from .profile import Profile
-from .units import bytes_text, seconds_text
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.machine import MK2, Machine
+from ignite_ipu.pipeline.memory import Strategy
+from ignite_ipu.pipeline.optimizer_state import OptimizerState, optimizer_state
+from ignite_ipu.pipeline.plan import Plan, html_table, text_table
+from ignite_ipu.pipeline.planner import plan
+from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.units import bytes_text, seconds_text
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Scaling:
 
     def draw(self) -> object:
         """Return a matplotlib figure of throughput against IPUs."""
-        from .drawing import draw_scaling
+        from ignite_ipu.pipeline.drawing import draw_scaling
 
         return draw_scaling(self)
 

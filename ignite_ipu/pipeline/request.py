@@ -7,10 +7,10 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from torch import nn
 
-from .errors import PlanError
-from .machine import MK2, Machine
-from .placement import EXECUTIONS, Entry, Placement
-from .plan import Plan
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.machine import MK2, Machine
+from ignite_ipu.pipeline.placement import EXECUTIONS, Entry, Placement
+from ignite_ipu.pipeline.plan import Plan
 
 Pipeline = Union[Sequence[Entry], Plan, Placement, str]
 """What the factories take as `pipeline`: whatever `Placement.of` understands, or "auto"."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import ceil
 from typing import Tuple
 
-from .errors import PlanError
-from .machine import Machine
-from .profile import Profile
-from .units import seconds_text
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.machine import Machine
+from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.units import seconds_text
 
 _FILL_SHARE = 0.1
 """Share of a step that filling, draining and updating may take before more micro-batches are proposed."""

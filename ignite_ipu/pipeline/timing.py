@@ -7,10 +7,10 @@ from typing import List
 import numpy as np
 import numpy.typing as npt
 
-from .machine import Machine
-from .partition import Matrix, span_sums
-from .profile import Profile
-from .schedule import StageTime
+from ignite_ipu.pipeline.machine import Machine
+from ignite_ipu.pipeline.partition import Matrix, span_sums
+from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.schedule import StageTime
 
 
 class TimeModel:
