@@ -337,9 +337,8 @@ class _Reader:
         for position in range(self.index + 1, update_at):
             statement = self.suite[position]
             call = statement.value if isinstance(statement, ast.Expr) else None
-            if self.program.names.called(call) != "torch.nn.utils.clip_grad_norm_" if call is not None else True:
+            if not isinstance(call, ast.Call) or self.program.names.called(call) != "torch.nn.utils.clip_grad_norm_":
                 continue
-            assert isinstance(call, ast.Call)
             parameters, norm = argument(call, "parameters", 0), argument(call, "max_norm", 1)
             whole = isinstance(parameters, ast.Call) and dotted(parameters.func) == f"{model}.parameters"
             if not whole or norm is None or len(call.args) + len(call.keywords) != 2:
