@@ -7,93 +7,27 @@ between, so that one call can take their place. Anything else is refused, with t
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, List, Optional, Set, Tuple
 
-from ignite_ipu.migration.bindings import (
-    functions_called,
-    names_bound,
-    names_loaded,
-    only_reads,
-    same_names,
-)
+from ignite_ipu.migration.bindings import functions_called, names_bound, names_loaded, same_names
 from ignite_ipu.migration.clipping import clipping_obstacle
 from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.names import argument, constant, dotted, owner_of
 from ignite_ipu.migration.own_losses import is_bound_beside, read_from
 from ignite_ipu.migration.provenance import carried_name, further_call
+from ignite_ipu.migration.rebound_names import bound_in_loop, own_names, per_batch_names, rebound_names
+from ignite_ipu.migration.step_checks import (
+    check_attributes,
+    check_between,
+    check_inputs,
+    check_lines,
+    check_optimizer,
+    check_surroundings,
+)
+from ignite_ipu.migration.step_plan import Plan, Refused, Step
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.program import Program
-
-Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an understood step consists of.
-
-    Attributes:
-        replaced: The statements that one call replaces, in order; the call takes the place of the first.
-        model: Source of the model.
-        optimizer: Source of the optimizer.
-        loss: Name that the loss is bound to.
-        output: Target that the model's output is bound to; None when it is used in the loss only.
-        inputs: The model's positional arguments.
-        keywords: The model's keyword arguments.
-        loss_function: Called with (output, target); None when `loss_expression` has to become a function first, or
-            when the model returns the loss itself.
-        target: Second argument of the loss function.
-        loss_expression: The loss as it stands.
-        per_batch: Names in `loss_expression` that change from batch to batch or from epoch to epoch, without those of
-            the output.
-        max_grad_norm: Norm that gradients are clipped to.
-        own_loss: Whether the model returns the loss itself.
-        loss_statements: Assignments that `loss_expression` is computed from, and that nothing else reads.
-        function_before: Where the function that `loss_expression` becomes has to stand, to see what it needs.
-    """
-
-    replaced: Tuple[ast.stmt, ...]
-    model: str
-    optimizer: str
-    loss: str
-    output: Optional[ast.expr]
-    inputs: Tuple[ast.expr, ...]
-    keywords: Tuple[ast.keyword, ...]
-    loss_function: Optional[ast.expr]
-    target: Optional[ast.expr]
-    loss_expression: ast.expr
-    per_batch: Tuple[str, ...]
-    max_grad_norm: Optional[ast.expr]
-    own_loss: bool = False
-    loss_statements: Tuple[ast.stmt, ...] = ()
-    function_before: Optional[ast.stmt] = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """A call of `backward()` in host code.
-
-    Attributes:
-        backward: The call.
-        function: The function around it.
-        plan: What it is part of, when understood.
-        blame: Otherwise the statement that stands in the way,
-        reason: and why.
-    """
-
-    backward: ast.Call
-    function: Optional[Function]
-    plan: Optional[Plan]
-    blame: ast.AST
-    reason: str
-
-
-class _Refused(Exception):
-    def __init__(self, blame: ast.AST, reason: str) -> None:
-        super().__init__(reason)
-        self.blame = blame
-        self.reason = reason
 
 
 def find_steps(program: Program) -> List[Step]:
@@ -107,7 +41,7 @@ def find_steps(program: Program) -> List[Step]:
         try:
             plan = _Reader(program, call).plan()
             steps.append(Step(call, function, plan, call, ""))
-        except _Refused as refused:
+        except Refused as refused:
             steps.append(Step(call, function, None, refused.blame, refused.reason))
     return steps
 
@@ -147,6 +81,10 @@ class _Reader:
         self.suite = self._suite(self.statement)
         self.index = next(i for i, statement in enumerate(self.suite) if statement is self.statement)
 
+    @property
+    def _per_batch_names(self) -> Set[str]:
+        return per_batch_names(self.program, self.statement)
+
     def _statement(self, node: ast.AST) -> ast.stmt:
         if isinstance(node, ast.stmt):
             return node
@@ -164,9 +102,9 @@ class _Reader:
         """Read the whole step.
 
         Raises:
-            _Refused: It is not of the common shape.
+            Refused: It is not of the common shape.
         """
-        self._check_surroundings()
+        check_surroundings(self.program, self.statement)
         update_at, optimizer = self._update()
         loss = self._loss_name()
         loss_at, loss_value = self._assignment(loss, self.index, "the loss")
@@ -176,26 +114,28 @@ class _Reader:
         computed = ast.Tuple(elts=[loss_value, *(_value(self.suite[position]) for position in inner)], ctx=ast.Load())
         carried = carried_name(self.program, self.statement, call, computed, outputs)
         if carried is not None:
-            raise _Refused(call, f"{carried!r} is carried from one batch to the next")
+            raise Refused(call, f"{carried!r} is carried from one batch to the next")
         other = further_call(self.program, self.statement, call, computed, outputs)
         if other is not None:
-            raise _Refused(other, "the loss depends on a further call of a model")
+            raise Refused(other, "the loss depends on a further call of a model")
         model = dotted(call.func) or ""
         zero_at = self._zero_grad(optimizer, model, update_at)
         clip_at, norm = self._clipping(model, optimizer, update_at)
         chosen = {forward_at, loss_at, self.index, update_at, zero_at, *([] if clip_at is None else [clip_at])}
-        self._check_between(forward_at, update_at, {*chosen, *inner}, {model, optimizer}, call, computed)
-        self._check_lines({*chosen, *inner})
-        self._check_inputs(call, output, model)
-        self._check_optimizer(optimizer, model)
+        step = sorted({*chosen, *inner})
+        between = [self.suite[position] for position in range(forward_at, update_at + 1) if position not in step]
+        check_between(between, names_loaded(call) | names_loaded(computed), {model, optimizer})
+        check_lines(self.program, self.suite, [self.suite[position] for position in step])
+        check_inputs(self.program, call, output, model)
+        check_optimizer(self.program, self.backward, optimizer, model)
         function, target = (None, None) if inner else self._split_loss(loss_value, call, output)
         bound = {name for position in inner for name in names_bound(self.suite[position])}
-        changing = (self._per_batch_names() | self._rebound_names()) - functions_called(computed)
+        changing = (self._per_batch_names | rebound_names(self.program, self.statement)) - functions_called(computed)
         per_batch = tuple(sorted((names_loaded(computed) & changing) - outputs - bound))
         function_before: Optional[ast.stmt] = None
         if function is None and not own_loss:
             if output is None:
-                raise _Refused(self.suite[loss_at], "the loss is not a function of the model's output and a target")
+                raise Refused(self.suite[loss_at], "the loss is not a function of the model's output and a target")
             function_before = self._place_of_function(loss_value, computed, outputs | bound | set(per_batch))
         return Plan(
             replaced=tuple(self.suite[position] for position in sorted(chosen)),
@@ -220,28 +160,15 @@ class _Reader:
         assert isinstance(function, ast.Attribute)
         if not isinstance(function.value, ast.Name):
             if owner_of(function.value, "scale") is not None:
-                raise _Refused(self.backward, "the loss is scaled by a GradScaler")
+                raise Refused(self.backward, "the loss is scaled by a GradScaler")
             if isinstance(function.value, ast.BinOp):
-                raise _Refused(self.backward, "the loss is divided or combined before backward()")
-            raise _Refused(self.backward, "the loss is not a plain variable")
+                raise Refused(self.backward, "the loss is divided or combined before backward()")
+            raise Refused(self.backward, "the loss is not a plain variable")
         if self.backward.args or self.backward.keywords:
-            raise _Refused(self.backward, "backward() has arguments")
+            raise Refused(self.backward, "backward() has arguments")
         if not isinstance(self.statement, ast.Expr) or self.statement.value is not self.backward:
-            raise _Refused(self.backward, "backward() is part of a larger statement")
+            raise Refused(self.backward, "backward() is part of a larger statement")
         return function.value.id
-
-    def _check_surroundings(self) -> None:
-        for above in self.program.ancestors(self.statement):
-            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                return
-            if isinstance(above, (ast.With, ast.AsyncWith)):
-                for item in above.items:
-                    name = self.program.names.called(item.context_expr) or ""
-                    if name.startswith("torch.amp.") or name.endswith("autocast"):
-                        raise _Refused(above, "the step runs under autocast")
-                    method = getattr(getattr(item.context_expr, "func", None), "attr", "")
-                    if method in ("no_sync", "accumulate", "join"):
-                        raise _Refused(above, f"the step runs under {method}()")
 
     def _assignment(self, name: str, before: int, what: str) -> Tuple[int, ast.expr]:
         for position in range(before - 1, -1, -1):
@@ -256,9 +183,9 @@ class _Reader:
                 if call is not None and self._is_model(call) and is_bound_beside(target, name):
                     return position, statement.value
             if isinstance(statement, ast.AugAssign):
-                raise _Refused(statement, f"{what} is built up in several statements")
-            raise _Refused(statement, f"{what} is not assigned by a plain statement")
-        raise _Refused(self.backward, f"{what} is not computed in the same block as backward()")
+                raise Refused(statement, f"{what} is built up in several statements")
+            raise Refused(statement, f"{what} is not assigned by a plain statement")
+        raise Refused(self.backward, f"{what} is not computed in the same block as backward()")
 
     def _own_call(self, node: ast.AST) -> Optional[ast.Call]:
         """Return `node` when it is a call of one of the program's own objects, such as a model."""
@@ -291,7 +218,7 @@ class _Reader:
             if isinstance(target, ast.Name) and self._serves_only(target.id, [position, *inner, loss_at]):
                 inner.insert(0, position)
                 wanted |= names_loaded(statement.value)
-        raise _Refused(self.suite[loss_at], "the loss is not computed from one call of the model in the same block")
+        raise Refused(self.suite[loss_at], "the loss is not computed from one call of the model in the same block")
 
     def _is_own(self, loss: ast.expr, call: ast.Call, output: Optional[ast.expr]) -> bool:
         """Whether the loss is a part of what the model returns, or all of it."""
@@ -310,18 +237,18 @@ class _Reader:
                 continue
             owner, call = found
             if call.args and dotted(call.args[0]) in self.program.training.optimizers:
-                raise _Refused(call, f"{owner} makes the optimizer's step, as a GradScaler does")
+                raise Refused(call, f"{owner} makes the optimizer's step, as a GradScaler does")
             if call.args or call.keywords:
-                raise _Refused(call, "step() has a closure")
+                raise Refused(call, "step() has a closure")
             return position, owner
         for statement in self.suite[self.index + 1 :]:
             for _ in method_calls(ast.walk(statement), "step"):
                 if isinstance(statement, ast.If):
-                    raise _Refused(
+                    raise Refused(
                         statement, "the optimizer steps on some batches only: gradients are accumulated by hand"
                     )
-                raise _Refused(statement, "optimizer.step() is not a statement of its own")
-        raise _Refused(self.backward, "no optimizer.step() follows in the same block")
+                raise Refused(statement, "optimizer.step() is not a statement of its own")
+        raise Refused(self.backward, "no optimizer.step() follows in the same block")
 
     def _zero_grad(self, optimizer: str, model: str, update_at: int) -> int:
         for position, statement in enumerate(self.suite):
@@ -329,9 +256,9 @@ class _Reader:
             if found is None or found[0] not in (optimizer, model):
                 continue
             if self.index < position < update_at:
-                raise _Refused(statement, "the gradients are cleared before the update")
+                raise Refused(statement, "the gradients are cleared before the update")
             return position
-        raise _Refused(self.backward, f"the gradients are not cleared by {optimizer}.zero_grad() in the same block")
+        raise Refused(self.backward, f"the gradients are not cleared by {optimizer}.zero_grad() in the same block")
 
     def _clipping(self, model: str, optimizer: str, update_at: int) -> Tuple[Optional[int], Optional[ast.expr]]:
         for position in range(self.index + 1, update_at):
@@ -342,61 +269,14 @@ class _Reader:
             parameters, norm = argument(call, "parameters", 0), argument(call, "max_norm", 1)
             whole = isinstance(parameters, ast.Call) and dotted(parameters.func) == f"{model}.parameters"
             if not whole or norm is None or len(call.args) + len(call.keywords) != 2:
-                raise _Refused(statement, "the clipping is not clip_grad_norm_(model.parameters(), max_norm)")
+                raise Refused(statement, "the clipping is not clip_grad_norm_(model.parameters(), max_norm)")
             obstacle = clipping_obstacle(self.program, optimizer)
             if obstacle is not None:
-                raise _Refused(statement, obstacle)
-            if constant(norm) is ... and not (names_loaded(norm) and not names_loaded(norm) & self._per_batch_names()):
-                raise _Refused(statement, "the norm that gradients are clipped to changes from batch to batch")
+                raise Refused(statement, obstacle)
+            if constant(norm) is ... and not (names_loaded(norm) and not names_loaded(norm) & self._per_batch_names):
+                raise Refused(statement, "the norm that gradients are clipped to changes from batch to batch")
             return position, norm
         return None, None
-
-    def _check_between(
-        self, first: int, last: int, chosen: Set[int], owners: Set[str], call: ast.Call, loss: ast.expr
-    ) -> None:
-        read = names_loaded(call) | names_loaded(loss)
-        for position in range(first, last + 1):
-            if position in chosen:
-                continue
-            statement = self.suite[position]
-            clash = names_bound(statement) & read
-            if clash:
-                raise _Refused(statement, f"{sorted(clash)[0]!r} changes between the forward and the update")
-            if not only_reads(statement, owners):
-                raise _Refused(statement, "a statement between the forward and the update may depend on their order")
-
-    def _check_lines(self, positions: Set[int]) -> None:
-        """Refuse statements that share a line: one of them cannot be taken out alone."""
-        lines = [statement.lineno for statement in self.suite]
-        for position in sorted(positions):
-            statement = self.suite[position]
-            above = self.program.parents[statement]
-            if lines.count(statement.lineno) > 1 or getattr(above, "lineno", 0) == statement.lineno:
-                raise _Refused(statement, "the step's statements share a line")
-
-    def _check_inputs(self, call: ast.Call, output: Optional[ast.expr], model: str) -> None:
-        if output is not None and not isinstance(output, (ast.Name, ast.Tuple)):
-            raise _Refused(output, "the model's output is not assigned to plain variables")
-        if any(k.arg in ("target", "max_grad_norm") for k in call.keywords):
-            raise _Refused(call, "the model has a keyword argument that the step uses itself")
-        if model in self.program.training.executors:
-            raise _Refused(call, "the model is a PopTorch executor already")
-
-    def _check_optimizer(self, optimizer: str, model: str) -> None:
-        known = self.program.training.optimizers.get(optimizer)
-        if known is None:
-            return
-        owners = set()
-        for part in ast.walk(known[0]):
-            owner = owner_of(part, "parameters", "named_parameters")
-            if owner is not None:
-                owners.add(owner)
-        others = sorted(owner for owner in owners if owner != model and not owner.startswith(f"{model}."))
-        # A training function's own parameter names the model differently from the place that makes the optimizer.
-        local = self.program.function_of(self.statement)
-        arguments = {arg.arg for arg in local.args.args} if local is not None else set()
-        if others and model.split(".")[0] not in arguments:
-            raise _Refused(self.backward, f"{optimizer} also updates the parameters of {others[0] or 'another module'}")
 
     def _split_loss(
         self, value: ast.expr, call: ast.Call, output: Optional[ast.expr]
@@ -411,36 +291,9 @@ class _Reader:
         plain = first is call or (output is not None and same_names(first, output))
         if not plain or isinstance(second, ast.Starred) or names_loaded(second) & outputs:
             return None, None
-        if names_loaded(value.func) & self._per_batch_names():
-            raise _Refused(value, "the loss function changes from batch to batch")
+        if names_loaded(value.func) & self._per_batch_names:
+            raise Refused(value, "the loss function changes from batch to batch")
         return value.func, second
-
-    def _per_batch_names(self) -> Set[str]:
-        """Names bound anew for each batch: by the innermost loop, or by the whole function when there is none."""
-        loop = next(self.program.loops_around(self.statement), None)
-        if loop is not None:
-            names: Set[str] = set()
-            for statement in loop.body:
-                names |= names_bound(statement)
-            return names | (names_bound(loop.target) if not isinstance(loop, ast.While) else set())
-        function = self.program.function_of(self.statement)
-        if function is None:
-            return set()
-        arguments = {arg.arg for arg in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]}
-        local = {name for statement in function.body for name in names_bound(statement)}
-        # A process function's arguments are the batch; a training function without a loop gets it the same way.
-        return (arguments | local) - {"self"}
-
-    def _rebound_names(self) -> Set[str]:
-        """Names bound anew by the loops around the batch's, such as a weight of the loss that grows with the epoch.
-
-        A compiled loss keeps what it reads from the module, so these have to come with the batch.
-        """
-        names: Set[str] = set()
-        for loop in list(self.program.loops_around(self.statement))[1:]:
-            names |= {name for statement in loop.body for name in names_bound(statement)}
-            names |= names_bound(loop.target) if not isinstance(loop, ast.While) else set()
-        return names
 
     def _serves_only(self, name: str, positions: List[int]) -> bool:
         """Whether a name is bound once and read by no other statements of its scope than these."""
@@ -456,13 +309,13 @@ class _Reader:
         It is one of the module where that is enough. A function inside another is made anew by each call;
         ipu_train_batch knows it again by its code and by what it sees.
         """
-        if functions_called(computed) & self._bound_in_loop():
-            raise _Refused(loss, "the loss function changes from batch to batch")
+        if functions_called(computed) & bound_in_loop(self.program, self.statement):
+            raise Refused(loss, "the loss function changes from batch to batch")
         needed = names_loaded(computed) - given
         below: ast.AST = self.statement
         for above in self.program.ancestors(self.statement):
-            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)) and needed & _own_names(above):
-                self._check_attributes(loss, computed, above)
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)) and needed & own_names(above):
+                check_attributes(self.program, loss, computed)
                 assert isinstance(below, ast.stmt)
                 return below
             if not isinstance(above, ast.Module):
@@ -470,35 +323,7 @@ class _Reader:
         assert isinstance(below, ast.stmt)
         return below
 
-    def _check_attributes(self, loss: ast.expr, computed: ast.expr, function: Function) -> None:
-        """Refuse numbers kept in an object that changes them: a compiled loss would keep the first."""
-        called = {id(part.func) for part in ast.walk(computed) if isinstance(part, ast.Call)}
-        read = {
-            dotted(part)
-            for part in ast.walk(computed)
-            if isinstance(part, ast.Attribute) and id(part) not in called and dotted(part) is not None
-        }
-        for node in self.program.nodes(ast.Attribute):
-            if isinstance(node.ctx, ast.Store) and dotted(node) in read:
-                around = self.program.function_of(node)
-                if around is not None and around.name != "__init__":
-                    raise _Refused(loss, f"the loss is computed with {dotted(node)!r}, which changes")
-
-    def _bound_in_loop(self) -> Set[str]:
-        loop = next(self.program.loops_around(self.statement), None)
-        return set() if loop is None else {name for statement in loop.body for name in names_bound(statement)}
-
 
 def _value(statement: ast.stmt) -> ast.expr:
     assert isinstance(statement, ast.Assign)
     return statement.value
-
-
-def _own_names(function: Function) -> Set[str]:
-    """Return the names that belong to a function: its arguments, what it binds, and the functions in it."""
-    arguments = function.args
-    names = {arg.arg for arg in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
-    names |= {name for statement in function.body for name in names_bound(statement)}
-    return names | {
-        node.name for node in ast.walk(function) if isinstance(node, ast.FunctionDef) and node is not function
-    }

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Set, Tuple
 from ignite_ipu.migration.engine_functions import process_function
 from ignite_ipu.migration.evaluations import find_evaluations
 from ignite_ipu.migration.names import argument, constant, dotted, owner_of
-from ignite_ipu.migration.steps import Step, find_steps
+from ignite_ipu.migration.step_plan import Step
+from ignite_ipu.migration.steps import find_steps
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.program import Program

@@ -8,7 +8,7 @@ from typing import List, Set
 import libcst as cst
 
 from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, comments_of
-from ignite_ipu.migration.steps import Plan
+from ignite_ipu.migration.step_plan import Plan
 
 
 def apply(editor: Editor) -> None:

@@ -10,7 +10,7 @@ import libcst as cst
 from ignite_ipu.migration.engine_functions import captured_functions
 from ignite_ipu.migration.names import constant
 from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, comments_of
-from ignite_ipu.migration.steps import Plan
+from ignite_ipu.migration.step_plan import Plan
 
 
 def apply(editor: Editor) -> None:
