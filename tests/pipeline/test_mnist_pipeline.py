@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -73,13 +74,19 @@ def test_batch_sizes_and_device_iterations(example, capsys):
 
 
 def test_debug_prints_poptorchs_log(example, capfd):
+    """It names the operators and the IPU of each, and is silent without the flag."""
     logger = logging.getLogger("poptorch::python")
     before = logger.level
     try:
+        run(example)
+        assert "[debug]" not in capfd.readouterr().err
         run(example, "--debug")
-        assert logger.isEnabledFor(logging.DEBUG)
     finally:
         logger.setLevel(before)
+    log = capfd.readouterr().err
+    assert "[poptorch::python] [debug] The graph handed to the back end" in log
+    operators = re.findall(r"^\[ipu (\d) stage \1 .*?\] (\w+?)(?:_\d)?:", log, re.MULTILINE)
+    assert {("0", "conv2d"), ("1", "conv2d"), ("2", "linear"), ("3", "linear")} <= set(operators)
 
 
 def test_epochs_and_defaults_of_the_tutorial(example):
