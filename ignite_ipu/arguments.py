@@ -25,7 +25,8 @@ def refuse_unsupported(
     """Refuse what a factory cannot honour.
 
     Raises:
-        UnsupportedArgumentError: `device` is another one than the IPU, or an argument is not its default.
+        UnsupportedArgumentError: `device` is another one than the IPU, or an argument has a value that means nothing
+            there.
     """
     if device is not None and torch.device(device).type != "ipu":
         raise UnsupportedArgumentError(
@@ -47,7 +48,13 @@ def refuse_unsupported(
             'scaler=True with amp_mode=None: in single precision no gradient needs it. Pass amp_mode="amp", too, or '
             "leave scaler out."
         )
-    if deterministic and loader_mode is not None and loader_mode is not backend.poptorch().DataLoaderMode.Sync:
+    modes = backend.poptorch().DataLoaderMode
+    if loader_mode is not None and loader_mode not in tuple(modes):
+        raise UnsupportedArgumentError(
+            f"loader_mode={loader_mode!r}: it says in which process batches are made. Use one of "
+            f"{', '.join(f'poptorch.DataLoaderMode.{mode.name}' for mode in modes)}."
+        )
+    if deterministic and loader_mode is not None and loader_mode is not modes.Sync:
         raise UnsupportedArgumentError(
             f"deterministic=True with loader_mode={loader_mode!r}: an asynchronous loader prepares batches ahead in "
             "another process, where the seeds that the engine sets do not reach. Use DataLoaderMode.Sync."

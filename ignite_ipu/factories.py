@@ -258,7 +258,7 @@ def create_ipu_evaluator(
             model_fn=model_fn,
         )
         return native
-    refuse_unsupported(device=device, amp_mode=amp_mode)
+    refuse_unsupported(device=device, amp_mode=amp_mode, loader_mode=loader_mode)
     model = unwrapped(model)
     session = IPUSession.of(model)
     made: Dict[int, Loaders] = {}

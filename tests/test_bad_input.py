@@ -202,6 +202,17 @@ def test_arguments_that_mean_nothing_on_an_ipu(argument, message):
         trainer_for(**argument)
 
 
+def test_an_unknown_loader_mode_is_refused_when_the_engine_is_made():
+    """With the modes there are, by trainer and evaluator; the model may then get a trainer."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedArgumentError, match=r"'async'.*Use one of poptorch\.DataLoaderMode\.Sync, "):
+        trainer_for(model, optimizer, loader_mode="async")
+    with pytest.raises(UnsupportedArgumentError, match="loader_mode='async'"):
+        create_ipu_evaluator(model, loader_mode="async")
+    trainer_for(model, optimizer, loader_mode=poptorch.DataLoaderMode.Sync).run(loader())
+
+
 def test_class_weights_are_refused_before_anything_is_compiled():
     """PopTorch cannot compile them; the message has a formula that it can."""
     with pytest.raises(LossError, match="weight"):
