@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, Iter
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ignite_ipu.emulator import module_calls
 from ignite_ipu.emulator.custom_types import map_tensors
 from ignite_ipu.emulator.logs import logger
 
@@ -180,28 +180,22 @@ class Autocast:
             yield
             return
 
-        def enter(module: nn.Module, args: Any) -> None:
-            if _trace_autocast() is self:
-                enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
-                # What marked the module around this one counts no second time: a decorator in between may differ.
-                if mark in self._marks:
-                    enabled = self.enabled
-                self.modules.append(module)
-                self._marks.append(mark)
-                self.settings.append(enabled)
+        def enter(module: nn.Module) -> None:
+            enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
+            # What marked the module around this one counts no second time: a decorator in between may differ.
+            if mark in self._marks:
+                enabled = self.enabled
+            self.modules.append(module)
+            self._marks.append(mark)
+            self.settings.append(enabled)
 
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
-            if _trace_autocast() is self:
-                self.modules.pop()
-                self._marks.pop()
-                self.settings.pop()
+        def leave(module: nn.Module) -> None:
+            self.modules.pop()
+            self._marks.pop()
+            self.settings.pop()
 
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-        try:
+        with module_calls.followed(enter, leave):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def cast(self, capture: Capture, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the arguments of an operator with the casts of the policy recorded in `capture`."""
@@ -250,11 +244,6 @@ def _trace() -> Optional[Capture]:
     from ignite_ipu.emulator import capture
 
     return capture.active()
-
-
-def _trace_autocast() -> Optional[Autocast]:
-    trace = _trace()
-    return None if trace is None else trace.autocast
 
 
 if not hasattr(nn.Module, "autocast"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Iterator, NamedTuple, Tuple
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ignite_ipu.emulator import module_calls
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.capture import Capture
@@ -41,17 +42,13 @@ def module_scopes(capture: Capture, model: nn.Module, naming: Naming) -> Iterato
         return
     names = {id(module): name.rpartition(".")[2] for name, module in model.named_modules() if name}
 
-    def enter(module: nn.Module, args: Any) -> None:
+    def enter(module: nn.Module) -> None:
         if id(module) in names:
             capture.scope.append(names[id(module)])
 
-    def leave(module: nn.Module, args: Any, result: Any) -> None:
+    def leave(module: nn.Module) -> None:
         if id(module) in names:
             capture.scope.pop()
 
-    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-    try:
+    with module_calls.followed(enter, leave):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
