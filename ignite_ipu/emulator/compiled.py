@@ -16,14 +16,13 @@ import dataclasses
 import os
 import shutil
 import time
-from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.graph import Graph
+from ignite_ipu.emulator.graph import Graph, on_the_host
 from ignite_ipu.emulator.logs import logger
 
 VARIABLE = "IGNITE_IPU_EMULATOR_COMPILE"
@@ -32,7 +31,6 @@ _COMPILERS = ("c++", "g++", "clang++")
 # Random numbers must come from the device's stream, not from inductor's own generator. A C++ wrapper calls the kernels
 # in a fraction of the time that Python takes.
 _OPTIONS = {"fallback_random": True, "cpp_wrapper": True}
-_ON_THE_HOST = tuple(f"ignite_ipu.emulator.ops.{name}" for name in ("control_flow", "custom", "host", "printing"))
 
 Run = Callable[..., Tuple[torch.Tensor, ...]]
 Tensors = Sequence[torch.Tensor]
@@ -95,9 +93,9 @@ def check_kernels(graph: Graph) -> None:
     Raises:
         Untraceable: One of them is code of the user's or acts on the host.
     """
-    for node in graph.nodes.nodes:
-        if node.op == "call_function" and not _only_computes(node):
-            raise Untraceable(f"{node.meta.get('operator', node.name)} runs on the host")
+    found = on_the_host(graph.nodes)
+    if found:
+        raise Untraceable(f"{found[0].meta.get('operator', found[0].name)} runs on the host")
 
 
 def whole(function: Callable[..., Sequence[torch.Tensor]], arguments: Tensors, name: str) -> Run:
@@ -138,16 +136,6 @@ def own_memory(results: Tensors, given: Tensors) -> List[torch.Tensor]:
     """Return results, copied where they share memory with what was given and would change with it."""
     taken = {value.untyped_storage()._cdata for value in given}
     return [value.detach().clone() if value.untyped_storage()._cdata in taken else value.detach() for value in results]
-
-
-def _only_computes(node: fx.Node) -> bool:
-    kernel: Any = node.target
-    if isinstance(kernel, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
-        return True
-    module = getattr(kernel, "__module__", None) or ""
-    if getattr(kernel, "runs_every_time", False) or module.startswith(_ON_THE_HOST):
-        return False
-    return module.split(".")[0] in ("torch", "_operator", "ignite_ipu")
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
@@ -20,6 +21,8 @@ from ignite_ipu.emulator.traced_tensor import IpuTensor
 
 Run = Callable[..., Tuple[torch.Tensor, ...]]
 Fold = Callable[[Capture], Dict[fx.Node, torch.Tensor]]
+
+_ON_THE_HOST = tuple(f"ignite_ipu.emulator.ops.{name}" for name in ("control_flow", "custom", "host", "printing"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +148,11 @@ def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
     return {capture.constants[name].origin: value for name, value in capture.constant_values.items()}
 
 
+def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
+    """Return the operators that run the user's code, choose, or show something: the graph tells not all they do."""
+    return [node for node in nodes.nodes if node.op == "call_function" and not _only_computes(node)]
+
+
 def fold_constants(
     capture: Capture, also: Optional[Mapping[fx.Node, torch.Tensor]] = None
 ) -> Dict[fx.Node, torch.Tensor]:
@@ -172,6 +180,16 @@ def fold_constants(
             if torch.equal(before, torch.random.get_rng_state()):
                 known[node] = value
     return {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
+
+
+def _only_computes(node: fx.Node) -> bool:
+    kernel: Any = node.target
+    if isinstance(kernel, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
+        return True
+    module = getattr(kernel, "__module__", None) or ""
+    if getattr(kernel, "runs_every_time", False) or module.startswith(_ON_THE_HOST):
+        return False
+    return module.split(".")[0] in ("torch", "_operator", "ignite_ipu")
 
 
 def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:

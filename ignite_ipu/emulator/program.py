@@ -20,7 +20,7 @@ from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.executable import Executable
-from ignite_ipu.emulator.graph import Graph
+from ignite_ipu.emulator.graph import Graph, on_the_host
 from ignite_ipu.emulator.graph_dump import dump
 from ignite_ipu.emulator.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.logs import logger
@@ -135,7 +135,7 @@ class Program:
             groups.from_host(plain(self._host.parameters[name]))
         self._reduce = collectives.reducer(options.Distributed.numProcesses) if training else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
-        self.random = RandomStream(int(seed))
+        self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
         self._synthetic = bool(options._Popart._value("syntheticDataMode", 0))
         self.report = report_for(options, options_name(options, training))
         # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.

@@ -14,12 +14,18 @@ _TURN = Turn()
 
 
 class RandomStream:
-    """Random numbers of one program: the host's stream is as it was after every call."""
+    """Random numbers of one program: the host's stream is as it was after every call.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: Where the stream starts.
+        alike: Whether every call draws if the first one does, and none if it does not.
+    """
+
+    def __init__(self, seed: int, alike: bool) -> None:
         self.seed = seed
+        self._alike = alike
         self._state = torch.Generator().manual_seed(seed).get_state()
-        self.used: Optional[bool] = None  # unknown until the first call
+        self.used: Optional[bool] = None  # unknown until the first call, and for good where calls differ
 
     @contextlib.contextmanager
     def drawn(self) -> Iterator[None]:
@@ -35,7 +41,7 @@ class RandomStream:
             finally:
                 state = torch.random.get_rng_state()
                 torch.random.set_rng_state(host)
-        if self.used is None:
+        if self.used is None and self._alike:
             self.used = not torch.equal(state, self._state)
         self._state = state
 
