@@ -54,7 +54,7 @@ def compile_turn(options: Options, model: nn.Module) -> Iterator[None]:
         if len(through) >= processes:
             os.unlink(path)
         else:
-            file.seek(0)
+            file.truncate(0)
             file.write(" ".join(sorted(through)))
 
 
@@ -63,9 +63,15 @@ def _locked(path: str) -> Iterator[IO[str]]:
     while True:
         with open(path, "a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # Its last holder may have deleted the file while this process waited for it.
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
-                    file.seek(0)
-                    yield file
-                    return
+            if _is_at(path, file):
+                file.seek(0)
+                yield file
+                return
+
+
+def _is_at(path: str, file: IO[str]) -> bool:
+    """Tell whether the last holder has left the file there, while this process waited for it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -270,14 +270,19 @@ def test_processes_compile_one_after_the_other_and_the_last_removes_the_lock(tmp
     assert os.listdir(tmp_path) == []
 
 
-def test_a_lock_remains_until_all_processes_are_through(tmp_path):
-    for process in range(2):
-        with compile_turn(options_of(process, 3, tmp_path), nn.Linear(1, 1)):
+@pytest.mark.parametrize("processes", [3, 5, 12])
+def test_a_lock_remains_until_all_processes_are_through(tmp_path, processes):
+    for process in range(processes):
+        assert [name.endswith(".lock") for name in os.listdir(tmp_path)] == [True] * (process > 0)
+        with compile_turn(options_of(process, processes, tmp_path), nn.Linear(1, 1)):
             pass
-        assert [name.endswith(".lock") for name in os.listdir(tmp_path)] == [True]
-    with compile_turn(options_of(2, 3, tmp_path), nn.Linear(1, 1)):
-        pass
     assert os.listdir(tmp_path) == []
+
+
+def test_a_process_that_fails_to_compile_raises_its_own_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="vocabulary"):
+        with compile_turn(options_of(0, 2, tmp_path), nn.Linear(1, 1)):
+            raise FileNotFoundError("vocabulary.txt")
 
 
 def test_processes_without_a_cache_are_advised_to_have_one(caplog):
