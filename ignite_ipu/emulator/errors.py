@@ -15,6 +15,8 @@ import os
 import sys
 from typing import Sequence
 
+from ignite_ipu.emulator.logs import logger
+
 PYTHON_ERROR = "poptorch_py_error"
 BACKEND_ERROR = "poptorch_cpp_error"
 RECOVERY_ACTIONS = ("IPU_RESET", "LINK_RESET", "PARTITION_RESET", "FULL_RESET")
@@ -117,17 +119,27 @@ def cut_long_message(error: Error, log_dir: str) -> Error:
     """Shorten an error too long to read, after writing all of it to `poptorch_error.log` in `log_dir`.
 
     Returns:
-        `error` itself, whose text now ends with the path of that file if it exceeded `LONGEST_MESSAGE` characters.
+        `error` itself. If its text exceeded `LONGEST_MESSAGE` characters, it is that long now and ends with the path of
+        that file; where the file cannot be written, the text stays as it was.
     """
     text = str(error)
     if len(text) <= LONGEST_MESSAGE:
         return error
     path = os.path.join(log_dir, LOG_FILE)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-    error.args = (
-        f"{text[:LONGEST_MESSAGE]}... [cut: see {path} for the other {len(text) - LONGEST_MESSAGE} characters]",
-    )
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as reason:
+        logger.warning(
+            "An error of %d characters is shown in full: %s cannot be written (%s). Options.logDir takes a directory "
+            "that exists and may be written to.",
+            len(text),
+            path,
+            reason,
+        )
+        return error
+    note = f"... [cut: see {path} for all {len(text)} characters]"
+    error.args = (text[: LONGEST_MESSAGE - len(note)] + note,)
     return error
 
 
