@@ -461,7 +461,25 @@ class PoplarExecutor:
             check_for_compile(arguments)
         self._options._check_at_compile(self._training)
         self._fetch_weights()
-        with self._observation.compilation() as progress:
+        with self._observation.progress() as progress:
+            program = self._traced(arguments, adopt)
+            progress(1, 2)
+            self._program = program
+            self._plain = None if self._is_offline else self._signature.shapes_of_tensors(program.arguments)
+            self._meter.add(compiles=1)
+            if self._wrapping is not None and not is_wrapped(self._user_model):
+                self._wrapping.wrap_tensors(self._user_model)
+            try:
+                if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
+                    self._attach()
+            except Error:
+                self._program = None
+                raise
+            progress(2, 2)
+        return program
+
+    def _traced(self, arguments: Arguments, adopt: Optional[Callable[[Program], None]]) -> Program:
+        with self._observation.compilation():
             with compile_turn(self._options, self._model):
                 program = Program(
                     model=self._model,
@@ -475,19 +493,6 @@ class PoplarExecutor:
             if adopt is not None:
                 adopt(program)
             self._observation.report = program.report
-        progress(1, 2)
-        self._program = program
-        self._plain = None if self._is_offline else self._signature.shapes_of_tensors(program.arguments)
-        self._meter.add(compiles=1)
-        if self._wrapping is not None and not is_wrapped(self._user_model):
-            self._wrapping.wrap_tensors(self._user_model)
-        try:
-            if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
-                self._attach()
-        except Error:
-            self._program = None
-            raise
-        progress(2, 2)
         return program
 
     def _attach(self) -> None:

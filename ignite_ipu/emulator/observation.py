@@ -56,20 +56,25 @@ class Observation:
                 raise
 
     @contextlib.contextmanager
-    def compilation(self) -> Iterator[Advance]:
-        """Show the progress of the compilation in the `with` block; yields what is told (steps done, of so many)."""
-        bar = CompilationProgressBar(_QUIET_SECONDS) if self._options._show_compilation_progress_bar else None
-        progress: Advance = bar if bar is not None else lambda done, total: None
-        progress(0, 2)
+    def progress(self) -> Iterator[Advance]:
+        """Show how far the `with` block has come; yields what is told (steps done, of so many)."""
+        if not self._options._show_compilation_progress_bar:
+            yield lambda done, total: None
+            return
+        bar = CompilationProgressBar(_QUIET_SECONDS)
+        bar(0, 2)
+        try:
+            yield bar
+        finally:
+            bar.close()
+
+    @contextlib.contextmanager
+    def compilation(self) -> Iterator[None]:
+        """Time the compilation in the `with` block."""
         limit_repeats(self._options.max_repeat_logs)
         started = time.perf_counter()
-        try:
-            with self.call("modelCompilation"):
-                yield progress
-        except BaseException:
-            if bar is not None:
-                bar.close()
-            raise
+        with self.call("modelCompilation"):
+            yield
         ended = time.perf_counter()
         self.compilation_seconds = ended - started
         if self.report is not None:

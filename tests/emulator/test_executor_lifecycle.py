@@ -134,6 +134,17 @@ def test_the_bar_of_a_failed_compilation_ends_its_line(monkeypatch, capsys):
     assert threading.active_count() == threads
 
 
+def test_the_bar_of_a_program_that_cannot_be_loaded_ends_its_line(monkeypatch, capsys):
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True, raising=False)
+    executor = poptorch.inferenceModel(Model())
+    with poptorch.inject_faults({}, copies={0: poptorch.Fault()}), pytest.raises(Error) as caught:
+        executor(X)
+    # The error keeps the frames that draw the bar, which would end the line themselves when they went.
+    assert caught.value.__traceback__ is not None
+    shown = capsys.readouterr().err
+    assert "1/2 [" in shown and "2/2" not in shown and shown.endswith("\n")
+
+
 def test_a_quick_compilation_is_not_worth_a_line_in_a_file(capsys):
     poptorch.inferenceModel(Model())(X)
     assert "compilation" not in capsys.readouterr().err
