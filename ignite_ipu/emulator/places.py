@@ -37,7 +37,8 @@ def called(model: nn.Module, excludes: Tuple[str, ...], args: Sequence[Any], kwa
     """Call a model and return what it returns; frames from here on inwards are the model's.
 
     Args:
-        excludes: Parts of the names of files that are not the user's code.
+        model: The model; `_module` finds it among this frame's variables, and names its modules.
+        excludes: Parts of the names of files that are not the user's code; `_line` finds them there too.
     """
     return model(*args, **kwargs)
 
