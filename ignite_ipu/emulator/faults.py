@@ -7,7 +7,7 @@ import dataclasses
 import threading
 from typing import Iterator, List, Mapping, Optional
 
-from ignite_ipu.emulator.errors import RECOVERY_ACTIONS, Error, RecoverableError, UnrecoverableError
+from ignite_ipu.emulator.errors import RECOVERY_ACTIONS, Error, recoverable_error, unrecoverable_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +31,9 @@ class Fault:
 
     def error(self) -> Error:
         """Return the exception that the device call or the copy raises."""
-        error: Error
         if self.recovery_action is None:
-            error = UnrecoverableError(f"'poplar_unrecoverable_runtime_error': {self.message}")
-            error.type = "poplar_unrecoverable_runtime_error"
-        else:
-            recoverable = RecoverableError(
-                f"'poplar_recoverable_runtime_error': {self.message} (recovery action {self.recovery_action})"
-            )
-            recoverable.type = "poplar_recoverable_runtime_error"
-            recoverable.recovery_action = self.recovery_action
-            error = recoverable
-        error.message = self.message
-        return error
+            return unrecoverable_error(self.message)
+        return recoverable_error(self.message, self.recovery_action)
 
 
 class _Plan:

@@ -42,6 +42,11 @@ def like(original: Any, items: List[Any]) -> Any:
     return make(items) if make is not None else type(original)(items)
 
 
+def listed(result: Any) -> List[torch.Tensor]:
+    """Return what a function returned, a tensor or a sequence of them, as a list."""
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
 def frozen(value: Any) -> Any:
     """Return a leaf that is no tensor as it is now: a copy of an array, which could be written to later."""
     is_array = isinstance(value, (array.array, bytearray)) or hasattr(value, "__array_interface__")

@@ -11,6 +11,7 @@ from ignite_ipu.emulator.body import Body, trace_body
 from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.nested import listed
 
 _BodyFunction = Callable[..., Any]
 
@@ -45,7 +46,7 @@ def for_loop(
     if trace is None:
         if count != 1:
             logger.warning("for_loop runs its body once outside a wrapped model, not %s times, as in PopTorch.", count)
-        return _listed(body(*[value.clone() for value in inputs]))
+        return listed(body(*[value.clone() for value in inputs]))
     _refuse_training("for_loop", trace)
     _check_count(count)
     traced = trace_body("for_loop", body, inputs)
@@ -88,7 +89,7 @@ def cond(
     _check_list("cond", "else_inps", else_inps)
     trace = captures.active()
     if trace is None:
-        return _listed(then_body(*then_inps) if bool(condition) else else_body(*else_inps))
+        return listed(then_body(*then_inps) if bool(condition) else else_body(*else_inps))
     _refuse_training("cond", trace)
     if not isinstance(condition, torch.Tensor):
         raise backend_error(
@@ -179,7 +180,3 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> Optional[str]:
     if one.shape != other.shape:
         return f"shape, not {tuple(one.shape)} and {tuple(other.shape)},"
     return f"type, not {one.dtype} and {other.dtype}," if one.dtype != other.dtype else None
-
-
-def _listed(result: Any) -> List[torch.Tensor]:
-    return [result] if isinstance(result, torch.Tensor) else list(result)

@@ -9,6 +9,7 @@ import torch
 
 from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.nested import listed
 
 AttributeValue = Union[float, int, str, list, tuple]  # type: ignore[type-arg]
 StandIn = Callable[..., Any]
@@ -101,8 +102,7 @@ def custom_op(
     expected = [(tuple(each.shape), each.dtype) for each in result]
 
     def kernel(*values: torch.Tensor) -> List[torch.Tensor]:
-        outputs = stand_in(*values, **copy.deepcopy(attributes))
-        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        outputs = listed(stand_in(*values, **copy.deepcopy(attributes)))
         found = [(tuple(each.shape), each.dtype) for each in outputs]
         if found != expected:
             raise backend_error(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Tuple
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.nested import listed
 
 
 class CPU:
@@ -42,7 +43,7 @@ class CPU:
     def execute(self) -> None:
         """Call the layer on `inputs` and put what it returns into `outputs`."""
         result = self.layer_to_call(*self.inputs)
-        for buffer, value in zip(self.outputs, _listed(result)):
+        for buffer, value in zip(self.outputs, listed(result)):
             buffer.copy_(value)
 
     def registerPersistentData(self) -> None:
@@ -70,8 +71,8 @@ class CPU:
         self._check_unique(trace)
         self.in_shapes = [tuple(trace._to_traced(tensor).meta.shape) for tensor in input]
         example = self._on_zeros(trace)
-        self.out_shapes = [tuple(value.shape) for value in _listed(example)]
-        if any(value.dtype is not torch.float32 for value in _listed(example)):
+        self.out_shapes = [tuple(value.shape) for value in listed(example)]
+        if any(value.dtype is not torch.float32 for value in listed(example)):
             logger.warning("CPU operator %r: its results are handed over as float32.", self.ID)
         with trace.outside():
             self.registerPersistentData()
@@ -110,7 +111,3 @@ class _HostCall:
             buffer.copy_(value)
         operator.execute()
         return [buffer.clone() for buffer in operator.outputs]
-
-
-def _listed(result: Any) -> Sequence[torch.Tensor]:
-    return [result] if isinstance(result, torch.Tensor) else list(result)
