@@ -17,13 +17,12 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.emulator import (
-    activation_types,
+    call_rewrites,
     composites,
     freezing,
     inference_mode,
     losses,
     number_formats,
-    operators,
     saved_tensor_hooks,
     shapes,
 )
@@ -33,7 +32,6 @@ from ignite_ipu.emulator.custom_functions import forward_only
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.forgotten_arguments import found_again
 from ignite_ipu.emulator.hidden_writes import hidden_writes
-from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu, range_noticed
 from ignite_ipu.emulator.nested import frozen, holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
@@ -236,22 +234,7 @@ class Capture(TorchFunctionMode):
             answer = moved(self, tensor, args[1:], kwargs)
             if answer is not None:
                 return answer
-        if name == "new" and len(args) > 1 and isinstance(args[1], torch.Size):
-            args = (args[0], *args[1])  # a graph keeps sizes as tuples, which `new` would take for values
-        if name == "type":
-            args, kwargs = map_leaves((args, kwargs), number_formats.named)
-        args, kwargs = operators.check_arguments(name, args, kwargs, self.training)
-        if self.autocast.enabled:
-            args, kwargs = self.autocast.cast(self, name, args, kwargs)
-        if name in losses.RECOGNISED or name == "huber_loss":
-            losses.check_arguments(name, args, kwargs)
-        if name == "cross_entropy":
-            args, kwargs, smoothing = losses.without_label_smoothing(args, kwargs)
-            if smoothing:
-                logger.warning(
-                    "cross_entropy: label_smoothing=%g is not read by the device's loss; it counts as 0.", smoothing
-                )
-        args, kwargs = activation_types.followed(self, name, args, kwargs)
+        args, kwargs = call_rewrites.rewritten(self, name, args, kwargs)
         if func in NORMALISATIONS and len(self.dtypes_of((args, kwargs)) & {torch.float16, torch.float32}) > 1:
             func = in_float(func)
         result = self.record(shapes.fixed(name, func), *args, **kwargs)

@@ -1,0 +1,72 @@
+"""What becomes of the arguments of a traced call before it is recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
+
+import torch
+
+from ignite_ipu.emulator import activation_types, losses, number_formats, operators
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.nested import map_leaves
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.capture import Capture
+
+_Positional = Tuple[Any, ...]
+_Keyword = Dict[str, Any]
+_Arguments = Tuple[_Positional, _Keyword]
+
+
+def rewritten(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+    """Return the arguments of the operator `name` as the device gets them.
+
+    Raises:
+        Error: The operator does not compile with them.
+    """
+    for rewrite in _REWRITES:
+        args, kwargs = rewrite(capture, name, args, kwargs)
+    return args, kwargs
+
+
+def _with_sizes_of_new(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+    if name == "new" and len(args) > 1 and isinstance(args[1], torch.Size):
+        args = (args[0], *args[1])  # a graph keeps sizes as tuples, which `new` would take for values
+    return args, kwargs
+
+
+def _with_types_named(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+    if name == "type":
+        args, kwargs = map_leaves((args, kwargs), number_formats.named)
+    return args, kwargs
+
+
+def _of_an_operator(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+    return operators.check_arguments(name, args, kwargs, capture.training)
+
+
+def _cast(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+    return capture.autocast.cast(capture, name, args, kwargs) if capture.autocast.enabled else (args, kwargs)
+
+
+def _of_a_loss(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+    losses.check_arguments(name, args, kwargs)
+    if name == "cross_entropy":
+        args, kwargs, smoothing = losses.without_label_smoothing(args, kwargs)
+        if smoothing:
+            logger.warning(
+                "cross_entropy: label_smoothing=%g is not read by the device's loss; it counts as 0.", smoothing
+            )
+    return args, kwargs
+
+
+# In this order: operators are checked with the types that the model gave them, and layers follow the type that
+# autocasting gave their activation.
+_REWRITES: Tuple[Callable[[Capture, str, _Positional, _Keyword], _Arguments], ...] = (
+    _with_sizes_of_new,
+    _with_types_named,
+    _of_an_operator,
+    _cast,
+    _of_a_loss,
+    activation_types.followed,
+)
