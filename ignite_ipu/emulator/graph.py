@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import fx
@@ -82,12 +82,10 @@ def build(
         fold: Returns the nodes whose values are known already; None computes them.
     """
     folded = (fold or fold_constants)(capture)
-    returned: List[fx.Node] = []
+    returned: Dict[fx.Node, int] = {}
 
     def place(node: fx.Node) -> int:
-        if node not in returned:
-            returned.append(node)
-        return returned.index(node)
+        return returned.setdefault(node, len(returned))
 
     frozen: Dict[int, torch.Tensor] = {}
     used: Dict[str, torch.Tensor] = {}
@@ -211,7 +209,7 @@ def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
 
 
 def _needed(
-    graph: fx.Graph, returned: Sequence[fx.Node], stop: Iterable[fx.Node], memory: Set[Optional[int]]
+    graph: fx.Graph, returned: Iterable[fx.Node], stop: Iterable[fx.Node], memory: Set[Optional[int]]
 ) -> Set[fx.Node]:
     """Return the nodes that the results need, or that write to `memory`."""
     stop = set(stop)
@@ -238,7 +236,7 @@ def _kernel_of(capture: Capture, node: fx.Node) -> Any:
 def _generate(
     graph: fx.Graph,
     arguments: Sequence[fx.Node],
-    returned: Sequence[fx.Node],
+    returned: Collection[fx.Node],
     needed: Set[fx.Node],
     stop: Iterable[fx.Node],
     copied: Iterable[fx.Node],
