@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.emulator import batching, collectives, loss_scaling, naming, number_formats, precision
 from ignite_ipu.emulator.arguments import Arguments
+from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.compiled import compiled as torch_compiled
 from ignite_ipu.emulator.compiled import wanted as torch_compile_wanted
 from ignite_ipu.emulator.compiled_step import CompiledStep, Functions
@@ -98,41 +99,16 @@ class Program:
         if optimizer is not None:
             optimizer.check_parameters(self._host.compiled)
         self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
-        values = [name for name in self._anchors.values() if not name.startswith(_GRADIENT)]
         self.placement = Placement(options._execution_strategy)
         self.precision = precision.from_options(options)
         cached = self._cached()
-        try:
-            self.graph, self.capture = trace(
-                model,
-                arguments,
-                self.batching,
-                self.placement,
-                training,
-                list(per_replica),
-                values,
-                self.precision,
-                fold=None if cached is None else cached.fold,
-                naming=naming.from_options(options),
-            )
-        finally:
-            self.placement.close()
-        self.placement.check(options, training)
-        self.placement.check_graph(self.capture.graph)
-        for check in self.capture.checks:
-            check(self.graph.structure, options, self.placement)
-        self._check_buffers()
-        self._check_gradients()
+        self.graph, self.capture = self._traced(model, arguments, list(per_replica), cached)
+        self._check()
         if cached is not None:
             cached.store(self.graph)
         dump(self.graph)
         self.ipus = self.placement.ipus(options)
-        self._groups = {
-            name: ReplicaGroups(name, *setting, replicas=self.batching.replication_factor)
-            for name, setting in per_replica.items()
-        }
-        for name, groups in self._groups.items():
-            groups.from_host(plain(self._host.parameters[name]))
+        self._groups = self._replica_groups(per_replica)
         self._reduce = collectives.reducer(options.Distributed.numProcesses) if training else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
         self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
@@ -148,15 +124,8 @@ class Program:
         self._device: Optional[Device] = None
         self._host_versions: Dict[str, int] = {}
         self._edits_reported = False
-        graph = self.graph
-        places = [place for place in graph.positions if place is not None]
-        # Each is an output of its own: what the caller writes into one must not show in another.
-        self._returned_again = [
-            index
-            for index, place in enumerate(graph.positions)
-            if place is not None and place in graph.positions[:index]
-        ]
-        self.needs_ipu = training or bool(places or graph.extras or graph.written_inputs or graph.written_buffers)
+        self._returned_again = _repeated(self.graph.positions)
+        self.needs_ipu = training or _works_on_ipu(self.graph)
 
     def follow_model(self) -> bool:
         """Take over tensors that the model has in the place of those compiled for, and tell whether there are any."""
@@ -325,6 +294,43 @@ class Program:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _traced(
+        self, model: nn.Module, arguments: Arguments, per_replica: Sequence[str], cached: Optional[Lookup]
+    ) -> Tuple[Graph, Capture]:
+        try:
+            return trace(
+                model,
+                arguments,
+                self.batching,
+                self.placement,
+                self._training,
+                per_replica,
+                [name for name in self._anchors.values() if not name.startswith(_GRADIENT)],
+                self.precision,
+                fold=None if cached is None else cached.fold,
+                naming=naming.from_options(self._options),
+            )
+        finally:
+            self.placement.close()
+
+    def _check(self) -> None:
+        """Refuse what was traced where the options do not allow it."""
+        self.placement.check(self._options, self._training)
+        self.placement.check_graph(self.capture.graph)
+        for check in self.capture.checks:
+            check(self.graph.structure, self._options, self.placement)
+        self._check_buffers()
+        self._check_gradients()
+
+    def _replica_groups(self, per_replica: Mapping[str, Setting]) -> Dict[str, ReplicaGroups]:
+        found = {
+            name: ReplicaGroups(name, *setting, replicas=self.batching.replication_factor)
+            for name, setting in per_replica.items()
+        }
+        for name, groups in found.items():
+            groups.from_host(plain(self._host.parameters[name]))
+        return found
+
     def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
         options = self._options
         store = store_stochastically if self.precision.stochastic_rounding else foreach.store_nearest
@@ -411,6 +417,19 @@ class Program:
         tensors = [*executable.weights.values(), *executable.buffers[0].values()]
         self._host_versions = self._versions()
         self._meter.add(weight_uploads=1, weight_upload_bytes=sum(tensor.nbytes for tensor in tensors))
+
+
+def _repeated(positions: Sequence[Optional[int]]) -> List[int]:
+    """Return which outputs are another one's tensor: what the caller writes into one must not show in the other."""
+    first: Dict[Optional[int], int] = {}
+    return [
+        index for index, place in enumerate(positions) if first.setdefault(place, index) != index and place is not None
+    ]
+
+
+def _works_on_ipu(graph: Graph) -> bool:
+    returns = any(place is not None for place in graph.positions)
+    return returns or bool(graph.extras or graph.written_inputs or graph.written_buffers)
 
 
 def _synthetic(value: torch.Tensor) -> torch.Tensor:
