@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 import weakref
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
@@ -11,14 +10,17 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import faults, latency
+from ignite_ipu.emulator import faults
 from ignite_ipu.emulator.arguments import Arguments, Shapes, check_call, check_for_compile, fits
 from ignite_ipu.emulator.callable_model import signature_of, traced_module
 from ignite_ipu.emulator.compile_turn import compile_turn
 from ignite_ipu.emulator.device import Meter
+from ignite_ipu.emulator.device_calls import DeviceCalls
+from ignite_ipu.emulator.device_state import DeviceState
 from ignite_ipu.emulator.enums import ConnectionType
 from ignite_ipu.emulator.errors import Error, backend_error, python_error
 from ignite_ipu.emulator.isolation import unaffected
+from ignite_ipu.emulator.latency import Latency
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.observation import Observation
 from ignite_ipu.emulator.options import Options
@@ -26,8 +28,8 @@ from ignite_ipu.emulator.options.resolved import resolved
 from ignite_ipu.emulator.program import Program
 from ignite_ipu.emulator.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.tracker import OptimizerTracker
-from ignite_ipu.emulator.transfer import Transfer
-from ignite_ipu.emulator.wrapping import Wrapping, fetch, holder_of, is_wrapped
+from ignite_ipu.emulator.weight_copies import WeightCopies
+from ignite_ipu.emulator.wrapping import Wrapping
 
 
 class PoplarExecutor:
@@ -56,23 +58,20 @@ class PoplarExecutor:
         self._is_offline = self._options.connection_type == ConnectionType.Never
         self._program: Optional[Program] = None
         self._plain: Optional[Shapes] = None
-        self._dirty = False
-        self._host_version = 0
-        self._seen_version: Optional[int] = 0
-        self._rng_state: Optional[List[int]] = None
-        self._anchored: Dict[str, torch.Tensor] = {}
-        self._transfer = Transfer()
-        self._latency = latency.Record()
+        self._device_calls = DeviceCalls(training, self._meter)
         self._observation = Observation(self._options, model.training)
+        self._weight_copies = WeightCopies(self._user_model, self._model, self._observation)
         self._optimizer: Optional[OptimizerTracker] = None
-        self._wrapping: Optional[Wrapping] = None
         self.per_replica_params: Dict[str, Setting] = {}
         if training:
             assert optimizer is not None
             self.setOptimizer(optimizer)
-            self._wrapping = Wrapping(self._user_model, self)
-            self.PoptorchParameter = self._wrapping.parameter_class
-            self.PoptorchBuffer = self._wrapping.buffer_class
+        self._device_state = DeviceState(self._weight_copies, self._optimizer, self._observation, self._meter)
+        if training:
+            wrapping = Wrapping(self._user_model, self)
+            self._weight_copies.wrapping = wrapping
+            self.PoptorchParameter = wrapping.parameter_class
+            self.PoptorchBuffer = wrapping.buffer_class
 
     # -- the user's model -----------------------------------------------------------------------------------------
 
@@ -125,7 +124,7 @@ class PoplarExecutor:
     @unaffected
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Download the weights when the device's are newer than the host's, and tell whether that happened."""
-        if not self._dirty:
+        if not self._weight_copies.device_is_newer:
             return False
         self.copyWeightsToHost()
         return True
@@ -140,16 +139,7 @@ class PoplarExecutor:
         program = self._compiled("copyWeightsToHost")
         if program.attached:
             self._fail_on_demand("copy")
-        # Off while the tensors are written to, which would ask for them again.
-        dirty, self._dirty = self._dirty, False
-        try:
-            self._follow_model(program)
-            with self._observation.call("copyWeightsToHost"):
-                program.download()
-        except BaseException:
-            self._dirty = dirty
-            raise
-        self._host_version += 1
+        self._weight_copies.to_host(program)
 
     @unaffected
     def copyWeightsToDevice(self) -> None:
@@ -159,15 +149,10 @@ class PoplarExecutor:
             Error: The model is not compiled.
         """
         program = self._compiled("copyWeightsToDevice")
-        self._dirty = False
+        self._weight_copies.device_is_newer = False
         if program.attached:
             self._fail_on_demand("copy")
-            with self._observation.call("copyWeightsToDevice"):
-                if self._optimizer is not None:
-                    self._optimizer.before_weight_upload()
-                self._fetch_weights()
-                self._follow_model(program)
-                program.upload()
+            self._weight_copies.to_device(program, self._optimizer)
 
     @unaffected
     def copyNamedBuffersToDevice(self) -> None:
@@ -178,15 +163,7 @@ class PoplarExecutor:
             KeyError: A listed buffer is not the model's.
         """
         program = self._compiled("copyNamedBuffersToDevice")
-        names = self._options._Popart._value("updatableNamedBuffers", [])
-        if not names:
-            raise python_error(
-                "No named buffers marked as updatable: list them with Options.updatableNamedBuffers before compiling."
-            )
-        self._dirty = False
-        self._fetch_weights()
-        own = dict(self._model.named_buffers())
-        program.upload_buffers({name: own[name] for name in names})
+        self._weight_copies.buffers_to_device(program, self._options._Popart._value("updatableNamedBuffers", []))
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
@@ -243,12 +220,7 @@ class PoplarExecutor:
         Raises:
             AssertionError: No such anchor, or the model has not run.
         """
-        if short_name not in self._anchored:
-            raise AssertionError(
-                f"No tensor with name {short_name!r}: known after the last run are {sorted(self._anchored)}. "
-                "Anchors are set with Options.anchorTensor before wrapping."
-            )
-        return self._anchored[short_name]
+        return self._device_calls.anchored(short_name)
 
     def compilationTime(self) -> timedelta:
         """Return how long the last compilation took.
@@ -322,8 +294,7 @@ class PoplarExecutor:
         program = self._compiled("detachFromDevice")
         if not program.attached:
             raise python_error("Device is not attached.")
-        self._save_device_state()
-        self._leave_device(program)
+        self._detach(program)
 
     @unaffected
     def destroy(self) -> None:
@@ -336,13 +307,12 @@ class PoplarExecutor:
         if program is None:
             return
         if program.attached:
-            self._save_device_state()
-            self._leave_device(program)
+            self._detach(program)
         self._program = None
         if self._optimizer is not None:
             self._optimizer.forget_program()
-        if self._wrapping is not None:
-            self._wrapping.undo()
+        if self._weight_copies.wrapping is not None:
+            self._weight_copies.wrapping.undo()
 
     @property
     def rng_state(self) -> List[int]:
@@ -354,16 +324,11 @@ class PoplarExecutor:
         program = self._compiled("rng_state")
         if program.attached:
             self._fail_on_demand("copy")
-        if program.attached or self._rng_state is None:
-            self._rng_state = program.random.read()
-        return list(self._rng_state)
+        return self._device_state.read_random(program)
 
     @rng_state.setter
     def rng_state(self, state: List[int]) -> None:
-        program = self._compiled("rng_state")
-        self._rng_state = list(state)
-        if program.attached:
-            program.random.write(self._rng_state)
+        self._device_state.write_random(self._compiled("rng_state"), state)
 
     # -- saving ---------------------------------------------------------------------------------------------------
 
@@ -401,23 +366,23 @@ class PoplarExecutor:
 
     def getPerfCounters(self) -> Dict[str, List[List[float]]]:
         """Return when the last call's tensors crossed, in seconds, by event, tensor and step."""
-        return self._latency.counters()
+        return self._device_calls.times.counters()
 
-    def getLatency(self) -> latency.Latency:
+    def getLatency(self) -> Latency:
         """Return (min, max, average) seconds from the first input to the last output."""
-        return self._latency.between("input", False, "output_complete", True)
+        return self._device_calls.times.between("input", False, "output_complete", True)
 
-    def getHostIpuLatency(self) -> latency.Latency:
+    def getHostIpuLatency(self) -> Latency:
         """Return (min, max, average) seconds that the inputs took to reach the device."""
-        return self._latency.between("input", False, "input_complete", True)
+        return self._device_calls.times.between("input", False, "input_complete", True)
 
-    def getComputeLatency(self) -> latency.Latency:
+    def getComputeLatency(self) -> Latency:
         """Return (min, max, average) seconds from the last input's arrival to the last output's start."""
-        return self._latency.between("input_complete", True, "output", True)
+        return self._device_calls.times.between("input_complete", True, "output", True)
 
-    def getIpuHostLatency(self) -> latency.Latency:
+    def getIpuHostLatency(self) -> Latency:
         """Return (min, max, average) seconds that the outputs took to reach the host."""
-        return self._latency.between("output", False, "output_complete", True)
+        return self._device_calls.times.between("output", False, "output_complete", True)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -426,26 +391,23 @@ class PoplarExecutor:
         if not program.attached:
             self._attach()
         if not self._training:
-            self._refresh_inference_weights()
+            self._weight_copies.refresh(self.copyWeightsToDevice)
         if arguments is not None:
             check_call(program.arguments, arguments)
         if self._optimizer is not None and self._optimizer.has_pending_state:
-            self._load_optimizer_state(program)
+            self._device_state.load_optimizer(program, self.copyWeightsToHostIfNeeded)
         self._fail_on_demand("call")
-        graph = program.graph
         if arguments is not None:
             given = arguments.tensors_like(program.arguments)
-        inputs = self._transfer.to_device(graph.inputs, given)
+        inputs = self._device_calls.transfer.to_device(program.graph.inputs, given)
         # A call that fails may have changed the weights before it did.
-        self._dirty = self._training
+        self._weight_copies.device_is_newer = self._training
         if self._optimizer is not None:
             self._optimizer.before_run()
-        started = time.perf_counter()
-        outputs = program.run(inputs)
-        if graph.written_inputs:
-            self._transfer.write_back(graph.written_inputs, inputs, given)
-        self._after_run(program, outputs, time.perf_counter() - started)
-        return program.returned(outputs)
+        result = self._device_calls.run(program, inputs, given)
+        if program.report is not None and program.report.is_due:
+            self._observation.write_report(program, self._meter)
+        return result
 
     def _compiled(self, what: str) -> Program:
         if self._program is None:
@@ -460,15 +422,14 @@ class PoplarExecutor:
         if adopt is None:
             check_for_compile(arguments)
         self._options._check_at_compile(self._training)
-        self._fetch_weights()
+        self._weight_copies.fetch()
         with self._observation.progress() as progress:
             program = self._traced(arguments, adopt)
             progress(1, 2)
             self._program = program
             self._plain = None if self._is_offline else self._signature.shapes_of_tensors(program.arguments)
             self._meter.add(compiles=1)
-            if self._wrapping is not None and not is_wrapped(self._user_model):
-                self._wrapping.wrap_tensors(self._user_model)
+            self._weight_copies.wrap_again()
             try:
                 if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
                     self._attach()
@@ -498,80 +459,18 @@ class PoplarExecutor:
     def _attach(self) -> None:
         program = self._compiled("attachToDevice")
         self._fail_on_demand("copy")
-        with self._observation.call("attachToDevice"):
-            self._fetch_weights()
-            self._follow_model(program)
-            program.attach(self)
-        if self._rng_state is not None:
-            program.random.write(self._rng_state)
+        self._device_state.load(program, self)
 
-    def _fetch_weights(self) -> None:
-        """Have the host's weights be the newest: whoever reads a wrapped parameter makes its trainer download."""
-        for tensor in (*self._model.parameters(), *self._model.buffers()):
-            fetch(tensor)
-
-    def _follow_model(self, program: Program) -> None:
-        if program.follow_model() and self._wrapping is not None:
-            self._wrapping.wrap_tensors(self._user_model)
-
-    def _refresh_inference_weights(self) -> None:
-        """Take over weights that the training executor of the same model has changed."""
-        if not is_wrapped(self._model):
-            return
-        trainer: Any = holder_of(self._model)
-        if trainer is not None:
-            trainer.copyWeightsToHostIfNeeded()
-        version = None if trainer is None else trainer._host_version
-        if version != self._seen_version:
-            self.copyWeightsToDevice()
-            self._seen_version = version
+    def _detach(self, program: Program) -> None:
+        self._fail_on_demand("copy")
+        self._device_state.keep(program, self.copyWeightsToHostIfNeeded)
+        self._device_state.leave(program)
 
     def _fail_on_demand(self, kind: str) -> None:
         fault = faults.next_fault(kind)
-        if fault is None:
-            return
-        # The device's memory is lost: the host's weights are all there is.
-        self._dirty = False
-        if self._optimizer is not None:
-            self._optimizer.leave_device()
-        self._compiled("run").detach()
-        raise fault.error()
-
-    def _leave_device(self, program: Program) -> None:
-        self._write_report(program)
-        program.detach()
-        if self._optimizer is not None:
-            self._optimizer.leave_device()
-
-    def _write_report(self, program: Program) -> None:
-        if program.report is not None:
-            program.report.write(program, self._meter.own, self._observation.compilation_seconds)
-
-    def _load_optimizer_state(self, program: Program) -> None:
-        """Send a loaded optimizer state; PopTorch sends the weights along with it."""
-        assert self._optimizer is not None
-        self.copyWeightsToHostIfNeeded()
-        self._optimizer.send_pending_state()
-        program.upload()
-
-    def _after_run(self, program: Program, outputs: List[torch.Tensor], seconds: float) -> None:
-        self._anchored = program.anchored(outputs)
-        arithmetic = program.batching
-        inputs = len(program.graph.inputs)
-        self._latency.set(inputs, arithmetic.micro_batches, len(outputs), arithmetic.returned, seconds)
-        updates = arithmetic.device_iterations if self._training else 0
-        self._meter.add_call(arithmetic.micro_batches, updates)
-        if program.report is not None and program.report.is_due:
-            self._write_report(program)
-
-    def _save_device_state(self) -> None:
-        program = self._compiled("detachFromDevice")
-        self._fail_on_demand("copy")
-        self._rng_state = program.random.read()
-        if self._training:
-            self.copyWeightsToHostIfNeeded()
-        if self._optimizer is not None:
-            self._optimizer.keep_state()
+        if fault is not None:
+            self._device_state.lose(self._compiled("run"))
+            raise fault.error()
 
 
 def _call_if_alive(method: Callable[[], Optional[Callable[[str], None]]], argument: str) -> None:

@@ -7,10 +7,12 @@ import time
 from typing import Callable, Iterator, Optional
 
 from ignite_ipu.emulator import profiling
+from ignite_ipu.emulator.device import Meter
 from ignite_ipu.emulator.errors import Error, cut_long_message
 from ignite_ipu.emulator.logs import limit_repeats
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
+from ignite_ipu.emulator.program import Program
 from ignite_ipu.emulator.report import Report
 
 _QUIET_SECONDS = 1.0
@@ -54,6 +56,11 @@ class Observation:
             except Error as error:
                 self.cut(error)
                 raise
+
+    def write_report(self, program: Program, meter: Meter) -> None:
+        """Write the automatic report of a program, if one is asked for."""
+        if program.report is not None:
+            program.report.write(program, meter.own, self.compilation_seconds)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Advance]:

@@ -161,7 +161,7 @@ def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None
         executor = trainingModel(saved["model"], options, saved["optimizer"])
     else:
         executor = inferenceModel(saved["model"], options)
-    executor._rng_state = file.rng_state
+    executor._device_state.random = file.rng_state
     executor._compile(file.compiled_arguments(), lambda program: _adopt(program, file))
     return executor
 

@@ -142,7 +142,7 @@ def evaluation_after_training() -> None:
     def switch() -> None:
         session.weights.trained()
         assert session.training is not None and session.training.executor is not None
-        session.training.executor._dirty = True
+        session.training.executor._weight_copies.device_is_newer = True
         session.weights.to_inference()
 
     def copy() -> None:
