@@ -442,6 +442,7 @@ class TestAutomaticLossScaling:
             wrap(net, poptorch.optim.SGD(net.parameters(), lr=1.0), options)(torch.ones(1, 1, dtype=torch.float16))
 
     def test_the_loss_scaling_is_variable_then(self):
+        """The device takes a new one, and adapts that: the gradient is small."""
         net = Scaled()
         optimizer = poptorch.optim.SGD(net.parameters(), lr=1.0)
         options = poptorch.Options()
@@ -450,7 +451,9 @@ class TestAutomaticLossScaling:
         model(torch.ones(1, 1, dtype=torch.float16))
         optimizer.loss_scaling = 32.0
         model.setOptimizer(optimizer)
-        assert model.isCompiled()
+        assert scaling_of(model) == 32.0
+        model(torch.ones(1, 1, dtype=torch.float16))
+        assert scaling_of(model) == 64.0
 
 
 def test_stochastic_rounding_draws_from_the_devices_stream_and_is_right_on_average():

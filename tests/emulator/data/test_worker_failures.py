@@ -293,12 +293,27 @@ def test_a_hanging_worker_is_interrupted_and_then_killed(short_patience, happeni
 
 
 def test_a_full_channel_blocks_nobody(short_timeout, short_patience):
+    """What a worker that does not listen has no room for is kept back, the latest message of each kind."""
     accessor = AsynchronousDataAccessor([torch.ones(1)] * 2000, buffer_size=2000, early_preload=True, **FORK)
-    os.kill(accessor._worker.pid, signal.SIGSTOP)
-    for _ in range(300):
-        accessor._worker.send(process.Message(process.Kind.ITERATE, -1, body=bytes(5000)))
-        accessor._worker.send(process.Message(process.Kind.FREED, 0))
+    worker = accessor._worker
+    os.kill(worker.pid, signal.SIGSTOP)
+
+    def fill():
+        for number in range(300):
+            worker.send(process.Message(process.Kind.ITERATE, number, body=bytes(5000)))
+            worker.send(process.Message(process.Kind.FREED, number))
+
+    sender = threading.Thread(target=fill, daemon=True)
+    sender.start()
+    sender.join(30)
+    is_blocked = sender.is_alive()
+    if is_blocked:
+        os.kill(worker.pid, signal.SIGKILL)
+    unsent = [(message.kind, message.number) for message in worker._unsent]
     accessor.terminate()
+    assert not is_blocked
+    assert unsent == [(process.Kind.ITERATE, 299), (process.Kind.FREED, 299)]
+    assert not is_alive(worker.pid)
 
 
 def test_a_fork_of_the_program_neither_uses_nor_ends_the_worker():
