@@ -147,7 +147,7 @@ def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
 
 
 def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
-    """Return the operators that run the user's code, choose, or show something: the graph tells not all they do."""
+    """Return the operators that run the user's code, branch or print: the graph does not tell all that they do."""
     return [node for node in nodes.nodes if node.op == "call_function" and not _only_computes(node)]
 
 

@@ -14,7 +14,7 @@ def followed(enter: Callable[[nn.Module], None], leave: Callable[[nn.Module], No
     """Call `enter` before each call of a module in the `with` block and `leave` after it, in the thread that traces."""
     from ignite_ipu.emulator import capture
 
-    # PyTorch's hooks will not do: before torch 2.1 none is called after a forward that raises.
+    # PyTorch's hooks will not do: after a forward that raises, older versions call none, and newer ones not always.
     original: Any = nn.Module.__call__
 
     @functools.wraps(original)
