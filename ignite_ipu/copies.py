@@ -14,7 +14,7 @@ from torch import nn
 
 _GRADIENT: Any = torch.Tensor.__dict__.get("grad", torch._C.TensorBase.__dict__.get("grad"))
 
-__all__ = ["classes_of", "copy_as_ordinary_tensors", "put_classes", "unwrap_tensors"]
+__all__ = ["classes_of", "copy_as_ordinary_tensors", "ordinary_copy", "put_classes", "unwrap_tensors"]
 
 
 def copy_as_ordinary_tensors(model: nn.Module) -> None:
@@ -27,7 +27,7 @@ def copy_as_ordinary_tensors(model: nn.Module) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         wrapped = type(tensor)
         if wrapped not in (torch.Tensor, nn.Parameter):
-            wrapped.__deepcopy__ = _ordinary_copy  # type: ignore[method-assign]
+            wrapped.__deepcopy__ = ordinary_copy  # type: ignore[method-assign]
 
 
 def unwrap_tensors(model: nn.Module) -> None:
@@ -56,7 +56,8 @@ def put_classes(model: nn.Module, classes: Sequence[type]) -> None:
         object.__setattr__(tensor, "__class__", tensor_class)
 
 
-def _ordinary_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
+def ordinary_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
+    """Return a deep copy of a parameter or buffer that is of PyTorch's own class."""
     # Looking up __deepcopy__ has fetched newer weights from the device, as every access to a wrapped tensor does.
     with torch._C.DisableTorchFunctionSubclass():
         ordinary = torch.Tensor.detach(tensor).clone().as_subclass(torch.Tensor)

@@ -167,6 +167,8 @@ class Program:
             Exception: Whatever PopTorch refuses to compile; the next batch may try again.
         """
         if self.executor is None:
+            if self.training:
+                self._weights.unwatch()
             self.executor = self._wrap(self.step, self._placed_options(leaves))
             self._weights.add(self.executor, self.training)
         if not self.executor.isCompiled():

@@ -2,18 +2,21 @@
 
 Asking every tensor of a model whether it was written into takes longer than everything else that happens on the host in
 a training step. PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, through which
-whoever touches a weight downloads the newest ones first. The same classes tell here that a weight was touched.
+whoever touches a weight downloads the newest ones first. The same classes tell here that a weight was touched; those of
+`watched_parameters` do it for a model that nobody trains.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterable, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import nn
 
-__all__ = ["Touches"]
+from ignite_ipu.watched_parameters import is_watched
+
+__all__ = ["Touches", "end_touches"]
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
@@ -35,30 +38,46 @@ class Touches:
         tensors: Its parameters and buffers.
         before_first: A bound method, held weakly: called before the first touch since `forget`, and so before the
             download that it causes.
+        on_host: Whether nobody trains, so that memory which was handed out stays that of the newest values.
 
     Attributes:
         any: Whether somebody touched a tensor.
         withheld: Called before a touch that may show values, to refuse it; what asks for none then downloads nothing.
             None where values may be seen.
+        ended: Whether the tensors have been given other classes, which tell nothing here.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor], before_first: Callable[[], None]) -> None:
+    def __init__(
+        self, tensors: Iterable[torch.Tensor], before_first: Callable[[], None], on_host: bool = False
+    ) -> None:
         self.any = True
+        self.ended = False
         self.withheld: Optional[Callable[[], None]] = None
         self._before_first: Any = weakref.WeakMethod(before_first)
+        self._on_host = on_host
         self._replaced = False
         self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        # By the same keys, weakly: `parameter.data`, through which somebody may write for as long as it is there.
+        self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
         for tensor_class in {type(tensor) for tensor in tensors} - {torch.Tensor, nn.Parameter}:
             _watch(tensor_class, self)
 
     def forget(self) -> None:
         """Begin anew."""
-        self.any = self._replaced = False
-        self._before.clear()
+        self._replaced = False
+        kept = {key: alive for key, all_of_them in self._handed_out.items() if (alive := _alive(all_of_them))}
+        self._before = {key: (self._before[key][0], _plain(self._before[key][0]).clone()) for key in kept}
+        self._handed_out = kept
+        self.any = bool(kept)
 
     def uncounted_write(self) -> bool:
         """Tell whether a tensor was written in one of the ways that PyTorch does not count."""
         return self._replaced or any(not torch.equal(_plain(now), then) for now, then in self._before.values())
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is still somebody who asks."""
+        return self._before_first() is not None
 
     def note(self) -> None:
         """Take notice of a touch."""
@@ -67,21 +86,32 @@ class Touches:
             before_first()
         self.any = True
 
-    def note_exposed(self, tensor: torch.Tensor) -> None:
-        """Take notice that the memory of a tensor, which holds the newest values, was handed out."""
-        if id(tensor) not in self._before:
-            self._before[id(tensor)] = (tensor, _plain(tensor).clone())
+    def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
+        """Take notice that the memory of a tensor, which holds the newest values, is handed out, by an attribute."""
+        key = id(tensor)
+        if key not in self._before:
+            self._before[key] = (tensor, _plain(tensor).clone())
+        if self._on_host and isinstance(by, torch.Tensor):
+            self._handed_out.setdefault(key, []).append(weakref.ref(by))
 
     def note_replaced(self) -> None:
         """Take notice that a tensor was given other memory."""
         self._replaced = True
 
 
+def end_touches(tensors: Iterable[torch.Tensor]) -> None:
+    """Tell all who ask about tensors that these are about to be given other classes."""
+    for tensor_class in {type(tensor) for tensor in tensors}:
+        for touches in tensor_class.__dict__.get(_HOLDER, ()):
+            touches.ended = True
+
+
 def _watch(tensor_class: Any, touches: Touches) -> None:
-    known = tensor_class.__dict__.get(_HOLDER)
+    known: Optional[List[Touches]] = tensor_class.__dict__.get(_HOLDER)
     if known is not None:
-        # A program that was set aside trains again.
-        known[0] = touches
+        # Models that have weights in common are evaluated, or a program that was set aside trains again.
+        known[:] = [each for each in known if each.serves] if is_watched(tensor_class) else []
+        known.append(touches)
         return
     holder = [touches]
     setattr(tensor_class, _HOLDER, holder)
@@ -90,34 +120,44 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
     def getattribute(self: Any, name: str) -> Any:
         if name == "__class__":
             return get(self, name)
-        touches = holder[0]
-        if not touches.any:
-            touches.note()
-        if touches.withheld is not None:
-            if name in _METADATA or not hasattr(torch.Tensor, name):
-                with torch._C.DisableTorchFunctionSubclass():
-                    return object.__getattribute__(self, name)
-            touches.withheld()
+        for touches in holder:
+            if not touches.any:
+                touches.note()
+            if touches.withheld is not None:
+                if name in _METADATA or not hasattr(torch.Tensor, name):
+                    with torch._C.DisableTorchFunctionSubclass():
+                        return object.__getattribute__(self, name)
+                touches.withheld()
         found = get(self, name)
         if name in _UNCOUNTED:
-            touches.note_exposed(self)
+            for touches in holder:
+                touches.note_exposed(self, found)
         return found
 
     def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        touches = holder[0]
-        if not touches.any:
-            touches.note()
-        if touches.withheld is not None:
-            if _name(func) in _METADATA:
-                with torch._C.DisableTorchFunctionSubclass():
-                    return func(*args, **(kwargs or {}))
-            touches.withheld()
+        for touches in holder:
+            if not touches.any:
+                touches.note()
+            if touches.withheld is not None:
+                if _name(func) in _METADATA:
+                    with torch._C.DisableTorchFunctionSubclass():
+                        return func(*args, **(kwargs or {}))
+                touches.withheld()
         if func == _SET_DATA and not _same_memory(*args):
-            touches.note_replaced()
-        return function(func, types, args, kwargs)
+            for touches in holder:
+                touches.note_replaced()
+        found = function(func, types, args, kwargs)
+        if _name(func) in _UNCOUNTED and isinstance(args[0], tensor_class):
+            for touches in holder:
+                touches.note_exposed(args[0], found)
+        return found
 
     tensor_class.__getattribute__ = getattribute
     tensor_class.__torch_function__ = classmethod(torch_function)
+
+
+def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> List[weakref.ref[torch.Tensor]]:
+    return [reference for reference in references if reference() is not None]
 
 
 _SET_DATA: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]

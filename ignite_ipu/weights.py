@@ -12,7 +12,8 @@ from torch import nn
 
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.registrations import REGISTRATIONS
-from ignite_ipu.touches import Touches
+from ignite_ipu.touches import Touches, end_touches
+from ignite_ipu.watched_parameters import unwatch_parameters, watch_parameters
 
 __all__ = ["LostEditError", "Weights"]
 
@@ -94,6 +95,20 @@ class Weights:
             self._touches = Touches(self._tensors, self._note_first_touch)
         else:
             self._inference.append(copy)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Notice writes that PyTorch does not count, also while nobody trains."""
+        if self._training is None and self._touches is None:
+            watch_parameters(self._tensors)
+            self._touches = Touches(self._tensors, self._note_first_touch, on_host=True)
+
+    def unwatch(self) -> None:
+        """Let parameters be ordinary ones, for PopTorch to wrap or for whoever goes on with them natively."""
+        if self._training is None and self._touches is not None:
+            end_touches(self._tensors)
+            unwatch_parameters(self._tensors)
+            self._touches = None
 
     def include(self, step: nn.Module) -> bool:
         """Take charge of what the module of a training program holds beside the model: a loss's buffers and parameters.
@@ -125,6 +140,11 @@ class Weights:
         if self._training is not None and self._training.executor is executor:
             self._training = self._touches = None
             self._host_is_stale = False
+            # What is written until the next look at them is not noticed.
+            for copy in self._inference:
+                copy.stale = True
+        if not self._inference:
+            self.unwatch()
 
     def trained(self) -> None:
         """Remember that a training call has changed the weights on the device."""
@@ -150,6 +170,8 @@ class Weights:
             LostEditError: Somebody wrote through a tensor that shares a weight's memory while the device had newer
                 weights.
         """
+        if self._touches is not None and self._touches.ended:
+            self._touches = None
         touches = self._touches
         if touches is not None and not touches.any and not self._watched:
             return False
@@ -158,6 +180,8 @@ class Weights:
         edited |= bool(self._watched) and self._watched_changed()
         if touches is not None:
             touches.forget()
+        elif self._inference:
+            self._watch()
         if self._lost:
             names, self._lost = self._lost, []
             self._versions = _count_edits(self._tensors)
