@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Optional, Tuple
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -18,6 +18,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _NOT_THE_USERS = (_OURS, _TORCH, "<frozen")
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("accelerate", "ignite", "torch"))
+_CALL = compile("function(*args, **kwargs)", "", "eval")
 
 
 class Line(Tuple[CodeType, int]):
@@ -29,12 +30,20 @@ class Line(Tuple[CodeType, int]):
     __slots__ = ()
 
     def __str__(self) -> str:
+        return f"{self[0].co_filename}:{self._number()}"
+
+    def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function as if it stood at this line, for compilers and tracebacks that name the line of a call."""
+        here = _CALL.replace(co_filename=self[0].co_filename, co_name=self[0].co_name, co_firstlineno=self._number())
+        return eval(here, {"function": function, "args": args, "kwargs": kwargs})
+
+    def _number(self) -> int:
         code, instruction = self
-        number: Optional[int] = code.co_firstlineno
+        number = code.co_firstlineno
         for start, line in dis.findlinestarts(code):
             if start <= instruction:
                 number = line or number
-        return f"{code.co_filename}:{number}"
+        return number
 
 
 def current_line() -> Line:

@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph import name_of
 from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.packing import PackingGuard
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
@@ -192,8 +193,10 @@ class CapturedStep(BatchStep):
                 else:
                     found.append(parameters[place[0]])
             args, kwargs = put_together(step.structure, found)
-            called = self.model.get_submodule(step.part) if step.function is None else step.function
-            output = called(*args, **kwargs)
+            if step.function is None:
+                output = self.model.get_submodule(step.part)(*args, **kwargs)
+            else:
+                output = _called(step.function, args, kwargs, step.line)
             tensors: List[Any] = []
             take_apart(output, tensors)
             results.append(tensors if step.grad else [tensor.detach() for tensor in tensors])
@@ -261,6 +264,16 @@ class CalledStep(BatchStep):
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
             )
         return tuple(tensors)
+
+
+def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line) -> Any:
+    """Call a function of PyTorch's for the device; errors say where the user's code has it."""
+    try:
+        return line.call(function, args, kwargs)
+    except Exception as error:
+        if error.args == (str(error),) and str(line) not in str(error):
+            error.args = (f"{error} (It is {name_of(function)} at {line}.)",)
+        raise
 
 
 def _no_call(*args: Any) -> Any:

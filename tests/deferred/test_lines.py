@@ -54,3 +54,14 @@ def test_what_libraries_call_is_the_users_line():
     engine.run([0])
     for ours, pythons in lines:
         assert ours == pythons and __file__ in ours
+
+
+def test_a_call_as_if_it_stood_at_a_line():
+    """Frames and tracebacks of what is called tell the line of before."""
+    line = current_line()
+    expected = str(line)
+
+    def called(*, depth):
+        return f"{sys._getframe(depth).f_code.co_filename}:{sys._getframe(depth).f_lineno}"
+
+    assert line.call(called, (), {"depth": 1}) == expected

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+import re
+from typing import Any, Callable, List, Tuple
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.loss_rules import LossError
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -139,12 +141,24 @@ def test_closing_gives_all_programs_back() -> None:
     same_weights(model, native)
 
 
-def test_an_operator_of_the_loop_that_no_ipu_has_is_named_with_the_loops_line():
-    """Not with a module of this library's, which the loop's body has become."""
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda scores: torch.erf(scores).square().mean(), r"erf is used at {line}\. "),
+        (lambda scores: torch.linalg.svdvals(scores).mean(), r"_linalg_svd is part of linalg_svdvals, used at {line}"),
+        (lambda scores: F.interpolate(scores[None], size=9, mode="linear").mean(), r"'linear'.*interpolate at {line}"),
+        (lambda scores: F.cross_entropy(scores, Y[:4], label_smoothing=0.1), r"smoothing.*cross_entropy at {line}"),
+    ],
+)
+def test_what_no_ipu_computes_is_named_with_the_line_of_the_loop(
+    loss: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    """Where it is called, though the step is compiled at its end."""
     model = network()
     capture_model(model, CaptureSettings())
     optimizer = optimizer_of(model, "sgd")
     capture_optimizer(optimizer)
-    torch.erf(model(X[:4])).square().mean().backward()
-    with pytest.raises(poptorch.Error, match=r"erf is used in what is called at .*test_programs\.py:\d+\. "):
+    loss(model(X[:4])).backward()
+    line = f"{re.escape(__file__)}:{loss.__code__.co_firstlineno}"
+    with pytest.raises((poptorch.Error, LossError), match=message.format(line=line)):
         optimizer.step()
