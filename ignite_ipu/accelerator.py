@@ -405,7 +405,15 @@ def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
         )
     for handler in kwargs.get("kwargs_handlers") or ():
         name = type(handler).__name__
-        if name in ("GradScalerKwargs", "DistributedDataParallelKwargs", "AutocastKwargs") or "Recipe" in name:
+        if name == "DistributedDataParallelKwargs":
+            # One process has no buckets, and what gets no gradient is left alone. Gradients between replicas are sums.
+            hook = str(getattr(handler, "comm_hook", "no"))
+            if hook != "no":
+                raise UnsupportedArgumentError(
+                    f"kwargs_handlers: {name}(comm_hook={hook!r}) compresses gradients between processes, and between "
+                    "replicas an IPU adds them up as they are. Leave comm_hook out."
+                )
+        elif name in ("GradScalerKwargs", "AutocastKwargs") or "Recipe" in name:
             raise UnsupportedArgumentError(
                 f"kwargs_handlers: {name} configures a mechanism of GPUs that an IPU does not have. Leave it out"
                 f"{' and use loss_scaling=...' if name == 'GradScalerKwargs' else ''}."

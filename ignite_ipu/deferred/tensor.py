@@ -14,6 +14,8 @@ from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.functions import applied_function, refuse_function
 from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
+from ignite_ipu.deferred.in_place import OPERATORS, OUT_OF_PLACE, diagonal_masked
+from ignite_ipu.deferred.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.plans import Plans, changing_numbers, inferred_plan
@@ -46,13 +48,8 @@ _REFUSED = {
     "resize_": "a compiled step has fixed shapes",
     "resize_as_": "a compiled step has fixed shapes",
 }
-# What `x += y` and its kin call, beside methods of these names.
-_OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
-# What takes whole numbers as sizes, bounds and indices, for which tensors without dimensions may stand.
-_INDEXES = words("__getitem__ narrow select view reshape expand repeat tile unflatten topk chunk split roll")
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _CPU = torch.device("cpu")
 _MAKE = torch.Tensor._make_wrapper_subclass
 # Functions that were recorded before, and types of numbers among their arguments that may change.
@@ -331,12 +328,14 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     if numbers:
         args = tuple([value.item() if isinstance(value, np.number) else value for value in args])
 
+    others = ARRAYS if name in INDEXED else numbers
+
     def is_leaf(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) or type(value) in numbers
+        return isinstance(value, torch.Tensor) or type(value) in others
 
     structure = take_call_apart(args, kwargs, leaves, is_leaf)
-    if name in _INDEXES and len(leaves) > 1:
-        args, leaves = (args[0], *_with_indices(args[1:])), []
+    if others is ARRAYS and len(leaves) > 1:
+        args, leaves = with_known_indices(name, args, _on_host), []
         structure = take_call_apart(args, kwargs, leaves, is_leaf)
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
         return func(*_known(args), **_known(kwargs))
@@ -358,7 +357,7 @@ def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Option
         return kwargs["out"]
     if kwargs.get("inplace"):
         return args[0]
-    in_place = name in _OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    in_place = name in OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
     return args[0] if in_place and args else None
 
 
@@ -366,13 +365,13 @@ def _record_in_place(
     func: Callable[..., Any], name: str, target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Any:
     """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
-    plain = _OUT_OF_PLACE.get(name)
+    plain = OUT_OF_PLACE.get(name)
     line = current_line()
     known = not isinstance(target, DeferredTensor) or target.value.known
     if known and all(leaf.value.known for leaf in _deferred_in((args, kwargs))):
         return func(*_known(args), **_known(kwargs))
     ordinary = not isinstance(target, DeferredTensor)
-    if plain is None or (ordinary and name not in _OPERATORS):
+    if plain is None or (ordinary and name not in OPERATORS):
         raise CaptureError(
             f"{'x[...] = y' if name == '__setitem__' else name} at {line} writes values that do not exist yet into a "
             "tensor. Compute a new tensor (total = total + loss.detach(), torch.where, torch.cat, x.scatter() without "
@@ -385,6 +384,8 @@ def _record_in_place(
             "been done. Write what you mean: x = x + (x.clamp(...) - x).detach() for that; x = x.clamp(...) outside of "
             "torch.no_grad() for a gradient through it; or x = x.detach().clone() first for none."
         )
+    if name == "fill_diagonal_":
+        args, kwargs = diagonal_masked(*args, **kwargs), {}
     result = _record(plain, args, kwargs)
     if ordinary:
         # The name that `total += loss` binds gets the result, and the tensor it named before stands for it.
@@ -396,7 +397,8 @@ def _record_in_place(
             "shares memory with another tensor of the step" if target.value.viewed else "would change shape or type"
         )
         raise CaptureError(
-            f"{name_of(func)} at {line} works in place on a tensor that {reason}. Write x = x + y instead of x += y."
+            f"{name_of(func)} at {line} works in place on a tensor that {reason}. Write x = x + y instead of x += y, "
+            "and copy = x.clone(); copy[...] = y instead of x[...] = y."
         )
     # The user's tensor stands for the new value from here on.
     target.value.handle = _gone
@@ -407,19 +409,13 @@ def _record_in_place(
     return target
 
 
-def _with_indices(arguments: Any) -> Any:
-    """Return arguments with whole numbers for those tensors without dimensions whose values the host has."""
-    leaves: List[Any] = []
-    structure = take_apart(arguments, leaves)
-    return put_together(structure, list(map(_as_index, leaves)))
-
-
-def _as_index(leaf: Any) -> Any:
-    leaf = leaf.successor if type(leaf) is WrittenTensor else leaf
-    integral = not leaf.dim() and leaf.dtype in _WHOLE and parameter_of(leaf) is None
-    if not integral or (isinstance(leaf, DeferredTensor) and not leaf.value.known):
-        return leaf
-    return int(_plain(leaf, "an index"))
+def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:
+    """Return the value of a tensor that the host has and no captured model, None for others."""
+    tensor = tensor.successor if type(tensor) is WrittenTensor else tensor
+    if parameter_of(tensor) is not None or (isinstance(tensor, DeferredTensor) and not tensor.value.known):
+        return None
+    known: torch.Tensor = _plain(tensor, "an index")
+    return known
 
 
 def _gone() -> None:
@@ -464,22 +460,5 @@ def _read(value: Value, what: str) -> torch.Tensor:
         run_for_read(value, what)
     return value.get()
 
-
-def _functional(name: str) -> Callable[..., Any]:
-    plain: Callable[..., Any] = getattr(torch.Tensor, name)
-    return plain
-
-
-_OUT_OF_PLACE: Dict[str, Callable[..., Any]] = {
-    "__iadd__": torch.Tensor.add,
-    "__isub__": torch.Tensor.sub,
-    "__imul__": torch.Tensor.mul,
-    "__itruediv__": torch.Tensor.div,
-    "__idiv__": torch.Tensor.div,
-    **{
-        f"{name}_": _functional(name)
-        for name in words("add sub mul div clamp abs neg exp log sqrt pow relu sigmoid tanh masked_fill")
-    },
-}
 
 _PLANS = Plans(DeferredTensor)

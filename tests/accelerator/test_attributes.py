@@ -84,7 +84,7 @@ def test_every_argument_has_a_decision() -> None:
 
 
 def test_every_handler_has_a_decision() -> None:
-    """Those for processes and profiles are accelerate's own affair; the others configure what an IPU lacks."""
+    """Those for processes and profiles are accelerate's own affair; most others configure what an IPU lacks."""
     handlers = [
         value
         for name, value in vars(accelerate.utils).items()
@@ -92,14 +92,23 @@ def test_every_handler_has_a_decision() -> None:
     ]
     refused = set()
     for handler in handlers:
-        if handler.__name__ in ("InitProcessGroupKwargs", "ProfileKwargs"):
+        if handler.__name__ in ("InitProcessGroupKwargs", "ProfileKwargs", "DistributedDataParallelKwargs"):
             IPUAccelerator(kwargs_handlers=[handler()])
             continue
         value = handler.__new__(handler)
         with pytest.raises(UnsupportedArgumentError, match=f"kwargs_handlers: {handler.__name__}"):
             IPUAccelerator(kwargs_handlers=[value])
         refused.add(handler.__name__)
-    assert refused >= {"GradScalerKwargs", "DistributedDataParallelKwargs"}
+    assert refused >= {"GradScalerKwargs", "AutocastKwargs"}
+
+
+def test_options_of_data_parallel_processes() -> None:
+    """They change nothing in one process, as for accelerate, but for what would compress gradients of replicas."""
+    kwargs = accelerate.utils.DistributedDataParallelKwargs
+    IPUAccelerator(kwargs_handlers=[kwargs(find_unused_parameters=True, static_graph=True, bucket_cap_mb=8)])
+    forget()
+    with pytest.raises(UnsupportedArgumentError, match=r"DistributedDataParallelKwargs\(comm_hook='fp16'\)"):
+        IPUAccelerator(kwargs_handlers=[kwargs(comm_hook=accelerate.utils.DDPCommunicationHookType.FP16)])
 
 
 def test_arguments_by_position() -> None:

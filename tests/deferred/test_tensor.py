@@ -333,7 +333,7 @@ def test_writing_into_views_is_refused() -> None:
     assert first.shape == (8,)
     with pytest.raises(CaptureError, match="shares memory with another tensor"):
         scores *= 2
-    with pytest.raises(CaptureError, match="writes values that do not exist yet"):
+    with pytest.raises(CaptureError, match=r"shares memory .*copy = x\.clone\(\); copy\[\.\.\.\] = y"):
         scores[0] = 1.0
     with pytest.raises(CaptureError, match="writes values that do not exist yet"):
         torch.zeros(8).copy_(first)
@@ -345,43 +345,6 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
     scores = model(X)
     with pytest.raises(CaptureError, match=r"__getitem__|getitem at .* needs values to know the shape"):
         scores[scores > 0]
-
-
-BOUND = torch.tensor(5)
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        lambda scores: scores[:BOUND],
-        lambda scores: scores[3, Y[1]],
-        lambda scores: scores[1:BOUND, Y[0]],
-        lambda scores: torch.stack([row[Y[number]] for number, row in enumerate(scores)]),
-        lambda scores: scores[..., Y[1].to(torch.int32)],
-        lambda scores: scores[torch.tensor([1, 0]), Y[2]],
-        lambda scores: scores.narrow(0, 1, BOUND),
-        lambda scores: scores.view(BOUND - 1, -1),
-        lambda scores: torch.select(scores, 0, BOUND),
-    ],
-)
-def test_indices_and_bounds_that_the_host_knows(part: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """A tensor without dimensions is the number that it holds."""
-    model, optimizer = prepared()
-    native = copy.deepcopy(model)
-    found = []
-    for net, update in ((native, torch.optim.SGD(native.parameters(), lr=0.1)), (model, optimizer)):
-        for _ in range(2):
-            value = part(net(X))
-            value.pow(2).sum().backward()
-            update.step()
-            update.zero_grad()
-        found.append((tuple(value.shape), value.detach()))
-    assert found[0][0] == found[1][0]
-    torch.testing.assert_close(found[1][1], found[0][1])
-    torch.testing.assert_close(model.state_dict(), native.state_dict())
-    scores = model(X)
-    with pytest.raises(CaptureError, match=r"getitem at .* needs values"):
-        scores[: scores.argmax()]
 
 
 @pytest.mark.parametrize(

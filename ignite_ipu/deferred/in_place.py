@@ -1,0 +1,41 @@
+"""What gives the result of an operation that works in place without writing into its first argument."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+
+from ignite_ipu.deferred.structure import words
+
+__all__ = ["OPERATORS", "OUT_OF_PLACE", "diagonal_masked"]
+
+# What `x += y` and its kin call, beside methods of these names.
+OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
+
+
+def setitem(tensor: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    """Return a copy of the tensor in which `index` has another value."""
+    copy = tensor.clone()
+    copy[index] = value
+    return copy
+
+
+def diagonal_masked(tensor: torch.Tensor, fill_value: Any, wrap: bool = False) -> Tuple[Any, ...]:
+    """Return the arguments of `masked_fill` that do what those of `fill_diagonal_` do, which PopTorch does not have."""
+    return tensor, torch.zeros(tensor.shape, dtype=torch.bool).fill_diagonal_(True, wrap), fill_value
+
+
+OUT_OF_PLACE: Dict[str, Callable[..., Any]] = {
+    "__setitem__": setitem,
+    "fill_diagonal_": torch.Tensor.masked_fill,
+    "__iadd__": torch.Tensor.add,
+    "__isub__": torch.Tensor.sub,
+    "__imul__": torch.Tensor.mul,
+    "__itruediv__": torch.Tensor.div,
+    "__idiv__": torch.Tensor.div,
+    **{
+        f"{name}_": getattr(torch.Tensor, name)
+        for name in words("add sub mul div clamp abs neg exp log sqrt pow relu sigmoid tanh masked_fill")
+    },
+}

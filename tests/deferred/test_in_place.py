@@ -1,0 +1,120 @@
+"""What a loop writes into computed tensors gives what it gives natively, though nothing is written on the device."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, List, Tuple
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+
+
+def set_column(scores: torch.Tensor, step: int) -> None:
+    scores[:, step % 3] = 0
+
+
+def set_by_a_mask(scores: torch.Tensor, step: int) -> None:
+    scores[Y > 0] = -1e3 * (step + 1)
+
+
+def set_by_a_computed_mask(scores: torch.Tensor, step: int) -> None:
+    scores[scores > 0] = 0.5
+
+
+def set_by_indices(scores: torch.Tensor, step: int) -> None:
+    scores[torch.arange(8), Y] = torch.tensor(float(step))
+
+
+def set_inputs(scores: torch.Tensor, step: int) -> None:
+    scores[2:4, :2] = X[:2, step : step + 2]
+
+
+def set_computed(scores: torch.Tensor, step: int) -> None:
+    scores[..., -1] = scores.tanh().sum(-1) + scores.mean(-1)
+
+
+def set_twice(scores: torch.Tensor, step: int) -> None:
+    scores[0] = 1.0
+    scores[:, 1] = 2
+
+
+def fill_diagonal(scores: torch.Tensor, step: int) -> None:
+    scores.fill_diagonal_(-3.0)
+
+
+def fill_diagonals(scores: torch.Tensor, step: int) -> None:
+    scores.fill_diagonal_(float(step), wrap=True)
+
+
+def loop(model: Any, optimizer: Any, write: Callable[[torch.Tensor, int], None]) -> List[Any]:
+    losses = []
+    for step in range(4):
+        scores = model(X + step) * 2
+        before = scores.exp().mean()
+        same = scores
+        write(scores, step)
+        losses.append(same.exp().mean() + before)
+        losses[-1].backward()
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    capture_model(model, CaptureSettings())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        set_column,
+        set_by_a_mask,
+        set_by_a_computed_mask,
+        set_by_indices,
+        set_inputs,
+        set_computed,
+        set_twice,
+        fill_diagonal,
+        fill_diagonals,
+    ],
+)
+def test_writes_into_parts(write: Callable[[torch.Tensor, int], None]) -> None:
+    """Losses and weights are the native ones, of what was computed before the write, too."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    own = torch.optim.SGD(native.parameters(), lr=0.1)
+    expected = loop(native, own, write)
+    for mine, theirs in zip(loop(model, optimizer, write), expected):
+        torch.testing.assert_close(mine.detach(), theirs.detach())
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
+def test_a_part_that_somebody_looks_into_is_left_alone() -> None:
+    """A view would show what is written, which a copy does not; the way out is in the message."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    values = []
+    for net, update in ((native, torch.optim.SGD(native.parameters(), lr=0.1)), (model, optimizer)):
+        scores = net(X)
+        if net is model:
+            with pytest.raises(CaptureError, match=r"setitem at .*test_in_place\.py.*copy = x\.clone\(\)"):
+                scores[:, 0] = scores[:, 1] * 2
+        written = scores.clone()
+        written[:, 0] = scores[:, 1] * 2
+        written.pow(2).mean().backward()
+        update.step()
+        values.append(written.detach())
+    torch.testing.assert_close(values[1], values[0])
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
