@@ -12,6 +12,7 @@ from ignite_ipu.attribute_reads import reads_noted
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.packing import PackingGuard
+from ignite_ipu.deferred.replaced_buffers import HeldBuffers
 from ignite_ipu.deferred.step import natively
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.gradient_hooks import GradientHookGuard
@@ -47,26 +48,31 @@ def called_on_host(
 
     Raises:
         CaptureError: Its code changes in every call what a compiled program would not: Python values, its arguments,
-            or buffers of integers.
+            or buffers of integers; or it puts other tensors in the place of buffers.
         LossError: It registers hooks on gradients.
     """
     # A touch of a weight in the call would download them, buffers too, into what stands there for the call.
     weights.to_host()
     before = {path: torch.Tensor.detach(buffer).clone() for path, buffer in model.named_buffers()}
+    held = HeldBuffers(model)
     buffers: Dict[str, torch.Tensor] = {}
+    left_there: Dict[str, torch.Tensor] = {}
     copies: List[torch.Tensor] = []
 
     given: List[Any] = []
 
     def call() -> Any:
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
+        left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
         given[:] = args, kwargs = put_together(structure, copies)
         with GradientHookGuard(), PackingGuard(), reads_noted(model, True, PythonState(model).roots()):
-            return torch.func.functional_call(model, dict(buffers), args, kwargs)
+            # Which leaves there what it finds in the place of each buffer afterwards.
+            return torch.func.functional_call(model, left_there, args, kwargs)
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
         output, changed = changed_by(model, call)
+        held.check(buffers, left_there)
         if changed:
             # What the first call set up, such as a cache, stays as it is in the second.
             _, changed = changed_by(model, call)

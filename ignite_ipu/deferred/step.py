@@ -16,6 +16,7 @@ from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import name_of
 from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.packing import PackingGuard
+from ignite_ipu.deferred.replaced_buffers import HeldBuffers
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.registrations import REGISTRATIONS
@@ -251,12 +252,14 @@ class CalledStep(BatchStep):
         """Return the tensors of the model's output.
 
         Raises:
-            CaptureError: There are none.
+            CaptureError: There are none, or the call replaces buffers.
         """
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = put_together(self._structure, found)
         with natively(), guarded(self.model), PackingGuard(), half_products(self._half):
+            held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self.model(*args, **kwargs)
+            held.check(buffers, dict(self.model.named_buffers()))
         tensors: List[Any] = []
         self._output[:] = [take_apart(output, tensors)]
         if not tensors:
