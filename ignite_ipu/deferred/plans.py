@@ -24,6 +24,7 @@ from typing import (
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import CLOCK, Input, Number, Plan, Shape, name_of
@@ -195,7 +196,7 @@ def _inferred(
     kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
     try:
         with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **kwargs)
+            result = _SHAPES.get(function, function)(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error).lower() and "data-dependent" not in str(error):
             raise
@@ -209,3 +210,22 @@ def _inferred(
     result_structure = take_apart(result, tensors)
     shapes = [Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors]
     return Plan(function, structure, grad, result_structure, shapes)
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Return what has the shape of a CTC loss, of which PyTorch has no meta kernel for lengths in tensors."""
+    if reduction == "none" and log_probs.dim() == 3:
+        return log_probs.sum((0, 2))
+    return log_probs.sum()
+
+
+# What tells the shapes of a function's results in its place.
+_SHAPES: Dict[Callable[..., Any], Callable[..., Any]] = {F.ctc_loss: _ctc_loss}

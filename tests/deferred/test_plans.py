@@ -1,0 +1,69 @@
+"""What a call gives is known before it runs, for functions of which PyTorch itself cannot tell it, too."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.loss_rules import LossError
+
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(12, 3, 4, generator=GENERATOR)
+TARGETS = torch.randint(1, 6, (3, 4), generator=GENERATOR)
+
+
+def unbatched(scores: torch.Tensor, targets: torch.Tensor, used: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    return F.ctc_loss(scores[:, 0], targets[0], used[0], sizes[0])
+
+
+def concatenated(scores: torch.Tensor, targets: torch.Tensor, used: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    return F.ctc_loss(scores, torch.cat([row[:3] for row in targets]), used, torch.full((3,), 3))
+
+
+@pytest.mark.parametrize("loss", [F.ctc_loss, nn.CTCLoss(reduction="sum", zero_infinity=True), unbatched, concatenated])
+def test_ctc_loss_with_lengths_in_tensors(loss: Callable[..., torch.Tensor]) -> None:
+    """Losses and weights are the native ones, by one program, while lengths change and gradients accumulate."""
+    torch.manual_seed(0)
+    native = nn.Linear(4, 6)
+    model = copy.deepcopy(native)
+    capture_model(model, CaptureSettings())
+    results: List[List[float]] = []
+    for net in (native, model):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if net is model:
+            capture_optimizer(optimizer)
+        losses: List[Any] = []
+        for step in range(6):
+            used, sizes = torch.tensor([12, 11, 12 - step]), torch.tensor([4, 3, 1 + step % 3])
+            value = loss(net(X).log_softmax(-1), TARGETS, used, sizes)
+            assert value.shape == ()
+            value.backward()
+            losses.append(value.detach())
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        results.append([float(each) for each in losses])
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+    capture = captured(model)
+    assert capture is not None and capture.training.compilations == 1
+
+
+def test_ctc_loss_of_each_sample() -> None:
+    """It has the shape that it has natively; for the device it has to be reduced, which is said where it is called."""
+    model = nn.Linear(4, 6)
+    capture_model(model, CaptureSettings())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    sizes = torch.tensor([4, 3, 2])
+    losses = F.ctc_loss(model(X).log_softmax(-1), TARGETS, torch.full((3,), 12), sizes, reduction="none")
+    assert losses.shape == (3,)
+    losses.mean().backward()
+    with pytest.raises(LossError, match=r"use 'sum' or 'mean'.*ctc_loss at .*test_plans\.py"):
+        optimizer.step()
