@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.attribute_reads import reads_noted
 from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.input_gradients import DerivativeGuard
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.packing import PackingGuard
 from ignite_ipu.deferred.replaced_buffers import HeldBuffers
@@ -66,7 +67,9 @@ def called_on_host(
         left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
         given[:] = args, kwargs = put_together(structure, copies)
-        with GradientHookGuard(), PackingGuard(), reads_noted(model, True, PythonState(model).roots()):
+        with GradientHookGuard(), PackingGuard(), DerivativeGuard(), reads_noted(
+            model, True, PythonState(model).roots()
+        ):
             # Which leaves there what it finds in the place of each buffer afterwards.
             return torch.func.functional_call(model, left_there, args, kwargs)
 

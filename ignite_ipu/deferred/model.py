@@ -133,7 +133,7 @@ class CapturedModel:
         finally:
             if whole.pending:
                 whole._gradients.place()
-        return with_gradients(output) if torch.is_grad_enabled() and self._is_trained() else output
+        return with_gradients(output, (args, kwargs), self._is_trained()) if torch.is_grad_enabled() else output
 
     def _is_trained(self) -> bool:
         from ignite_ipu.deferred.optimizer import is_trained

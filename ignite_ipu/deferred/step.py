@@ -14,6 +14,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph import name_of
+from ignite_ipu.deferred.input_gradients import DerivativeGuard
 from ignite_ipu.deferred.lines import Line
 from ignite_ipu.deferred.packing import PackingGuard
 from ignite_ipu.deferred.replaced_buffers import HeldBuffers
@@ -256,7 +257,7 @@ class CalledStep(BatchStep):
         """
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = put_together(self._structure, found)
-        with natively(), guarded(self.model), PackingGuard(), half_products(self._half):
+        with natively(), guarded(self.model), PackingGuard(), DerivativeGuard(), half_products(self._half):
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self.model(*args, **kwargs)
             held.check(buffers, dict(self.model.named_buffers()))

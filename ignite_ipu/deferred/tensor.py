@@ -16,6 +16,7 @@ from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, na
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
 from ignite_ipu.deferred.in_place import OPERATORS, OUT_OF_PLACE, diagonal_masked
 from ignite_ipu.deferred.indices import ARRAYS, INDEXED, with_known_indices
+from ignite_ipu.deferred.input_gradients import ON_THE_HOST
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.plans import Plans, changing_numbers, inferred_plan
@@ -214,7 +215,7 @@ def _input(tensor: torch.Tensor, line: Line) -> Input:
             "captured model, so the device could not train through it. If it is a parameter, make it one of the model "
             "that is prepared (a loss with weights of its own, too: put both into one module); if a model in "
             "evaluation mode computed it, call model.train() to train that, or use torch.no_grad(); else call detach() "
-            "on it."
+            f"on it. {ON_THE_HOST}"
         )
     if tensor.device.type != "cpu":
         raise CaptureError(
@@ -254,7 +255,7 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
     if name in ("grad", "_engine_run_backward"):
         raise CaptureError(
             f"torch.autograd.grad at {current_line()} asks for gradients, which exist on the device alone. Use "
-            "backward() and optimizer.step()."
+            f"backward() and optimizer.step(). {ON_THE_HOST}"
         )
     if name == "__iter__":
         return iter(_record(torch.Tensor.unbind, (args[0], 0), {}))
