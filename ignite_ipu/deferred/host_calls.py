@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import nn
@@ -30,10 +30,12 @@ class HostCall(NamedTuple):
     Attributes:
         output: What it returned.
         writes: The names of the buffers that it wrote into.
+        shared: The memory of arguments and weights, some of which may be that of the output.
     """
 
     output: Any
     writes: List[str]
+    shared: FrozenSet[int]
 
 
 def called_on_host(
@@ -99,7 +101,9 @@ def called_on_host(
             )
     writes = [path for path, buffer in buffers.items() if _was_written(buffer, before[path])]
     _refuse_counters(model, {path: before[path].dtype for path in writes}, what)
-    return HostCall(output, writes)
+    with torch._C.DisableTorchFunctionSubclass():
+        shared = [tensor.untyped_storage()._cdata for tensor in (*copies, *buffers.values(), *model.parameters())]
+    return HostCall(output, writes, frozenset(shared))
 
 
 def _refuse_counters(model: nn.Module, written: Mapping[str, torch.dtype], what: str) -> None:

@@ -179,7 +179,10 @@ class CapturedModel:
         tensors: List[torch.Tensor] = []
         result = take_apart(called.output, tensors)
         trains = any(parameter.requires_grad for parameter in self.model.parameters())
-        shapes = [Shape.of(tensor, trains and tensor.is_floating_point()) for tensor in tensors]
+        memory = [tensor.untyped_storage()._cdata for tensor in tensors]
+        aliases = [part in called.shared or memory.count(part) > 1 for part in memory]
+        pairs = zip(tensors, aliases)
+        shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
         return Plan(None, structure, True, result, shapes, modes, called.writes)
 
     def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:

@@ -118,3 +118,39 @@ def test_a_part_that_somebody_looks_into_is_left_alone() -> None:
         values.append(written.detach())
     torch.testing.assert_close(values[1], values[0])
     torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
+class Sharing(nn.Module):
+    """Returns what shares memory with something else."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("offset", torch.zeros(8, 3))
+        self.what = what
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        scores = self.linear(x)
+        kept = {"scores": scores[:, 0], "input": x[:, 0], "buffer": self.offset, "nothing": scores.exp()}[self.what]
+        return kept, scores
+
+
+@pytest.mark.parametrize(("what", "place"), [("scores", 0), ("scores", 1), ("input", 0), ("buffer", 0)])
+def test_outputs_that_share_memory_are_left_alone(what: str, place: int) -> None:
+    """Natively another output, the argument or the buffer has the new values, too."""
+    model = Sharing(what)
+    capture_model(model, CaptureSettings())
+    outputs = model(X)
+    with pytest.raises(CaptureError, match="shares memory with another tensor"):
+        outputs[place][0] = 1.0
+    with pytest.raises(CaptureError, match="shares memory with another tensor"):
+        outputs[place].mul_(2)
+
+
+def test_outputs_of_their_own_are_written_into() -> None:
+    """What a model computes beside another output may change."""
+    model = Sharing("nothing")
+    capture_model(model, CaptureSettings())
+    for output in model(X):
+        output[0] = 1.0
+        output *= 2
