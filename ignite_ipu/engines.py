@@ -77,7 +77,7 @@ class IPUEngine(Engine):
 
     def _handle_exception(self, e: BaseException) -> None:
         # Not an EXCEPTION_RAISED handler: with one attached, Ignite takes the exception for handled.
-        self.ipu.release()
+        self.ipu.release_after_failure()
         self.fire_event(IPUEvents.RUN_FAILED)
         super()._handle_exception(e)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import weakref
@@ -454,35 +455,63 @@ class IPUSession:
     def release(self) -> None:
         """Bring the newest weights and optimizer state to the host and give the IPUs back, until the next step.
 
-        The model can be used natively afterwards. Whatever fails on the way is logged, not raised: this is also what
-        happens after an exception.
+        The model can be used natively afterwards.
+
+        Raises:
+            SessionError: Something on the device could not be copied, so that training is lost. The IPUs are given back
+                all the same.
         """
+        _refuse_losses(self._give_back())
+
+    def release_after_failure(self) -> None:
+        """Do as `release` while another exception is on its way: what fails is logged, not raised."""
+        for what, error in self._give_back():
+            logger.error("Could not bring %s to the host.", what, exc_info=error)
+
+    def _give_back(self) -> List[Tuple[str, Exception]]:
+        """Bring everything to the host and give the IPUs back; returns what could not be brought, and why."""
         if self.weights.withheld is not None:
             logger.warning(
                 "The weights and the optimizer's state that come to the host include an update whose optimizer.step() "
                 "has not been called: a value that was read after backward() has made it run."
             )
             self.withhold(None)
-        for what, action in (
-            ("bring the newest weights to the host", self.weights.to_host),
-            *(("give IPUs back", program.destroy) for program in self._programs()),
-        ):
+        lost: List[Tuple[str, Exception]] = []
+        try:
+            self.weights.to_host()
+        except Exception as error:
+            lost.append(("the newest weights", error))
+        for program in self._programs():
             try:
-                action()
-            except Exception:
-                logger.exception("Could not %s.", what)
+                program.destroy()
+            except Exception as error:
+                name = "training" if program.training else "inference"
+                lost.append((f"the state of the {name} program", error))
+                with contextlib.suppress(Exception):
+                    program.abandon()
+                    program.destroy()
+        return lost
 
     def close(self) -> None:
-        """Release everything and end the session: the model and its optimizer are ordinary ones again."""
-        self.release()
+        """Release everything and end the session: the model and its optimizer are ordinary ones again.
+
+        Raises:
+            SessionError: Something on the device could not be copied, so that training is lost. The session is closed
+                all the same.
+        """
+        lost = self._give_back()
         if self._trained is not None:
-            self._trained.link.detach()
+            try:
+                self._trained.link.detach()
+            except Exception as error:
+                lost.append(("the optimizer's state", error))
             self.weights.leave_out(self._trained.program.step)
         self._trained = self.active = None
         self._end_guard()
         self.evaluations.clear()
         for model in [model for model, known in _SESSIONS.items() if known() is self]:
             del _SESSIONS[model]
+        _refuse_losses(lost)
 
     def random_state(self) -> Optional[List[int]]:
         """Return the training program's random state, None before it was compiled."""
@@ -565,6 +594,20 @@ class IPUSession:
 
 def _wrap_for_inference(step: nn.Module, options: Any) -> Any:
     return backend.poptorch().inferenceModel(step, options=options)
+
+
+def _refuse_losses(lost: Sequence[Tuple[str, Exception]]) -> None:
+    """Refuse to go on as if nothing had been lost.
+
+    Raises:
+        SessionError: Something was.
+    """
+    if lost:
+        what = ", ".join(f"{what} ({type(error).__name__}: {error})" for what, error in lost)
+        raise SessionError(
+            f"The IPUs were given back, but could not be asked for {what}: the model and its optimizer have what was "
+            "copied to the host before. Load the newest checkpoint; a handlers.Recovery makes copies that fail good."
+        ) from lost[0][1]
 
 
 def _check_model(model: nn.Module) -> None:

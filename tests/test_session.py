@@ -368,3 +368,37 @@ def test_a_whole_model_can_be_pickled_and_copied_while_it_is_trained(tmp_path):
     assert_same_weights(duplicate, model)
     duplicate.load_state_dict(network().state_dict())
     assert_same_weights(duplicate, network())
+
+
+@pytest.mark.parametrize("copy_that_fails", range(4))
+@pytest.mark.parametrize("end", ["close", "release"])
+def test_an_end_that_loses_training_says_so(end, copy_that_fails):
+    """Whichever copy fails, the IPUs are free, and model and optimizer are those of PyTorch."""
+    model, optimizer = pair(momentum=0.9)
+    trainer = trainer_for(model, optimizer)
+    trainer.run(loader())
+    session = trainer.ipu
+    for x, y in loader():
+        session.train(x, y)
+    with poptorch.inject_faults({}, copies={copy_that_fails: poptorch.Fault(message="no answer")}):
+        with pytest.raises(SessionError, match=r"could not be asked for .*no answer.*newest checkpoint") as raised:
+            getattr(session, end)()
+    assert isinstance(raised.value.__cause__, poptorch.RecoverableError)
+    assert session.training is None or session.training.executor is None
+    session.close()
+    assert type(model[0].weight) is nn.Parameter and type(optimizer) is torch.optim.SGD
+    train_natively(model, optimizer, loader())
+    trainer_for(model, optimizer).run(loader())
+
+
+def test_an_exception_is_raised_whatever_its_release_loses(caplog):
+    """What could not be copied is in the log: the exception of the run tells more."""
+    trainer = trainer_for(*pair())
+
+    @trainer.on(Events.ITERATION_COMPLETED(once=2))
+    def fail():
+        raise RuntimeError("handler")
+
+    with poptorch.inject_faults({}, copies={1: poptorch.Fault()}), pytest.raises(RuntimeError, match="handler"):
+        trainer.run(loader())
+    assert "Could not bring the newest weights to the host." in caplog.messages

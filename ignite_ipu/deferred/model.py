@@ -369,7 +369,11 @@ class CapturedModel:
         self.session.serve(self.model)
 
     def close(self) -> None:
-        """End the capture: the model and its optimizer are ordinary ones again, with the newest weights and state."""
+        """End the capture: the model and its optimizer are ordinary ones again, with the newest weights and state.
+
+        Raises:
+            SessionError: Something on the device could not be copied; the capture has ended all the same.
+        """
         from ignite_ipu.deferred.optimizer import release_optimizer
 
         if self.whole is not self:
@@ -385,13 +389,15 @@ class CapturedModel:
             _give_up(loss, "its model was given back")
         self.pending.clear()
         self._gradients.remove()
-        self.session.close()
-        if self.training.optimizer is not None:
-            release_optimizer(self.training.optimizer)
-        for capture in (self, *self.parts):
-            release_class(capture.model)
-            # A value that the user still holds keeps this alive, but its tensors are not captured any more.
-            capture._tensors = {}
+        try:
+            self.session.close()
+        finally:
+            if self.training.optimizer is not None:
+                release_optimizer(self.training.optimizer)
+            for capture in (self, *self.parts):
+                release_class(capture.model)
+                # A value that the user still holds keeps this alive, but its tensors are not captured any more.
+                capture._tensors = {}
 
     def _run(self) -> None:
         if self._uncleared is not None:

@@ -234,7 +234,7 @@ class CapturedTraining:
         except Exception as error:
             self._compiled = None
             if "out of memory" in str(error).lower():
-                self.session.release()
+                self.session.release_after_failure()
                 raise IPUOutOfMemoryError(
                     f"The training step does not fit the device: {error} Use smaller micro-batches and more gradient "
                     "accumulation. (Looked for by retry helpers: CUDA out of memory.)"

@@ -364,11 +364,13 @@ class OptimizerLink:
         """Make the user's optimizer an ordinary one again, holding the newest state."""
         self._refusal.remove()
         if self._attached:
-            # The garbage collector calls this at any time, also while another model is being traced.
-            with torch._C.DisableTorchFunction():
-                self.refresh_state()
-            unlink_handle(self._source)
-            self._attached = False
+            try:
+                # The garbage collector calls this at any time, also while another model is being traced.
+                with torch._C.DisableTorchFunction():
+                    self.refresh_state()
+            finally:
+                unlink_handle(self._source)
+                self._attached = False
 
     def send_again(self, trainable: Collection[str]) -> None:
         """Send the state that the user's optimizer shows, to a program that will be compiled for other parameters.

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import backend
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import SessionError, backend
 from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer], Any]
@@ -587,6 +588,21 @@ def test_closing_gives_everything_back() -> None:
     loop(model, optimizer)
     assert captured(model) is None and type(model) is nn.Sequential
     same_weights(native, model)
+
+
+def test_closing_says_what_is_lost_and_gives_everything_back() -> None:
+    """A copy that fails leaves an ordinary model and an ordinary optimizer behind."""
+    model, optimizer = prepared()
+    for x, y in batches(count=2):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    capture = captured(model)
+    assert capture is not None
+    with poptorch.inject_faults({}, copies={0: poptorch.Fault()}), pytest.raises(SessionError, match="newest weights"):
+        capture.close()
+    assert captured(model) is None and type(model) is nn.Sequential and type(optimizer) is torch.optim.AdamW
+    assert isinstance(F.cross_entropy(model(X), Y).item(), float)
 
 
 def test_hooks_on_steps_are_called() -> None:
