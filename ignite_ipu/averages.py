@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -73,6 +73,14 @@ class AveragesStep(BatchStep):
         return torch.stack(sums).unsqueeze(0)
 
 
+class _Summing(NamedTuple):
+    """Options whose outputs are sums, what they were made from, and loaders for them."""
+
+    base: Any
+    options: Any
+    loaders: Loaders
+
+
 class _Mean(Metric):
     """The mean of sums that were taken elsewhere."""
 
@@ -135,28 +143,31 @@ def create_ipu_averages_evaluator(
     if not averages or _SAMPLES in averages:
         raise ValueError(f"Give at least one average, none of them named {_SAMPLES!r}; got {list(averages)}.")
     session = IPUSession.of(unwrapped(model))
-    made: Dict[int, Tuple[Any, Loaders]] = {}
+    made: Optional[_Summing] = None
 
-    def current() -> Tuple[Any, Loaders]:
+    def current() -> _Summing:
+        nonlocal made
         base = session.evaluation_options(options, device_iterations, replication_factor)
-        if id(base) not in made:
-            made.clear()
+        if made is None or made.base is not base:
             summing = base.clone()
             summing.outputMode(backend.poptorch().OutputMode.Sum)
-            made[id(base)] = summing, Loaders(summing, training=False)
-        return made[id(base)]
+            made = _Summing(base, summing, Loaders(summing, training=False))
+        return made
 
     program: Optional[Program] = None
+    trainers = 0
 
     def step(engine: Engine, batch: Any) -> Dict[str, Any]:
-        nonlocal program
-        if program not in session.evaluations:
-            program = session.prepare_evaluation(AveragesStep(session.model, averages, model_fn), current()[0])
+        nonlocal program, trainers
+        if program not in session.evaluations or trainers != session.trainers:
+            module = AveragesStep(session.model, averages, model_fn)
+            program = session.prepare_evaluation(module, current().options, instead_of=program)
+            trainers = session.trainers
         assert program is not None
         program.set_modes()
         return _sums(session, program, averages, *prepare_batch(batch, device=None, non_blocking=False))
 
-    evaluator = IPUEngine(step, session, lambda: current()[1])
+    evaluator = IPUEngine(step, session, lambda: current().loaders)
     for name in averages:
         _Mean(name).attach(evaluator, name)
     if weight_sync:

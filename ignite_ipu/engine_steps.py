@@ -97,12 +97,15 @@ def ipu_evaluation_step(
         half: Whether products run in half precision, by the rule of `ignite_ipu.mixed_precision`.
     """
     program: Optional[Program] = None
+    trainers = 0
 
     def step(engine: Engine, batch: Any) -> Any:
-        nonlocal program
-        if program not in session.evaluations:
+        nonlocal program, trainers
+        if program not in session.evaluations or trainers != session.trainers:
             module = EvaluationStep(session.model, model_fn=model_fn, model_transform=model_transform, half=half)
-            program = session.prepare_evaluation(module, (options or session.evaluation_options)(), pipeline)
+            wanted = (options or session.evaluation_options)()
+            program = session.prepare_evaluation(module, wanted, pipeline, instead_of=program)
+            trainers = session.trainers
         assert program is not None
         program.set_modes()
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)

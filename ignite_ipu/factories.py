@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
@@ -261,7 +261,7 @@ def create_ipu_evaluator(
     refuse_unsupported(device=device, amp_mode=amp_mode, loader_mode=loader_mode)
     model = unwrapped(model)
     session = IPUSession.of(model)
-    made: Dict[int, Loaders] = {}
+    made: Optional[Tuple[Any, Loaders]] = None
     request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)
     wanted = {"device_iterations": device_iterations, "replication_factor": replication_factor}
     factors = _with_plan(wanted, request, options, training=False)
@@ -272,11 +272,11 @@ def create_ipu_evaluator(
         return session.evaluation_options(options, **factors)
 
     def loaders() -> Loaders:
+        nonlocal made
         current = current_options()
-        if id(current) not in made:
-            made.clear()
-            made[id(current)] = Loaders(current, training=False, mode=loader_mode)
-        return made[id(current)]
+        if made is None or made[0] is not current:
+            made = current, Loaders(current, training=False, mode=loader_mode)
+        return made[1]
 
     process = ipu_evaluation_step(
         session,

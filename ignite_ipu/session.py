@@ -6,20 +6,20 @@ import contextlib
 import functools
 import logging
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 from ignite.engine import Engine
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu import backend
+from ignite_ipu.evaluations import Evaluations
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.filling import FillingCheck
 from ignite_ipu.gradient_hooks import GradientHooks
 from ignite_ipu.loading import follow_loading
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
-from ignite_ipu.options import check_ipus, evaluation_options
+from ignite_ipu.options import check_ipus
 from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
@@ -78,6 +78,7 @@ class IPUSession:
         model: The user's model.
         weights: Who holds the newest weights.
         evaluations: The inference programs.
+        trainers: How many trainers the model has had. With another one, evaluation options may be others, too.
         active: The program that was called last.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
         guard: Makes the device calls instead of this session, if there is one: a `Recovery` handler's.
@@ -96,7 +97,9 @@ class IPUSession:
         self.weights = Weights(model, self.fire)
         self._shared = SharedWeights(self.weights)
         self._gradient_hooks = GradientHooks(model)
-        self.evaluations: List[Program] = []
+        self.trainers = 0
+        self._inference = Evaluations(self.weights, self.fire, self._report_frozen)
+        self.evaluations = self._inference.programs
         self.active: Optional[Program] = None
         self.guard: Optional[CallGuard] = None
         self.refuse_frozen: Optional[Callable[[str], None]] = None
@@ -108,7 +111,6 @@ class IPUSession:
         # What had been counted when the model had the tensors of this session.
         self._registrations = REGISTRATIONS.count
         self._trained: Optional[Trained] = None
-        self._evaluation_options: Dict[Any, Any] = {}
         _SESSIONS[model] = weakref.ref(self)
         follow_loading(model, self.weights)
 
@@ -161,6 +163,8 @@ class IPUSession:
         placing = None if pipeline is None else Placing(pipeline, step, options, True, conversion.source)
         self._trained = Trained(step, conversion, options, self.weights, self.fire, placing)
         self._trained.program.on_trace = self._report_frozen
+        self._inference.derive_from(options)
+        self.trainers += 1
         self._include(step)
         # The optimizer outlives the session: it must not stay tied to a device that is gone.
         weakref.finalize(self, self._trained.link.detach).atexit = False
@@ -217,26 +221,29 @@ class IPUSession:
         device_iterations: Optional[int] = None,
         replication_factor: Optional[int] = None,
     ) -> Any:
-        """Return the options to evaluate with: the given ones, else ones derived from the trainer's, once per wish.
+        """Return the options to evaluate with: the given ones, else ones derived from the newest trainer's.
+
+        They are the same object for the same wish, until another trainer has other options.
 
         Raises:
             OptionsError: They contradict each other or ask for gradient accumulation.
         """
-        training = None if self.training is None else self.training.options
-        wish = (id(options), id(training), device_iterations, replication_factor)
-        if wish not in self._evaluation_options:
-            self._evaluation_options[wish] = evaluation_options(
-                options, training=training, device_iterations=device_iterations, replication_factor=replication_factor
-            )
-        return self._evaluation_options[wish]
+        return self._inference.options(options, device_iterations, replication_factor)
 
-    def prepare_evaluation(self, step: BatchStep, options: Any, pipeline: Optional[PipelineRequest] = None) -> Program:
+    def prepare_evaluation(
+        self,
+        step: BatchStep,
+        options: Any,
+        pipeline: Optional[PipelineRequest] = None,
+        instead_of: Optional[Program] = None,
+    ) -> Program:
         """Return the program that evaluates this model so; evaluators that ask for the same share one.
 
         Args:
             step: The module that evaluates.
             options: `poptorch.Options` for inference.
             pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
+            instead_of: What has evaluated for the caller so far, and is destroyed if another program does from now on.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
@@ -244,16 +251,16 @@ class IPUSession:
         """
         if pipeline is None and self.training is not None and self.training.placing is not None:
             pipeline = self.training.placing.inference
-        for program in self.evaluations:
-            asked = None if program.placing is None else program.placing.request
-            if asked == pipeline and program.options is options and program.step.computes_like(step):
-                return program
-        check_ipus(options)
-        placing = None if pipeline is None else Placing(pipeline, step, options, False)
-        program = Program(step, options, _wrap_for_inference, False, self.weights, self.fire, placing)
-        program.on_trace = self._report_frozen
-        self.evaluations.append(program)
+        program = self._inference.prepare(step, options, pipeline)
+        if instead_of is not None and instead_of is not program:
+            self.drop_evaluation(instead_of)
         return program
+
+    def drop_evaluation(self, program: Program) -> None:
+        """Destroy an inference program that nobody needs any more."""
+        self._inference.drop(program)
+        if self.active is program:
+            self.active = None
 
     def listen(self, engine: Engine) -> None:
         """Fire this session's events on an engine, too."""
@@ -590,10 +597,6 @@ class IPUSession:
 
     def __repr__(self) -> str:
         return summarise(self)
-
-
-def _wrap_for_inference(step: nn.Module, options: Any) -> Any:
-    return backend.poptorch().inferenceModel(step, options=options)
 
 
 def _refuse_losses(lost: Sequence[Tuple[str, Exception]]) -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUEvents, IPUSession, SessionError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.averages import create_ipu_averages_evaluator
 from ignite_ipu.loss import LossError
 from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
@@ -402,3 +403,32 @@ def test_an_exception_is_raised_whatever_its_release_loses(caplog):
     with poptorch.inject_faults({}, copies={1: poptorch.Fault()}), pytest.raises(RuntimeError, match="handler"):
         trainer.run(loader())
     assert "Could not bring the newest weights to the host." in caplog.messages
+
+
+def test_an_evaluator_follows_the_newest_trainer():
+    """Its program and its loader have the options of the trainer there is, and its IPUs are the ones of these."""
+    model, optimizer = pair()
+    evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
+    averages = create_ipu_averages_evaluator(model, {"accuracy": lambda y_pred, y: (y_pred.argmax(1) == y).float()})
+    before = None
+    for replicas in (1, 2, 4, 4):
+        trainer = trainer_for(model, optimizer, replication_factor=replicas)
+        session = trainer.ipu
+        trainer.run(loader())
+        for _ in range(2):
+            assert evaluator.run(loader()).metrics == pytest.approx(averages.run(loader()).metrics)
+        program, sums = session.evaluations
+        assert program.options.replication_factor == sums.options.replication_factor == replicas
+        assert program.options is session.evaluation_options()
+        assert counts(program).device_calls == evaluator.state.iteration * (2 if program is not before else 4)
+        before = program
+        session.stop_training()
+
+
+def test_evaluation_options_of_trainers_that_are_gone_are_not_kept():
+    """Whatever memory is used again, options are derived from the trainer there is."""
+    model, optimizer = pair()
+    for replicas in (1, 2, 4) * 10:
+        trainer = trainer_for(model, optimizer, replication_factor=replicas)
+        assert trainer.ipu.evaluation_options().replication_factor == replicas
+        trainer.ipu.stop_training()

@@ -47,7 +47,7 @@ class CapturedEvaluation:
         # Beginning with the one that was not used for longest.
         self._programs: Dict[Hashable, Program] = {}
         self._by_kind: Dict[Hashable, Program] = {}
-        self._row_wise: Dict[int, bool] = {}
+        self._row_wise: Dict[Program, bool] = {}
         # What `REGISTRATIONS` had counted at the last look for other parameters.
         self._registrations = NEVER
         self._states: Dict[nn.Module, PythonState] = {}
@@ -148,12 +148,8 @@ class CapturedEvaluation:
             )
         program = self._programs.pop(key)
         self._by_kind = {kind: known for kind, known in self._by_kind.items() if known is not program}
-        self._row_wise.pop(id(program), None)
-        program.destroy()
-        if self._session.active is program:
-            self._session.active = None
-        if program in self._session.evaluations:
-            self._session.evaluations.remove(program)
+        self._row_wise.pop(program, None)
+        self._session.drop_evaluation(program)
 
     def _filled_up(self, program: Program, tensors: List[torch.Tensor]) -> Any:
         step = program.step
@@ -166,7 +162,7 @@ class CapturedEvaluation:
         """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""
         sizes = {tensor.shape[:1] for tensor in tensors}
         rows = program.rows
-        return rows is not None and self._row_wise[id(program)] and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
+        return rows is not None and self._row_wise[program] and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
 
     def _call(self, program: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
@@ -179,10 +175,10 @@ class CapturedEvaluation:
                     # One at a time is on IPUs: a loop evaluates one kind of batch after another.
                     other.detach()
         outputs: Sequence[torch.Tensor] = self._session.call_inference(program, leaves, leaves[0])
-        if id(program) not in self._row_wise:
+        if program not in self._row_wise:
             rows = tensors[0].shape[:1]
             same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
-            self._row_wise[id(program)] = same and bool(rows)
+            self._row_wise[program] = same and bool(rows)
         return outputs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+import weakref
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -75,7 +76,7 @@ class RecompileWatch:
 
     def __init__(self) -> None:
         self.found: List[Recompilation] = []
-        self._seen: Dict[Any, _Seen] = {}
+        self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
 
     def attach(self, engine: Engine) -> None:
         """Watch all programs of this engine's session.
@@ -98,7 +99,7 @@ class RecompileWatch:
         """Compare one compilation with the one before of the same program.
 
         Args:
-            key: Which program it is.
+            key: An object that stands for the program, as long as it lives.
             name: What to call it.
             iteration: When it happens.
             facts: What the program depends on, by name.
@@ -118,8 +119,8 @@ class RecompileWatch:
     def _compiling(self, engine: Engine, session: IPUSession) -> None:
         for program in (session.training, *session.evaluations):
             if program is not None and program.executor is not None and not program.executor.isCompiled():
-                name = "training" if program.training else "evaluation"
-                key = name if program.training else id(program)
+                # One training program follows another.
+                key, name = (session, "training") if program.training else (program, "evaluation")
                 self.note(key, name, engine.state.iteration, _facts_of(program, session))
 
 
@@ -138,9 +139,9 @@ class WatchedExecutor:
         A call cannot change what it was compiled for: PopTorch refuses, after this has said what differs.
         """
         facts = _batch_facts([*args, *kwargs.values()])
-        seen = self._watch._seen.get(id(self))
+        seen = self._watch._seen.get(self)
         if seen is None or not self._executor.isCompiled() or _changes(seen.facts, facts):
-            self._watch.note(id(self), self._name, self._calls, facts)
+            self._watch.note(self, self._name, self._calls, facts)
         self._calls += 1
         return self._executor(*args, **kwargs)
 
