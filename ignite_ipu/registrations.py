@@ -7,8 +7,10 @@ them for, others are noticed when somebody looks.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
-from typing import Any, FrozenSet, Iterable
+from typing import Any, FrozenSet, Iterable, Iterator
 
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
@@ -21,6 +23,12 @@ NEVER = -1
 _HOOKS = ("register_module_parameter_registration_hook", "register_module_buffer_registration_hook")
 
 
+class _Here(threading.local):
+    """How many blocks are open in this thread in which nothing is counted."""
+
+    uncounted = 0
+
+
 class _Registrations:
     """Registrations of parameters and buffers in the modules that somebody follows.
 
@@ -28,10 +36,11 @@ class _Registrations:
         count: How many there were; the same number means that there was none in between.
     """
 
-    __slots__ = ("_followers", "_installed", "_modules", "count")
+    __slots__ = ("_followers", "_here", "_installed", "_modules", "count")
 
     def __init__(self) -> None:
         self.count = 0
+        self._here = _Here()
         self._installed = False
         self._followers: weakref.WeakKeyDictionary[Any, FrozenSet[int]] = weakref.WeakKeyDictionary()
         # By id. Some may be another module's by now, or of a follower that is gone: then one is counted too many.
@@ -50,8 +59,17 @@ class _Registrations:
             self._followers[follower] = found
             self._modules = frozenset().union(*self._followers.values())
 
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count nothing that this thread registers in the `with` block."""
+        self._here.uncounted += 1
+        try:
+            yield
+        finally:
+            self._here.uncounted -= 1
+
     def _note(self, module: nn.Module, name: str, tensor: Any) -> None:
-        if id(module) in self._modules:
+        if id(module) in self._modules and not self._here.uncounted:
             self.count += 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any, Callable
 
 import pytest
@@ -65,6 +66,28 @@ def test_a_model_is_followed_as_long_as_its_followers_live() -> None:
         model[0].weight = nn.Parameter(torch.zeros(2, 2))
         assert (REGISTRATIONS.count != before) is counts
         del followers[-1:]
+
+
+def test_only_the_thread_that_says_so_goes_uncounted() -> None:
+    """What another thread gives the model meanwhile counts, also once the block has ended."""
+    model, follower = network(), Follower()
+    REGISTRATIONS.follow(follower, model.modules())
+
+    def replace() -> None:
+        model[0].weight = nn.Parameter(torch.zeros(2, 2))
+
+    before = REGISTRATIONS.count
+    with REGISTRATIONS.uncounted():
+        with REGISTRATIONS.uncounted():
+            replace()
+        replace()
+        assert REGISTRATIONS.count == before
+        other = threading.Thread(target=replace)
+        other.start()
+        other.join()
+    assert REGISTRATIONS.count == before + 1
+    replace()
+    assert REGISTRATIONS.count == before + 2
 
 
 def test_hooks_of_others_stay_in_force() -> None:

@@ -46,12 +46,11 @@ def natively() -> Iterator[None]:
     What they register themselves while they are traced, such as a cache, is part of the trace and does not count.
     """
     NATIVE.depth += 1
-    counted = REGISTRATIONS.count
     try:
-        yield
+        with REGISTRATIONS.uncounted():
+            yield
     finally:
         NATIVE.depth -= 1
-        REGISTRATIONS.count = counted
 
 
 @dataclasses.dataclass(frozen=True)
