@@ -14,9 +14,16 @@ from ignite_ipu.weights import Weights
 __all__ = ["follow_loading"]
 
 
-def follow_loading(model: nn.Module, weights: Weights) -> None:
-    """Have `weights` know when something is loaded into the model, as long as they exist."""
-    model.register_load_state_dict_post_hook(_NotesLoading(weights))  # type: ignore[no-untyped-call]
+def follow_loading(model: nn.Module, weights: Weights) -> weakref.finalize[Any, Weights]:
+    """Have `weights` know when something is loaded into the model, as long as they exist.
+
+    Returns:
+        What leaves the model alone again when it is called.
+    """
+    handle = model.register_load_state_dict_post_hook(_NotesLoading(weights))  # type: ignore[no-untyped-call]
+    leave = weakref.finalize(weights, handle.remove)
+    leave.atexit = False
+    return leave
 
 
 class _NotesLoading:

@@ -112,7 +112,7 @@ class IPUSession:
         self._registrations = REGISTRATIONS.count
         self._trained: Optional[Trained] = None
         _SESSIONS[model] = weakref.ref(self)
-        follow_loading(model, self.weights)
+        self._leave_loading = follow_loading(model, self.weights)
 
     @classmethod
     def of(cls, model: nn.Module) -> IPUSession:
@@ -166,8 +166,6 @@ class IPUSession:
         self._inference.derive_from(options)
         self.trainers += 1
         self._include(step)
-        # The optimizer outlives the session: it must not stay tied to a device that is gone.
-        weakref.finalize(self, self._trained.link.detach).atexit = False
 
     def replace_training(self, step: BatchStep, options: Any, keep: bool = False) -> None:
         """Train by another program from now on; see `Trained.replace`.
@@ -249,6 +247,9 @@ class IPUSession:
             PlanError: The pipeline does not suit the model or the options.
             OptionsError: No IPUs can be had for these options.
         """
+        if not self._leave_loading.alive:
+            # An evaluator is used after `close`, which has made the model an ordinary one.
+            self._leave_loading = follow_loading(self.model, self.weights)
         if pipeline is None and self.training is not None and self.training.placing is not None:
             pipeline = self.training.placing.inference
         program = self._inference.prepare(step, options, pipeline)
@@ -509,12 +510,13 @@ class IPUSession:
         lost = self._give_back()
         if self._trained is not None:
             try:
-                self._trained.link.detach()
+                self._trained.detach()
             except Exception as error:
                 lost.append(("the optimizer's state", error))
             self.weights.leave_out(self._trained.program.step)
         self._trained = self.active = None
         self._end_guard()
+        self._leave_loading()
         self.evaluations.clear()
         for model in [model for model, known in _SESSIONS.items() if known() is self]:
             del _SESSIONS[model]

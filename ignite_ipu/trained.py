@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import weakref
 from typing import Any, Callable, List, Optional
 
 from torch import nn
@@ -67,6 +68,9 @@ class Trained:
         self._stand_in = copy.copy(conversion.optimizer)
         self._trainable = Trainable(step)
         self._weights = weights
+        # The optimizer outlives this: it must not stay tied to a device that is gone.
+        self._detach = weakref.finalize(self, self.link.detach)
+        self._detach.atexit = False
 
     def replace(self, step: BatchStep, options: Any, keep: bool) -> None:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
@@ -122,7 +126,11 @@ class Trained:
         self._weights.to_host()
         self.program.destroy()
         self.drop_aside()
-        self.link.detach()
+        self.detach()
+
+    def detach(self) -> None:
+        """Make the optimizer an ordinary one again, with the newest state."""
+        self._detach()
 
     def follow_trainable(self) -> None:
         """Compile again if parameters were frozen or unfrozen.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUEvents, IPUSession, SessionError, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.averages import create_ipu_averages_evaluator
+from ignite_ipu.engine_steps import ipu_evaluation_step
 from ignite_ipu.loss import LossError
 from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
@@ -291,6 +294,38 @@ def test_weights_survive_when_trainer_and_executor_go():
     reference, reference_optimizer = pair()
     train_natively(reference, reference_optimizer, loader())
     assert_same_weights(train(), reference)
+
+
+def test_sessions_that_are_closed_leave_nothing_on_the_model():
+    """Neither hooks nor classes; what is evaluated after all is evaluated with what was loaded."""
+    model, optimizer = pair()
+    before = dict(vars(model))
+    x = task().tensors[0][:8]
+    for _ in range(3):
+        trainer = trainer_for(model, optimizer)
+        trainer.run(loader())
+        trainer.ipu.close()
+        assert vars(model) == before and not model._load_state_dict_post_hooks
+    step = ipu_evaluation_step(trainer.ipu, output_transform=lambda x, y, y_pred: y_pred)
+    for factor in (1, 2):
+        model.load_state_dict({name: factor * value for name, value in network().state_dict().items()})
+        torch.testing.assert_close(step(None, (x, x)), model(x))
+
+
+def test_optimizers_of_trainers_that_have_ended_are_freed():
+    """The session, which goes on, keeps the optimizer of its newest trainer alone."""
+    model, ended = network(), []
+    for _ in range(3):
+        optimizer = torch.optim.Adam(model.parameters())
+        trainer = trainer_for(model, optimizer)
+        trainer.run(loader())
+        session = trainer.ipu
+        session.stop_training()
+        assert type(optimizer) is torch.optim.Adam
+        ended.append(weakref.ref(optimizer))
+        del trainer, optimizer
+    gc.collect()
+    assert session.training is None and [optimizer() for optimizer in ended] == [None] * 3
 
 
 def test_one_session_per_model():
