@@ -14,7 +14,15 @@ import os
 import sys
 import threading
 import weakref
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
@@ -24,7 +32,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.installed import is_users_file
 
-__all__ = ["READS", "ObjectRead", "is_read", "objects_read", "reads_noted"]
+__all__ = ["READS", "ObjectRead", "is_read", "objects_read", "reads_noted", "stored_attribute"]
 
 # What is read instead of single attributes, by code that looks for them and by copies.
 _ALL = frozenset(["__dict__", "__getstate__"])
@@ -131,7 +139,7 @@ def reads_noted(model: nn.Module, training: bool, roots: Iterable[Any] = ()) -> 
         added = watch.names_of(key)
         now = None if added is None or before is None else before | added
         if now != before:
-            objects[key] = ObjectRead(_reference(found), now)
+            objects[key] = ObjectRead(watch.reference(found), now)
             READS.noted += 1
 
 
@@ -150,6 +158,8 @@ class _Watch:
         self.noted: Dict[int, Tuple[Any, Set[str]]] = {}
         self.unwatched: Set[int] = set()
         self._own = {id(module) for module in model.modules()}
+        # By `id`, the object through which another was found, and its attribute; None for any attribute.
+        self._ways: Dict[int, Tuple[Any, Optional[str]]] = {}
         self._undo: List[Callable[[], None]] = []
         self._classes: Set[type] = set()
         self._ran: Set[CodeType] = set()
@@ -182,6 +192,17 @@ class _Watch:
             return None if looks else self.mentioned & getattr(found, "__dict__", {}).keys()
         return names | (self.mentioned & _class_attributes(type(found))) if _ALL.isdisjoint(names) else None
 
+    def reference(self, found: Any) -> Callable[[], Any]:
+        """Return what gives an object without keeping it, which may hold the model.
+
+        What cannot be referred to weakly is looked for where it was found. Only what the code gets at by name is kept.
+        """
+        try:
+            return weakref.ref(found)
+        except TypeError:
+            way = self._ways.get(id(found))
+            return (lambda: found) if way is None else _Way(id(found), self.reference(way[0]), way[1])
+
     def note(self, found: Any) -> None:
         """Note what is read of an object from now on."""
         self.noted[id(found)] = (found, set())
@@ -191,31 +212,30 @@ class _Watch:
         flags = kind.__flags__
         if not flags & _HEAP_TYPE or flags & _IMMUTABLE_TYPE:
             self.unwatched.add(id(found))
-            self.look_at(getattr(found, "__dict__", {}))
+            self.look_at(getattr(found, "__dict__", {}), (found, None))
             return
         self._classes.add(kind)
         self._patch(kind)
 
-    def look_at(self, value: Any, depth: int = 0) -> None:
-        """Note what is read of the objects that a value is or holds."""
-        # isinstance() would read the class of a value, which is a read, too.
-        kind = type(value)
-        if issubclass(kind, _LEAVES) or id(value) in self.noted or id(value) in self._own:
-            return
-        if issubclass(kind, _CONTAINERS):
-            if depth < _DEEPEST and len(value) <= _MOST_ELEMENTS:
-                for element in list(value.values() if issubclass(kind, dict) else value):
-                    self.look_at(element, depth + 1)
-        elif kind is MethodType:
-            self.look_at(value.__self__, depth)
-        elif kind is functools.partial:
-            self.look_at([value.func, *value.args, *value.keywords.values()], depth)
-        elif issubclass(kind, nn.Module):
-            for module in value.modules():
-                if id(module) not in self._own:
-                    self.note(module)
-        elif _may_be_the_users(kind):
-            self.note(value)
+    def look_at(self, value: Any, way: Optional[Tuple[Any, Optional[str]]] = None) -> None:
+        """Note what is read of the objects that a value is or holds.
+
+        Args:
+            value: The value.
+            way: The object whose attribute it is, and which; None for what the code gets at by name.
+        """
+        for found in _objects_in(value):
+            if id(found) in self.noted or id(found) in self._own:
+                continue
+            kind = type(found)
+            if issubclass(kind, nn.Module):
+                for module in found.modules():
+                    if id(module) not in self._own:
+                        self.note(module)
+            elif _may_be_the_users(kind):
+                if way is not None:
+                    self._ways[id(found)] = way
+                self.note(found)
 
     def _counts(self, found: Any, name: str, reader: FrameType) -> bool:
         """Tell whether a read counts, by the frame that reads.
@@ -241,7 +261,7 @@ class _Watch:
                 return original(instance, name)
             found[1].add(name)
             value = original(instance, name)
-            self.look_at(value)
+            self.look_at(value, (instance, name))
             return value
 
         try:
@@ -269,9 +289,49 @@ def _may_be_the_users(kind: type) -> bool:
     return library not in _LIBRARIES or kind.__module__.startswith("torch.optim.")
 
 
-def _reference(found: Any) -> Callable[[], Any]:
-    """Return what gives an object, weakly where that is possible: it may hold the model."""
-    try:
-        return weakref.ref(found)
-    except TypeError:
-        return lambda: found
+def _objects_in(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the objects that a value is or holds."""
+    # isinstance() would read the class of a value, which is a read, too.
+    kind = type(value)
+    if issubclass(kind, _LEAVES):
+        return
+    if issubclass(kind, _CONTAINERS):
+        if depth < _DEEPEST and len(value) <= _MOST_ELEMENTS:
+            for element in list(value.values() if issubclass(kind, dict) else value):
+                yield from _objects_in(element, depth + 1)
+    elif kind is MethodType:
+        yield from _objects_in(value.__self__, depth)
+    elif kind is functools.partial:
+        yield from _objects_in([value.func, *value.args, *value.keywords.values()], depth)
+    else:
+        yield value
+
+
+class _Way:
+    """Gives an object by the attribute through which it was found.
+
+    Args:
+        key: Its `id`.
+        owner: Gives the object whose attribute that is.
+        name: The attribute; None for any.
+    """
+
+    def __init__(self, key: int, owner: Callable[[], Any], name: Optional[str]) -> None:
+        self._key = key
+        self._owner = owner
+        self._name = name
+
+    def __call__(self) -> Any:
+        owner = self._owner()
+        value = getattr(owner, "__dict__", {}) if self._name is None else stored_attribute(owner, self._name)
+        return next((found for found in _objects_in(value) if id(found) == self._key), None)
+
+
+def stored_attribute(owner: Any, name: str) -> Any:
+    """Return an attribute of an object or of its class as it is stored, without running code; None for none."""
+    own = getattr(owner, "__dict__", {})
+    if name in own:
+        return own[name]
+    found = next((vars(kind)[name] for kind in type(owner).__mro__ if name in vars(kind)), None)
+    # Of an object with slots the class has where they are.
+    return getattr(owner, name, None) if isinstance(found, MemberDescriptorType) else found

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dis
 import functools
 import weakref
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, FrozenSet, Iterator, List, NamedTuple, Optional, Protocol, Tuple
 
 from torch import nn
 
-from ignite_ipu.attribute_reads import is_read
+from ignite_ipu.attribute_reads import is_read, stored_attribute
 from ignite_ipu.installed import is_users_file
 
 __all__ = ["Holder", "Inherited", "OuterValue", "outer_objects", "outer_values"]
@@ -89,12 +89,7 @@ class Inherited:
 
     def get(self, name: str) -> Any:
         """Return one, None for none."""
-        own = getattr(self.owner, "__dict__", {})
-        if name in own:
-            return own[name]
-        found = next((vars(kind)[name] for kind in type(self.owner).__mro__ if name in vars(kind)), None)
-        # Of an object with slots the class has where they are.
-        return getattr(self.owner, name, None) if isinstance(found, MemberDescriptorType) else found
+        return stored_attribute(self.owner, name)
 
 
 def outer_values(called: Any, kinds: Tuple[type, ...], training: Optional[bool] = None) -> Iterator[OuterValue]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
 import operator
 import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -138,6 +141,48 @@ def test_engines_compile_once():
     model.factor = 2.0
     trainer.run(BATCHES, max_epochs=EPOCHS + 1)
     assert len(compiled) == 4
+
+
+class Settings:
+    """What a model reads beside its attributes; nothing can refer to it weakly."""
+
+    __slots__ = ("factor", "inner", "model")
+
+    def __init__(self, model, inner=None):
+        self.model, self.inner, self.factor = model, inner, 1.0
+
+
+@pytest.mark.parametrize(
+    ("hold", "read"),
+    [
+        (lambda settings: settings, lambda model: model.held.factor),
+        (lambda settings: {"of": [settings]}, lambda model: model.held["of"][0].factor),
+        (lambda settings: types.SimpleNamespace(of=settings), lambda model: model.held.of.factor),
+        (lambda settings: Settings(None, inner=settings), lambda model: model.held.inner.factor),
+        (lambda settings: functools.partial(pow, settings), lambda model: model.held.args[0].factor),
+    ],
+)
+def test_objects_with_slots_count_and_do_not_keep_the_model(hold, read):
+    """What they hold is in the program, and they are freed with the model that they hold."""
+
+    def train():
+        model = Model(read)
+        settings = Settings(model)
+        model.held = hold(settings)
+        trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
+        compiled = []
+        trainer.add_event_handler(IPUEvents.COMPILE_STARTED, lambda: compiled.append(trainer.state.iteration))
+        trainer.run(BATCHES)
+        settings.factor = 2.0
+        trainer.run(BATCHES, max_epochs=2)
+        trainer.run(BATCHES, max_epochs=3)
+        assert compiled == [1, len(BATCHES) + 1]
+        trainer.ipu.close()
+        return weakref.ref(model)
+
+    model = train()
+    gc.collect()
+    assert model() is None
 
 
 def test_reads_are_noted_for_each_module_and_purpose():
