@@ -273,9 +273,11 @@ class Operation:
         line: Where it was called.
         done: Whether its values are known.
         problem: Why its values will never be known.
+        kept: What is of no use once nobody can run this any more; not set where there is nothing.
     """
 
-    __slots__ = ("__weakref__", "done", "leaves", "line", "model", "number", "plan", "problem", "results")
+    __slots__ = ("__weakref__", "done", "kept", "leaves", "line", "model", "number", "plan", "problem", "results")
+    kept: List[Any]
 
     def __init__(self, plan: Plan, model: Optional[CapturedModel], leaves: Sequence[Any], line: Line) -> None:
         self.number = CLOCK.now = CLOCK.now + 1

@@ -6,17 +6,35 @@ tensor that stands for the new value; then it is an ordinary tensor again.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import collections
+import threading
+import weakref
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph import Value
+from ignite_ipu.deferred.recipes import ancestors
 from ignite_ipu.deferred.structure import put_together, take_apart
 
 __all__ = ["WAITING", "WrittenTensor", "in_place_of_written", "write_back", "write_known"]
 
-WAITING: List[Tuple[Value, torch.Tensor]] = []
-"""Values that `write_known` shall write once they are known, with where to."""
+
+class _Write:
+    """A value that a tensor of the host shall have once it is known."""
+
+    __slots__ = ("__weakref__", "target", "value")
+
+    def __init__(self, value: Value, target: torch.Tensor) -> None:
+        self.value = value
+        self.target = target
+
+
+_Given = Callable[[], Optional[_Write]]
+WAITING: Deque[_Given] = collections.deque()
+"""Gives what `write_known` shall write, None where nobody can make the value known any more."""
+
+_TURN = threading.RLock()
 
 
 class WrittenTensor(torch.Tensor):
@@ -55,7 +73,8 @@ def in_place_of_written(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[
 
 def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> None:
     """Write a value into a tensor of the host as soon as it is known, and let `successor` answer for it until then."""
-    WAITING.append((value, target))
+    write = _Write(value, target)
+    WAITING.append(lambda: write)
     if type(target) is torch.Tensor:
         target.__class__ = WrittenTensor
     if type(target) is WrittenTensor:
@@ -64,12 +83,31 @@ def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> N
 
 def write_known() -> None:
     """Write the values that have become known where they were asked for."""
-    waiting = [(value, target) for value, target in WAITING if not value.known and value.operation.problem is None]
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        for value, target in WAITING:
-            if value.known:
-                target.copy_(value.get())
-                if type(target) is WrittenTensor and all(target is not later for _, later in waiting):
+    known: List[_Write] = []
+    late: List[_Write] = []
+    with _TURN:
+        # Other threads append to it meanwhile.
+        for given in [WAITING.popleft() for _ in range(len(WAITING))]:
+            write = given()
+            if write is None:
+                continue
+            if write.value.known:
+                known.append(write)
+            elif write.value.operation.problem is None:
+                late.append(write)
+                WAITING.append(given if isinstance(given, weakref.ref) else _kept_by_calls(write))
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for write in known:
+                target = write.target
+                target.copy_(write.value.get())
+                if type(target) is WrittenTensor and all(target is not each.target for each in late):
                     target.__class__ = torch.Tensor  # type: ignore[assignment]
                     target.__dict__.pop("successor", None)
-    WAITING[:] = waiting
+
+
+def _kept_by_calls(write: _Write) -> _Given:
+    """Return what gives a write as long as somebody can run the calls of models that its value depends on."""
+    calls = [each for each in ancestors(write.value) if each.plan.function is None and not each.done]
+    for call in calls:
+        call.kept = [*getattr(call, "kept", ()), write]
+    return weakref.ref(write) if calls else lambda: write

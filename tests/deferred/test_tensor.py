@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import inspect
 import sys
+import weakref
 from collections import namedtuple
 from typing import Any, Callable, Tuple
 from unittest import mock
@@ -254,6 +256,33 @@ def test_other_names_of_a_total_have_no_old_value(read: Callable[[torch.Tensor],
         optimizer.zero_grad()
         assert read(old) == read(total)
         assert type(old) is torch.Tensor and not vars(old)
+
+
+def test_totals_that_are_never_trained_on_are_freed() -> None:
+    """What was added to them is kept as long as it can still be trained on: here until the step that does."""
+    model, optimizer = prepared()
+    forgotten, memory = [], np.zeros(1, dtype=np.float32)
+
+    def add(total: torch.Tensor) -> torch.Tensor:
+        forgotten.append(weakref.ref(total))
+        loss = F.cross_entropy(model(X), Y)
+        total += loss.detach()
+        return loss
+
+    late = add(torch.from_numpy(memory))
+    for _ in range(4):
+        add(torch.zeros(()))
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    gc.collect()
+    assert [total() is None for total in forgotten] == [False, True, True, True, True]
+    late.backward()
+    optimizer.step()
+    assert memory[0] == pytest.approx(late.item()) and memory[0] > 0
+    del late
+    gc.collect()
+    assert forgotten[0]() is None
 
 
 def test_other_names_of_a_total_take_part() -> None:
