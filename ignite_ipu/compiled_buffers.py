@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import AveragedModel
 
 from ignite_ipu.attribute_reads import is_read
+from ignite_ipu.untouched import plain
 from ignite_ipu.weights import Weights
 
 __all__ = ["CompiledBuffers"]
@@ -36,21 +37,21 @@ class CompiledBuffers:
                 for name, tensor in module.__dict__[kind].items():
                     if tensor is not None and not _is_on_device(tensor) and _is_used(module, name, training):
                         full = f"{path}.{name}" if path else name
-                        self._compiled.append((full, tensor, _plain(tensor).clone()))
+                        self._compiled.append((full, tensor, plain(tensor).clone()))
 
     def changed(self) -> List[str]:
         """Return the names of those that have other values now; looks at them only after a write on the host."""
         edits = self._weights.edits
         if edits == self._seen or not self._compiled:
             return []
-        names = [name for name, tensor, value in self._compiled if not _same(_plain(tensor), value)]
+        names = [name for name, tensor, value in self._compiled if not _same(plain(tensor), value)]
         if not names:
             self._seen = edits
         return names
 
 
 def _is_on_device(tensor: torch.Tensor) -> bool:
-    return _plain(tensor).is_floating_point()
+    return plain(tensor).is_floating_point()
 
 
 def _is_used(module: nn.Module, name: str, training: bool) -> bool:
@@ -64,9 +65,3 @@ def _is_used(module: nn.Module, name: str, training: bool) -> bool:
 
 def _same(now: torch.Tensor, then: torch.Tensor) -> bool:
     return now.shape == then.shape and torch.equal(now, then)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as an ordinary tensor, without the look that makes a wrapped one download."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)

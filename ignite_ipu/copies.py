@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Sequence
 import torch
 from torch import nn
 
-_GRADIENT: Any = torch.Tensor.__dict__.get("grad", torch._C.TensorBase.__dict__.get("grad"))
+from ignite_ipu.untouched import gradient_of, plain, requires_grad
 
 __all__ = ["classes_of", "copy_as_ordinary_tensors", "ordinary_copy", "put_classes", "unwrap_tensors"]
 
@@ -60,9 +60,8 @@ def ordinary_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
     """Return a deep copy of a parameter or buffer that is of PyTorch's own class."""
     # Looking up __deepcopy__ has fetched newer weights from the device, as every access to a wrapped tensor does.
     with torch._C.DisableTorchFunctionSubclass():
-        ordinary = torch.Tensor.detach(tensor).clone().as_subclass(torch.Tensor)
-        gradient = _GRADIENT.__get__(tensor)
-        needs_gradient = torch.Tensor.requires_grad.__get__(tensor)  # type: ignore[attr-defined]
+        ordinary = plain(tensor).clone()
+        gradient, needs_gradient = gradient_of(tensor), requires_grad(tensor)
     if isinstance(tensor, nn.Parameter):
         ordinary = nn.Parameter(ordinary, needs_gradient)
         ordinary.grad = copy.deepcopy(gradient, memo)

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 import torch
 from torch import nn
 
+from ignite_ipu.untouched import plain
 from ignite_ipu.watched_parameters import is_watched
 
 __all__ = ["Touches", "end_touches"]
@@ -66,13 +67,13 @@ class Touches:
         """Begin anew."""
         self._replaced = False
         kept = {key: alive for key, all_of_them in self._handed_out.items() if (alive := _alive(all_of_them))}
-        self._before = {key: (self._before[key][0], _plain(self._before[key][0]).clone()) for key in kept}
+        self._before = {key: (self._before[key][0], plain(self._before[key][0]).clone()) for key in kept}
         self._handed_out = kept
         self.any = bool(kept)
 
     def uncounted_write(self) -> bool:
         """Tell whether a tensor was written in one of the ways that PyTorch does not count."""
-        return self._replaced or any(not torch.equal(_plain(now), then) for now, then in self._before.values())
+        return self._replaced or any(not torch.equal(plain(now), then) for now, then in self._before.values())
 
     @property
     def serves(self) -> bool:
@@ -90,7 +91,7 @@ class Touches:
         """Take notice that the memory of a tensor, which holds the newest values, is handed out, by an attribute."""
         key = id(tensor)
         if key not in self._before:
-            self._before[key] = (tensor, _plain(tensor).clone())
+            self._before[key] = (tensor, plain(tensor).clone())
         if self._on_host and isinstance(by, torch.Tensor):
             self._handed_out.setdefault(key, []).append(weakref.ref(by))
 
@@ -174,9 +175,3 @@ def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
         mine, theirs = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (tensor, other)]
     return mine == theirs
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as an ordinary tensor, without touching it."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)

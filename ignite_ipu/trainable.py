@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.listing import listed
+from ignite_ipu.untouched import requires_grad
 
 __all__ = ["Trainable", "TrainableChange"]
 
@@ -61,7 +62,5 @@ class Trainable:
         return TrainableChange(frozen, [name for name, before, after in flags if after and not before])
 
     def _now(self) -> List[bool]:
-        # Asked in the ordinary way, every wrapped parameter would have the weights downloaded.
         with torch._C.DisableTorchFunctionSubclass():
-            read = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-            return [read(parameter) for parameter in self._parameters.values()]
+            return list(map(requires_grad, self._parameters.values()))

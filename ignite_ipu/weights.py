@@ -13,6 +13,7 @@ from torch import nn
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.registrations import REGISTRATIONS
 from ignite_ipu.touches import Touches, end_touches
+from ignite_ipu.untouched import plain, version_of
 from ignite_ipu.watched_parameters import unwatch_parameters, watch_parameters
 
 __all__ = ["LostEditError", "Weights"]
@@ -257,8 +258,7 @@ class Weights:
     def read(self) -> List[torch.Tensor]:
         """Return copies of the newest weights and buffers, parameters first, for `put_back`."""
         self.to_host()
-        with torch._C.DisableTorchFunctionSubclass():
-            return [torch.Tensor.detach(tensor).clone().as_subclass(torch.Tensor) for tensor in self._tensors]
+        return [plain(tensor).clone() for tensor in self._tensors]
 
     def positions(self, model: nn.Module) -> Dict[str, int]:
         """Return where in `read`'s list the tensor of each key of the model's state dictionary is."""
@@ -268,10 +268,9 @@ class Weights:
 
     def put_back(self, copies: Sequence[torch.Tensor]) -> None:
         """Make copies that `read` returned the newest weights, when those on the device are lost."""
-        # In the ordinary way, touching a wrapped tensor would first download from the device that failed.
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        with torch.no_grad():
             for tensor, copy in zip(self._tensors, copies):
-                torch.Tensor.detach(tensor).copy_(copy)
+                plain(tensor).copy_(copy)
         self.host_changed()
 
     def to_training(self) -> bool:
@@ -310,11 +309,9 @@ class Weights:
 
 
 def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
-    # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory. Asked in the
-    # ordinary way, a wrapped tensor would download first.
+    # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory.
     with torch._C.DisableTorchFunctionSubclass():
-        read = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-        return [(read(tensor), torch.Tensor.data_ptr(tensor)) for tensor in tensors]
+        return [(version_of(tensor), torch.Tensor.data_ptr(tensor)) for tensor in tensors]
 
 
 def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:

@@ -17,11 +17,10 @@ from ignite_ipu.deferred.frames import frame_of
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.structure import words
 from ignite_ipu.listing import listed
+from ignite_ipu.untouched import gradient_of, requires_grad, set_gradient
 
 __all__ = ["DeviceGradient", "DeviceGradients"]
 
-# Inherited, so that the descriptor stays the original when somebody replaces `torch.Tensor.grad`.
-_GRADIENT: Any = torch._C.TensorBase.grad
 # What converts or moves the parameters of a module, each with its gradient.
 _CONVERSION = nn.Module._apply.__code__
 _METADATA = words("size dim ndimension numel is_floating_point is_complex _has_compatible_shallow_copy_type")
@@ -111,9 +110,9 @@ class DeviceGradients:
         # Touched in the ordinary way, a parameter of a model in training would download all weights first.
         with torch._C.DisableTorchFunctionSubclass():
             for number, (_, parameter) in enumerate(self._named):
-                if _requires_gradient(parameter) and _GRADIENT.__get__(parameter) is None:
+                if requires_grad(parameter) and gradient_of(parameter) is None:
                     gradient = DeviceGradient(torch.Tensor.detach(parameter), self._remedy)
-                    _GRADIENT.__set__(parameter, gradient)
+                    set_gradient(parameter, gradient)
                     self._gradients[number] = weakref.ref(gradient, functools.partial(self._note_gone, number))
         self.placed = True
 
@@ -177,12 +176,13 @@ class DeviceGradients:
         """Do with gradients of the host what `zero_grad` does."""
         with torch._C.DisableTorchFunctionSubclass():
             for parameter in parameters:
-                if not _of_the_host(parameter):
+                gradient = gradient_of(parameter)
+                if gradient is None or type(gradient) is DeviceGradient:
                     continue
                 if set_to_none:
-                    _GRADIENT.__set__(parameter, None)
+                    set_gradient(parameter, None)
                 else:
-                    _GRADIENT.__get__(parameter).detach_().zero_()
+                    gradient.detach_().zero_()
 
     def _refuse_others(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():
@@ -203,16 +203,13 @@ class DeviceGradients:
         self.placed = False
         with torch._C.DisableTorchFunctionSubclass():
             for _, parameter in self._named:
-                if type(_GRADIENT.__get__(parameter)) is DeviceGradient:
-                    _GRADIENT.__set__(parameter, None)
-
-
-_requires_gradient: Callable[[torch.Tensor], bool] = torch._C.TensorBase.requires_grad.__get__  # type: ignore[attr-defined]
+                if type(gradient_of(parameter)) is DeviceGradient:
+                    set_gradient(parameter, None)
 
 
 def _of_the_host(parameter: torch.Tensor) -> bool:
     """Tell whether a parameter has a gradient that is no device's."""
-    gradient = _GRADIENT.__get__(parameter)
+    gradient = gradient_of(parameter)
     return gradient is not None and type(gradient) is not DeviceGradient
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Hashable, List, NamedTuple, Optional
+from typing import Any, Hashable, List, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -13,11 +13,10 @@ from ignite_ipu.deferred.recipes import Loss
 from ignite_ipu.listing import listed
 from ignite_ipu.python_state import PythonState
 from ignite_ipu.registrations import NEVER, REGISTRATIONS
+from ignite_ipu.untouched import requires_grad
 from ignite_ipu.weights import Weights
 
 __all__ = ["Modes", "ModesThen", "refuse_replaced"]
-
-_is_trained: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 class ModesThen(NamedTuple):
@@ -105,7 +104,7 @@ class Modes:
         if self._looks != self._weights.looks:
             self._looks = self._weights.looks
             with torch._C.DisableTorchFunctionSubclass():
-                self._trained = list(map(_is_trained, self._parameters))
+                self._trained = list(map(requires_grad, self._parameters))
         return self._trained
 
     def check_trained(self, loss: Loss) -> None:

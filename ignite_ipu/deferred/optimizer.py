@@ -19,11 +19,11 @@ from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.model import CapturedModel
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.optimizers.step_hooks import of_scripts
+from ignite_ipu.untouched import requires_grad
 
 __all__ = ["capture_optimizer", "captured_by", "find_optimizers", "held_parameters", "is_trained", "release_optimizer"]
 
 _MODEL = "_ignite_ipu_model"
-_requires_grad: Callable[[torch.Tensor], bool] = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
@@ -60,7 +60,7 @@ def is_trained(model: CapturedModel) -> bool:
     """Tell whether some optimizer holds a parameter of a model that requires gradients."""
     held = held_parameters()
     with torch._C.DisableTorchFunctionSubclass():
-        return any(id(parameter) in held and _requires_grad(parameter) for parameter in model.model.parameters())
+        return any(id(parameter) in held and requires_grad(parameter) for parameter in model.model.parameters())
 
 
 def held_parameters() -> Set[int]:
@@ -117,7 +117,7 @@ def _holds_all(optimizer: torch.optim.Optimizer, model: CapturedModel) -> bool:
     """Tell whether an optimizer alone could train a model."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     with torch._C.DisableTorchFunctionSubclass():
-        return all(id(parameter) in held for parameter in model.model.parameters() if _requires_grad(parameter))
+        return all(id(parameter) in held for parameter in model.model.parameters() if requires_grad(parameter))
 
 
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:

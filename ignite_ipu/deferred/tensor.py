@@ -23,6 +23,7 @@ from ignite_ipu.deferred.plans import Plans, changing_numbers, inferred_plan
 from ignite_ipu.deferred.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.structure import put_together, take_apart, take_call_apart, words
 from ignite_ipu.deferred.written import WrittenTensor, in_place_of_written, write_back
+from ignite_ipu.untouched import requires_grad
 
 __all__ = ["DeferredTensor", "as_leaf", "deferred_results", "known_in", "resolved"]
 
@@ -207,8 +208,8 @@ def _input(tensor: torch.Tensor, line: Line) -> Input:
     found = parameter_of(tensor)
     if found is not None:
         model, name = found
-        return Input(tensor, Shape.of(tensor, _requires_grad(tensor)), name, model)
-    if _requires_grad(tensor):
+        return Input(tensor, Shape.of(tensor, requires_grad(tensor)), name, model)
+    if requires_grad(tensor):
         refuse_weights_of_the_host(tensor, line)
         raise CaptureError(
             f"A tensor of shape {tuple(tensor.shape)} at {line} requires gradients, but it is no part of the "
@@ -223,11 +224,6 @@ def _input(tensor: torch.Tensor, line: Line) -> Input:
             "memory. Leave it on the CPU."
         )
     return Input(tensor, Shape.of(tensor, False))
-
-
-def _requires_grad(tensor: torch.Tensor) -> bool:
-    # Asked in the ordinary way, a parameter that PopTorch has wrapped downloads the weights first.
-    return bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
 
 
 def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

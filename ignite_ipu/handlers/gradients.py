@@ -8,10 +8,10 @@ import torch
 from ignite.engine import Engine, Events
 
 from ignite_ipu.session import IPUSession, SessionError
+from ignite_ipu.untouched import dtype_of, set_gradient, shape_of
 
 __all__ = ["Gradients"]
 
-_GRADIENT: Any = torch.Tensor.__dict__.get("grad", torch._C.TensorBase.__dict__.get("grad"))
 _PREFIX = "ignite_ipu_gradient_"
 
 
@@ -86,14 +86,12 @@ class Gradients:
                         f"for example Gradients(choose=lambda name, parameter: name != {name!r}), or leave it at None "
                         "with Gradients(allow_unused=True)."
                     ) from error
-                _GRADIENT.__set__(parameter, None)
+                set_gradient(parameter, None)
                 continue
             with torch._C.DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
-                shape = torch.Tensor.shape.__get__(parameter)  # type: ignore[attr-defined]
-                dtype = torch.Tensor.dtype.__get__(parameter)  # type: ignore[attr-defined]
-                gradient = _of_last_update(anchored, shape, per_update).to(dtype)
-                _GRADIENT.__set__(parameter, gradient)
+                gradient = _of_last_update(anchored, shape_of(parameter), per_update)
+                set_gradient(parameter, gradient.to(dtype_of(parameter)))
 
 
 def _of_last_update(anchored: torch.Tensor, shape: torch.Size, per_update: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ignite_ipu.events import IPUEvents
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import tensors_in
 from ignite_ipu.session import IPUSession, SessionError
+from ignite_ipu.untouched import requires_grad
 
 __all__ = ["Recompilation", "RecompileWatch"]
 
@@ -155,8 +156,7 @@ def _facts_of(program: Program, session: IPUSession) -> Dict[str, str]:
     facts.update(program.step.describe_layout())
     with torch._C.DisableTorchFunctionSubclass():
         for name, parameter in program.step.named_parameters():
-            trained = torch.Tensor.requires_grad.__get__(parameter)  # type: ignore[attr-defined]
-            facts[f"parameter {name}"] = "trained" if trained else "frozen"
+            facts[f"parameter {name}"] = "trained" if requires_grad(parameter) else "frozen"
     facts.update({f"module {name or 'itself'}": _mode(module) for name, module in program.step.named_modules()})
     if program.training and session.link is not None:
         conversion = session.link.conversion

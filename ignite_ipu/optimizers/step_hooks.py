@@ -9,13 +9,13 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ignite_ipu.function_guard import FunctionGuard
 from ignite_ipu.optimizers.errors import OptimizerError
+from ignite_ipu.untouched import GRADIENT
 
 __all__ = ["StepHooks", "of_scripts"]
 
 _OURS = "ignite_ipu."
 _SCHEDULERS = "torch.optim."
-_GRADIENT: Any = torch.Tensor.__dict__.get("grad", torch._C.TensorBase.__dict__.get("grad"))
-_TOUCHES_GRADIENTS = (_GRADIENT.__get__, _GRADIENT.__set__)
+_TOUCHES_GRADIENTS = (GRADIENT.__get__, GRADIENT.__set__)
 
 
 class StepHooks:

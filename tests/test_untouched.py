@@ -1,0 +1,35 @@
+"""What tensors are can be read while the newest weights are on the device, and stay there."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import create_ipu_trainer
+from ignite_ipu.untouched import dtype_of, gradient_of, plain, requires_grad, set_gradient, shape_of, version_of
+from tests.supervised import pair, task
+
+
+def test_looks_cost_no_download():
+    """They tell what PyTorch tells natively, of the memory that the host has."""
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), weight_sync=False)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    parameters = list(model.parameters())
+    trainer.run(DataLoader(task(), batch_size=8))
+    counted = poptorch.counters()
+    for parameter, value in zip(parameters, before):
+        with torch._C.DisableTorchFunctionSubclass():
+            assert (shape_of(parameter), dtype_of(parameter)) == (value.shape, torch.float32)
+            assert requires_grad(parameter) is True and version_of(parameter) == plain(parameter)._version
+            set_gradient(parameter, value)
+            assert gradient_of(parameter) is value
+        ordinary = plain(parameter)
+        assert type(ordinary) is torch.Tensor and not ordinary.requires_grad
+        assert torch.equal(ordinary, value)
+    assert (poptorch.counters() - counted).weight_downloads == 0
+    assert not torch.equal(parameters[0].detach(), before[0])
+    assert (poptorch.counters() - counted).weight_downloads == 1
+    assert torch.equal(plain(parameters[0]), parameters[0])
