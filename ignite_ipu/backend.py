@@ -14,10 +14,10 @@ import sys
 from types import ModuleType
 from typing import Optional
 
-__all__ = ["CHOICES", "VARIABLE", "BackendError", "choice", "is_emulator", "name", "poptorch"]
+__all__ = ["VARIABLE", "BackendError", "choice", "is_emulator", "name", "poptorch"]
 
 VARIABLE = "IGNITE_IPU_BACKEND"
-CHOICES = ("emulator", "sdk", "native")
+_CHOICES = ("emulator", "sdk", "native")
 
 _EMULATOR = "ignite_ipu.emulator"
 _logger = logging.getLogger("ignite_ipu")
@@ -33,14 +33,14 @@ def choice() -> Optional[str]:
     `native` means that a program runs as it was written, without any IPU; it concerns the tools that move programs.
 
     Raises:
-        ValueError: The variable holds something else than one of `CHOICES`.
+        ValueError: The variable names no backend.
     """
     value = os.environ.get(VARIABLE, "").strip()
     if not value:
         return None
-    if value not in CHOICES:
+    if value not in _CHOICES:
         raise ValueError(
-            f"{VARIABLE}={value!r} names no backend: set it to one of {', '.join(CHOICES)}, or unset it to use the "
+            f"{VARIABLE}={value!r} names no backend: set it to one of {', '.join(_CHOICES)}, or unset it to use the "
             "Poplar SDK where it is installed and the emulator elsewhere."
         )
     return value

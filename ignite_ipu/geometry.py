@@ -105,10 +105,6 @@ class BatchGeometry:
         """Return how many rows repeat a sample when the last call is filled up instead."""
         return -samples % self.global_batch_size
 
-    def updates_per_epoch(self, samples: int) -> int:
-        """Return the weight updates in one pass over `samples` samples, incomplete calls dropped."""
-        return self.steps_per_epoch(samples) * self.updates_per_call
-
     def returned_micro_batches(self, output_mode: Any, return_period: int = 1) -> List[int]:
         """Return which micro-batches of the inputs an output mode returns outputs of, in the order it stacks them.
 

@@ -16,7 +16,6 @@ __all__ = [
     "OptionsError",
     "check_ipus",
     "evaluation_options",
-    "is_frozen",
     "is_simulated",
     "output_mode",
     "training_options",
@@ -68,7 +67,7 @@ def training_options(
         gradient_accumulation,
     )
     _set_factor(result, "replicationFactor", result.replication_factor, replication_factor)
-    if is_frozen(result):
+    if _is_frozen(result):
         result = result.clone()
     # Schedulers add keys such as initial_lr to an optimizer's groups, which PopTorch would report one by one.
     result.relaxOptimizerAttributesChecks(True)
@@ -128,20 +127,11 @@ def evaluation_options(
             )
         _set_factor(result, "deviceIterations", result.device_iterations, device_iterations)
         _set_factor(result, "replicationFactor", result.replication_factor, replication_factor)
-        if is_frozen(result):
+        if _is_frozen(result):
             result = result.clone()
     _set_output_mode(result, output_mode, output_return_period)
     _check(result)
     return result
-
-
-def is_frozen(options: Any) -> bool:
-    """Tell whether a model or a loader was made with these options, after which PopTorch lets nobody change them."""
-    try:
-        options.checkIsFrozen()
-    except AttributeError:
-        return True
-    return False
 
 
 def output_mode(options: Any, training: bool) -> Any:
@@ -188,11 +178,20 @@ def _own(options: Optional[Any], what: str) -> Any:
     return options
 
 
+def _is_frozen(options: Any) -> bool:
+    """Tell whether a model or a loader was made with these options, after which PopTorch lets nobody change them."""
+    try:
+        options.checkIsFrozen()
+    except AttributeError:
+        return True
+    return False
+
+
 def _set_factor(options: Any, setter: str, current: int, wanted: Optional[int]) -> None:
     """Write one batching factor into `options`, unless that would contradict what they say already."""
     if wanted is None or current == _positive(setter, wanted):
         return
-    if is_frozen(options):
+    if _is_frozen(options):
         raise OptionsError(
             f"{setter} is {current} in these options but {wanted} was asked for, and the options are frozen because a "
             "loader or a model was made with them already. Set it before making the loader, or pass options.clone() "

@@ -24,7 +24,7 @@ from ignite_ipu.layer_outputs import LayerOutputs
 from ignite_ipu.loaders import ReadyBatches
 from ignite_ipu.loss import find_loss
 from ignite_ipu.model_calls import ModelCall
-from ignite_ipu.rows import join_rows
+from ignite_ipu.rows import join_rows, join_tensors
 
 __all__ = ["Difference", "ParityError", "ParityReport", "Setup", "compare_training"]
 
@@ -269,7 +269,9 @@ def _run_natively(setup: Setup, how: ModelCall, updates: Sequence[Update], repli
         with _natively():
             setup.optimizer.step()
         yield {
-            "output": _under_all_names({name: _joined(tensors) for name, tensors in outputs.items()}, layers.names),
+            "output": _under_all_names(
+                {name: join_tensors(tensors) for name, tensors in outputs.items()}, layers.names
+            ),
             "loss": {"the batch": torch.stack(losses).mean()},
             **_trained(setup.model, replicas == 1),
         }
@@ -416,10 +418,6 @@ def _backwards(names: Sequence[str], outputs: Sequence[str]) -> List[str]:
 
 def _under_all_names(outputs: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Dict[str, torch.Tensor]:
     return {name: outputs[first] for name, first in names.items()}
-
-
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(list(tensors)) if tensors[0].dim() else torch.stack(list(tensors))
 
 
 def _switch_off_dropout(model: nn.Module) -> List[str]:

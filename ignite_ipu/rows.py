@@ -12,7 +12,17 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple, Unio
 
 import torch
 
-__all__ = ["RowsError", "join_rows", "map_tensors", "row_count", "select_rows", "split_rows", "take_rows", "tensors_in"]
+__all__ = [
+    "RowsError",
+    "join_rows",
+    "join_tensors",
+    "map_tensors",
+    "row_count",
+    "select_rows",
+    "split_rows",
+    "take_rows",
+    "tensors_in",
+]
 
 
 class RowsError(ValueError):
@@ -95,8 +105,13 @@ def join_rows(structures: Sequence[Any]) -> Any:
     if len(structures) == 1:
         return structures[0]
     columns = zip(*[tensors_in(structure) for structure in structures])
-    joined = iter([torch.cat(column) if column[0].dim() else torch.stack(column) for column in columns])
-    return map_tensors(structures[0], lambda _: next(joined))
+    tensors = map(join_tensors, columns)
+    return map_tensors(structures[0], lambda _: next(tensors))
+
+
+def join_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the rows of all tensors in order; those without dimensions are one row each."""
+    return torch.cat(list(tensors)) if tensors[0].dim() else torch.stack(list(tensors))
 
 
 def select_rows(structure: Any, rows: Union[Sequence[int], torch.Tensor, None], total: int) -> Any:

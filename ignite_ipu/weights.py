@@ -79,11 +79,6 @@ class Weights:
         return self._tensors
 
     @property
-    def host_is_stale(self) -> bool:
-        """Whether the training program has weights that the host has not."""
-        return self._host_is_stale
-
-    @property
     def training_is_stale(self) -> bool:
         """Whether the host has weights that the training program has not."""
         return self._training is not None and self._training.stale

@@ -86,7 +86,6 @@ def test_epoch_arithmetic_counts_samples(geometry: BatchGeometry, samples: int) 
     assert geometry.steps_per_epoch(samples, drop_last=False) == len(calls)
     assert geometry.samples_dropped(samples) == samples - sum(map(len, full))
     assert geometry.samples_padded(samples) == len(calls) * size - samples
-    assert geometry.updates_per_epoch(samples) == len(full) * geometry.device_iterations
 
 
 def test_replicas_of_a_group_share_their_input() -> None:

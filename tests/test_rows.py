@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from typing import Any
+from typing import Any, Tuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignite_ipu.rows import RowsError, join_rows, map_tensors, row_count, select_rows, split_rows, take_rows, tensors_in
+from ignite_ipu.rows import (
+    RowsError,
+    join_rows,
+    join_tensors,
+    map_tensors,
+    row_count,
+    select_rows,
+    split_rows,
+    take_rows,
+    tensors_in,
+)
 
 Pair = namedtuple("Pair", "left right")
 
@@ -83,3 +93,11 @@ def test_containers_keep_their_type() -> None:
     assert doubled[0] == Pair(torch.tensor([2.0]), None)
     assert type(doubled[1]) is Output and doubled[1].note == "kept" and doubled[1]["x"].item() == 2
     assert [tensor.item() for tensor in tensors_in(doubled)] == [2, 2]
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (3, 2)])
+def test_tensors_are_joined_row_by_row(shape: Tuple[int, ...]) -> None:
+    """A tensor without dimensions is one row."""
+    tensors = [torch.full(shape, float(number)) for number in range(3)]
+    expected = [row for tensor in tensors for row in (tensor.tolist() if shape else [tensor.item()])]
+    assert join_tensors(tensors).tolist() == expected

@@ -24,6 +24,7 @@ from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.optimizers.clipping import clipping_problem
 from ignite_ipu.programs import Program
 from ignite_ipu.registrations import NEVER
+from ignite_ipu.rows import join_tensors
 from ignite_ipu.session import IPUSession
 
 __all__ = ["CapturedTraining"]
@@ -451,14 +452,10 @@ def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Te
     if len(batches) == 1:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in batches[0].tensors()]
     else:
-        leaves = list(map(_joined, zip(*map(MicroBatch.tensors, batches))))
+        leaves = list(map(join_tensors, zip(*map(MicroBatch.tensors, batches))))
     for position in sorted(compiled.variable):
         leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
     return leaves
-
-
-def _joined(column: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(list(column)) if column[0].dim() else torch.stack(list(column))
 
 
 def _needed(batches: Sequence[MicroBatch]) -> List[Needed]:

@@ -13,7 +13,7 @@ import torch
 
 from ignite_ipu.optimizers.errors import OptimizerError
 
-__all__ = ["StateKeeper", "is_linked", "link_handle", "unlink_handle"]
+__all__ = ["StateKeeper", "link_handle", "unlink_handle"]
 
 _LINK = "_ignite_ipu_link"
 
@@ -34,7 +34,7 @@ class StateKeeper(Protocol):
         """Load a state dict by calling `load(state_dict)`, and pass it on to the device."""
 
 
-def is_linked(optimizer: torch.optim.Optimizer) -> bool:
+def _is_linked(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether the optimizer shows the state of a device."""
     return _LINK in optimizer.__dict__
 
@@ -45,7 +45,7 @@ def link_handle(optimizer: torch.optim.Optimizer, keeper: StateKeeper) -> None:
     Raises:
         OptimizerError: It belongs to another session already.
     """
-    if is_linked(optimizer):
+    if _is_linked(optimizer):
         raise OptimizerError(
             f"This {type(optimizer).__name__} already trains a model on an IPU; an optimizer has one state. Make a new "
             "optimizer, or close the first session (trainer.ipu.close())."
@@ -57,7 +57,7 @@ def link_handle(optimizer: torch.optim.Optimizer, keeper: StateKeeper) -> None:
 
 def unlink_handle(optimizer: torch.optim.Optimizer) -> None:
     """Make the optimizer an ordinary one again; it keeps the state it showed last."""
-    if is_linked(optimizer):
+    if _is_linked(optimizer):
         optimizer.__class__ = type(optimizer).__mro__[1]
         del optimizer.__dict__[_LINK]
 
