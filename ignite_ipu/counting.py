@@ -133,7 +133,7 @@ def _fire_each(engine: Engine, event: CountEvents, name: str, times: int) -> Non
 
 def _passes_multiple(every: int) -> Callable[[Engine, int], bool]:
     def passes(engine: Engine, samples: int) -> bool:
-        per_call: int = getattr(engine.state, "samples_per_call")  # noqa: B009  (not declared by Ignite's State)
-        return samples // every > (samples - per_call) // every
+        state: Any = engine.state
+        return bool(samples // every > (samples - state.samples_per_call) // every)
 
     return passes

@@ -47,17 +47,18 @@ class DeterministicRuns(DeterministicEngine):
     """What differs from Ignite's deterministic engine: how data is set up, and where in it a resumed run starts."""
 
     def _setup_engine(self) -> None:
-        data = self.state.dataloader
+        state: Any = self.state
+        data = state.dataloader
         if data is None:
             raise ValueError("A deterministic engine needs data: data=None leaves it nothing to repeat.")
         self._dataloader_len = self._get_data_length(data)
-        iteration = self.state.iteration
+        iteration = state.iteration
         self._dataloader_iter = self._from_iteration(iteration)
-        self._init_iter = iteration % self.state.epoch_length if self.state.epoch_length else iteration
-        states = getattr(self.state, "rng_states", None)
+        self._init_iter = iteration % state.epoch_length if state.epoch_length else iteration
+        states = getattr(state, "rng_states", None)
         if states is not None and self._dataloader_len and iteration % self._dataloader_len:
             _set_rng_states(states)
-            setattr(self.state, "rng_states", None)  # noqa: B010  (Ignite's State declares no such attribute)
+            state.rng_states = None
 
     def _from_iteration(self, iteration: int) -> Iterator[Any]:
         data: Any = self.state.dataloader

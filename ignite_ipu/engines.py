@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections import OrderedDict
 from typing import Any, Callable, Iterable, List, Mapping, Optional, Set, Tuple
@@ -80,6 +81,15 @@ class IPUEngine(Engine):
         self.ipu.release_after_failure()
         self.fire_event(IPUEvents.RUN_FAILED)
         super()._handle_exception(e)
+
+
+class _Start(enum.Enum):
+    """What a run starts from."""
+
+    OWN = "what this engine has done itself, or nothing"
+    LOADED = "a position that was loaded"
+    LOADED_END = "the end of a run that was loaded"
+    REFUSED = "a position that was loaded, and lies behind the end that is asked for"
 
 
 class IPUTrainer(IPUEngine):
@@ -174,35 +184,39 @@ class IPUTrainer(IPUEngine):
             LoaderError: The data is smaller than one device call, or empty.
             ValueError: `max_epochs` or `max_iters` lies before the epoch or iteration that was loaded.
         """
-        if self._loaded and self._is_past(*args, **kwargs):
+        start = self._start(*args, **kwargs)
+        if start is _Start.REFUSED:
             return super().run(data, *args, **kwargs)  # Ignite says what is wrong, and how to begin anew
         was_loaded, self._loaded = self._loaded, False
-        loaded = was_loaded
-        if loaded and (
-            self._begins_anew() or (self.state.iteration in self._ends and self._has_reached(*args, **kwargs))
-        ):
-            loaded = False
-            self._position.forget()
-        if not loaded:
+        if start is _Start.OWN:
             self._added_up = None
+            if was_loaded:
+                self._position.forget()
         elif not self.has_event_handler(self._resume, Events.STARTED):
             self.add_event_handler(Events.STARTED, self._resume)
-        if loaded and self._has_reached(*args, **kwargs):
-            if self._ended_epoch == self.state.iteration:
-                self.logger.info("The run that was loaded has reached its end already: nothing to do.")
-                self._add_up_again()
-                self._accumulations.show_stores(self)
-                return self.state
-            return self._complete()
+        if start is _Start.LOADED_END:
+            return self._end_again()
         if data is not None:
             self.ipu.data = self._loaders().explain(data)
-        state: Optional[State] = super().run(data, *args, **kwargs)
-        if state is None:
+        returned: Any = super().run(data, *args, **kwargs)
+        state: State = returned
+        if returned is None:
             # Ignite's answer to the first run after an exception: it has only put the failed one away.
             self._loaded = was_loaded
         else:
             self._ends.add(state.iteration)
-        return state  # type: ignore[return-value]
+        return state
+
+    def _start(self, *args: Any, **kwargs: Any) -> _Start:
+        """Return what a run with these limits starts from."""
+        if not self._loaded:
+            return _Start.OWN
+        if self._is_past(*args, **kwargs):
+            return _Start.REFUSED
+        reached = self._has_reached(*args, **kwargs)
+        if self._begins_anew() or (reached and self.state.iteration in self._ends):
+            return _Start.OWN
+        return _Start.LOADED_END if reached else _Start.LOADED
 
     def _has_reached(
         self, max_epochs: Optional[int] = None, max_iters: Optional[int] = None, *rest: Any, **kw: Any
@@ -263,6 +277,15 @@ class IPUTrainer(IPUEngine):
                 "The checkpoint does not hold what %s had added up: the value of this epoch covers its rest alone.",
                 ", ".join(anew),
             )
+
+    def _end_again(self) -> State:
+        """End a run that was loaded from its end."""
+        if self._ended_epoch != self.state.iteration:
+            return self._complete()
+        self.logger.info("The run that was loaded has reached its end already: nothing to do.")
+        self._add_up_again()
+        self._accumulations.show_stores(self)
+        return self.state
 
     def _complete(self) -> State:
         """End a run whose iterations had all been made when it was saved, but not what comes after them."""
