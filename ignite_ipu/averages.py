@@ -147,7 +147,7 @@ def create_ipu_averages_evaluator(
 
     def current() -> _Summing:
         nonlocal made
-        base = session.evaluation_options(options, device_iterations, replication_factor)
+        base = session.inference.options(options, device_iterations, replication_factor)
         if made is None or made.base is not base:
             summing = base.clone()
             summing.outputMode(backend.poptorch().OutputMode.Sum)
@@ -161,7 +161,7 @@ def create_ipu_averages_evaluator(
         nonlocal program, trainers
         if program not in session.evaluations or trainers != session.trainers:
             module = AveragesStep(session.model, averages, model_fn)
-            program = session.prepare_evaluation(module, current().options, instead_of=program)
+            program = session.inference.prepare(module, current().options, instead_of=program)
             trainers = session.trainers
         assert program is not None
         program.set_modes()
@@ -182,10 +182,10 @@ def _sums(session: IPUSession, program: Program, averages: Mapping[str, PerSampl
     for (x_piece, y_piece), valid in split_rows((x, y), rows):
         counted = (torch.arange(rows) < valid).float()
         call = functools.partial(_sums_of_piece, session, program, y_piece, counted)
-        totals += session.filling.checked(program, x_piece, valid, call).double().sum(dim=0)
+        totals += session.inference.filling.checked(program, x_piece, valid, call).double().sum(dim=0)
     return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}
 
 
 def _sums_of_piece(session: IPUSession, program: Program, y: Any, counted: torch.Tensor, x: Any) -> torch.Tensor:
-    sums: torch.Tensor = session.infer(program, x, y, counted)
+    sums: torch.Tensor = session.inference.infer(program, x, y, counted)
     return sums

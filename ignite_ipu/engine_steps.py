@@ -103,12 +103,12 @@ def ipu_evaluation_step(
         nonlocal program, trainers
         if program not in session.evaluations or trainers != session.trainers:
             module = EvaluationStep(session.model, model_fn=model_fn, model_transform=model_transform, half=half)
-            wanted = (options or session.evaluation_options)()
-            program = session.prepare_evaluation(module, wanted, pipeline, instead_of=program)
+            wanted = (options or session.inference.options)()
+            program = session.inference.prepare(module, wanted, pipeline, instead_of=program)
             trainers = session.trainers
         assert program is not None
         program.set_modes()
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
-        return output_transform(x, y, session.evaluate(program, x))
+        return output_transform(x, y, session.inference.evaluate(program, x))
 
     return step

@@ -269,7 +269,7 @@ def create_ipu_evaluator(
         request.placement(model)
 
     def current_options() -> Any:
-        return session.evaluation_options(options, **factors)
+        return session.inference.options(options, **factors)
 
     def loaders() -> Loaders:
         nonlocal made

@@ -155,11 +155,11 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     program = _EVALUATION.get(model)
     if program not in session.evaluations:
         step = EvaluationStep(model, model_fn=_call)
-        program = session.prepare_evaluation(step, session.evaluation_options())
+        program = session.inference.prepare(step, session.inference.options())
         _EVALUATION[model] = program
     session.weights.notice_edits()
     with modes_kept(model):  # compiling for evaluation changes them
-        return session.evaluate(program, (inputs, keyword_inputs))
+        return session.inference.evaluate(program, (inputs, keyword_inputs))
 
 
 def _check_clipping(optimizer: torch.optim.Optimizer) -> None:

@@ -122,7 +122,7 @@ class CapturedEvaluation:
             raise CaptureError(f"The model was called without a tensor at {current_line()}.")
         shapes = [tuple(tensor.shape) for tensor in tensors]
         step = CalledStep(model, structure, shapes, self._settings.half_products)
-        options = self._session.evaluation_options(device_iterations=1, replication_factor=1)
+        options = self._session.inference.options(device_iterations=1, replication_factor=1)
         if len(self._programs) == _MANY:
             _logger.warning(
                 "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "
@@ -132,7 +132,7 @@ class CapturedEvaluation:
             )
         while len(self._programs) >= _MOST_PROGRAMS:
             self._give_up(next(iter(self._programs)))
-        return self._session.prepare_evaluation(step, options)
+        return self._session.inference.prepare(step, options)
 
     def _note_use(self, key: Hashable) -> None:
         self._programs[key] = self._programs.pop(key)
@@ -149,7 +149,7 @@ class CapturedEvaluation:
         program = self._programs.pop(key)
         self._by_kind = {kind: known for kind, known in self._by_kind.items() if known is not program}
         self._row_wise.pop(program, None)
-        self._session.drop_evaluation(program)
+        self._session.inference.drop(program)
 
     def _filled_up(self, program: Program, tensors: List[torch.Tensor]) -> Any:
         step = program.step
@@ -167,14 +167,14 @@ class CapturedEvaluation:
     def _call(self, program: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
         self._session.weights.notice_edits()
-        self._session.follow_buffers(program)
+        self._session.changes.follow_buffers(program)
         if not program.ready:
             self._before_loading()
             for other in self._programs.values():
                 if other is not program:
                     # One at a time is on IPUs: a loop evaluates one kind of batch after another.
                     other.detach()
-        outputs: Sequence[torch.Tensor] = self._session.call_inference(program, leaves, leaves[0])
+        outputs: Sequence[torch.Tensor] = self._session.inference.call(program, leaves, leaves[0])
         if program not in self._row_wise:
             rows = tensors[0].shape[:1]
             same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))

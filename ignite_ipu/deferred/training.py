@@ -257,7 +257,7 @@ class CapturedTraining:
         self._edits = self.session.weights.edits
         program = self.session.training
         if program is not None:
-            self.session.follow_buffers(program)
+            self.session.changes.follow_buffers(program)
 
     def _check_zeroed(self, recipe: Recipe, modes: ModesThen) -> None:
         last = self._last

@@ -1,0 +1,187 @@
+"""How a model is evaluated: its inference programs, the options they are compiled with, and their calls."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.filling import FillingCheck
+from ignite_ipu.options import check_ipus, evaluation_options
+from ignite_ipu.pipeline.request import PipelineRequest
+from ignite_ipu.placing import Placing
+from ignite_ipu.programs import Program
+from ignite_ipu.rows import join_rows, row_count, split_rows, take_rows
+from ignite_ipu.step import BatchStep
+
+if TYPE_CHECKING:
+    from ignite_ipu.session import IPUSession
+
+__all__ = ["Inference"]
+
+_PROGRESS_BAR = "compilation_progress_bar_fn"
+_Factors = Tuple[Optional[int], Optional[int]]
+
+
+class Inference:
+    """What evaluates a model: one program for all evaluators that ask for the same.
+
+    Args:
+        session: The model's session, which has the programs.
+
+    Attributes:
+        filling: Finds out whether filling up a batch changes the predictions for its samples.
+    """
+
+    def __init__(self, session: IPUSession) -> None:
+        self.filling = FillingCheck()
+        self._session = session
+        self._training: Optional[Any] = None
+        # What options were made from, and they.
+        self._derived: Dict[_Factors, Tuple[Any, Any]] = {}
+        self._completed: List[Tuple[Any, _Factors, Any]] = []
+
+    def derive_from(self, training: Any) -> None:
+        """Derive options from these from now on: those of the newest trainer."""
+        self._training = training
+
+    def options(
+        self,
+        given: Optional[Any] = None,
+        device_iterations: Optional[int] = None,
+        replication_factor: Optional[int] = None,
+    ) -> Any:
+        """Return the options to evaluate with: the given ones, else ones derived from the newest trainer's.
+
+        They are the same object for the same wish, until a trainer has options that compile to another program.
+
+        Raises:
+            OptionsError: They contradict each other or ask for gradient accumulation.
+        """
+        factors = device_iterations, replication_factor
+        if given is not None:
+            for source, wanted, completed in self._completed:
+                if source is given and wanted == factors:
+                    return completed
+            completed = evaluation_options(
+                given, device_iterations=device_iterations, replication_factor=replication_factor
+            )
+            self._completed.append((given, factors, completed))
+            return completed
+        training, known = self._derived.get(factors, (None, None))
+        if known is not None and training is self._training:
+            return known
+        derived = evaluation_options(
+            training=self._training, device_iterations=device_iterations, replication_factor=replication_factor
+        )
+        if known is not None and _compiled_from(known) == _compiled_from(derived):
+            derived = known
+        self._derived[factors] = self._training, derived
+        return derived
+
+    def prepare(
+        self,
+        step: BatchStep,
+        options: Any,
+        pipeline: Optional[PipelineRequest] = None,
+        instead_of: Optional[Program] = None,
+    ) -> Program:
+        """Return the program that evaluates the model so; evaluators that ask for the same share one.
+
+        Args:
+            step: The module that evaluates.
+            options: `poptorch.Options` for inference.
+            pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
+            instead_of: What has evaluated for the caller so far, and is destroyed if another program does from now on.
+
+        Raises:
+            PlanError: The pipeline does not suit the model or the options.
+            OptionsError: No IPUs can be had for these options.
+        """
+        session = self._session
+        session.follow_loading()
+        if pipeline is None and session.training is not None and session.training.placing is not None:
+            pipeline = session.training.placing.inference
+        program = self._known(step, options, pipeline)
+        if program is None:
+            check_ipus(options)
+            placing = None if pipeline is None else Placing(pipeline, step, options, False)
+            program = Program(step, options, _wrap, False, session.weights, session.fire, placing)
+            program.on_trace = session.report_frozen
+            session.evaluations.append(program)
+        if instead_of is not None and instead_of is not program:
+            self.drop(instead_of)
+        return program
+
+    def _known(self, step: BatchStep, options: Any, pipeline: Optional[PipelineRequest]) -> Optional[Program]:
+        for program in self._session.evaluations:
+            asked = None if program.placing is None else program.placing.request
+            if asked == pipeline and program.options is options and program.step.computes_like(step):
+                return program
+        return None
+
+    def drop(self, program: Program) -> None:
+        """Destroy a program that nobody needs any more."""
+        session = self._session
+        program.destroy()
+        if session.active is program:
+            session.active = None
+        if program in session.evaluations:
+            session.evaluations.remove(program)
+
+    def evaluate(self, program: Program, x: Any) -> Any:
+        """Return the predictions for a batch of any number of samples, one row each, by the newest weights.
+
+        Raises:
+            BatchError: The inputs are not like the first ones.
+            RowsError: The batch has to be filled up, and an output has not one row per sample, or is changed by that.
+        """
+        rows = program.rows_for(row_count(x))
+        predictions = []
+        for piece, valid in split_rows(x, rows):
+            call = functools.partial(self._samples, program, valid, rows)
+            predictions.append(self.filling.checked(program, piece, valid, call))
+        return join_rows(predictions)
+
+    def _samples(self, program: Program, valid: int, rows: int, piece: Any) -> Any:
+        return take_rows(self.infer(program, piece), valid, rows)
+
+    def infer(self, program: Program, *parts: Any) -> Any:
+        """Return what an inference program returns for the parts of one batch, by the newest weights.
+
+        Raises:
+            BatchError: The inputs are not like the first ones.
+        """
+        guard = self._session.guard
+        if guard is None:
+            return self._infer(program, parts)
+        return guard.evaluate(program, functools.partial(self._infer, program, parts))
+
+    def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
+        self._session.changes.follow(program)
+        leaves = program.arguments(*parts)
+        return self.call(program, leaves, parts[0] if len(parts) == 1 else parts)
+
+    def call(self, program: Program, leaves: Sequence[Any], x: Any) -> Any:
+        """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""
+        session = self._session
+        session.shared.take_over()
+        if not program.ready:
+            session.make_room_for(program)
+            session.weights.to_host()  # loading uploads the host's
+            program.load(leaves, x)
+        assert program.executor is not None
+        session.active = program
+        session.weights.to_inference(program.executor)
+        return program.executor(*leaves)
+
+
+def _wrap(step: nn.Module, options: Any) -> Any:
+    return backend.poptorch().inferenceModel(step, options=options)
+
+
+def _compiled_from(options: Any) -> Dict[str, Any]:
+    """Return what PopTorch's compiler is told."""
+    return {name: value for name, value in options.toDict().items() if name != _PROGRESS_BAR}
