@@ -73,8 +73,7 @@ def in_place_of_written(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[
 
 def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> None:
     """Write a value into a tensor of the host as soon as it is known, and let `successor` answer for it until then."""
-    write = _Write(value, target)
-    WAITING.append(lambda: write)
+    WAITING.append(_kept(_Write(value, target)))
     if type(target) is torch.Tensor:
         target.__class__ = WrittenTensor
     if type(target) is WrittenTensor:
@@ -83,7 +82,7 @@ def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> N
 
 def write_known() -> None:
     """Write the values that have become known where they were asked for."""
-    known: List[_Write] = []
+    known: Deque[_Write] = collections.deque()
     late: List[_Write] = []
     with _TURN:
         # Other threads append to it meanwhile.
@@ -96,13 +95,26 @@ def write_known() -> None:
             elif write.value.operation.problem is None:
                 late.append(write)
                 WAITING.append(given if isinstance(given, weakref.ref) else _kept_by_calls(write))
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            for write in known:
-                target = write.target
-                target.copy_(write.value.get())
-                if type(target) is WrittenTensor and all(target is not each.target for each in late):
-                    target.__class__ = torch.Tensor  # type: ignore[assignment]
-                    target.__dict__.pop("successor", None)
+        try:
+            while known:
+                write = known.popleft()
+                _fill(write, last=all(write.target is not each.target for each in late))
+        finally:
+            # One whose value cannot be computed says so to whoever reads it, and keeps no other from being written.
+            WAITING.extend(map(_kept, known))
+
+
+def _fill(write: _Write, last: bool) -> None:
+    target = write.target
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        target.copy_(write.value.get())
+        if last and type(target) is WrittenTensor:
+            target.__class__ = torch.Tensor  # type: ignore[assignment]
+            target.__dict__.pop("successor", None)
+
+
+def _kept(write: _Write) -> _Given:
+    return lambda: write
 
 
 def _kept_by_calls(write: _Write) -> _Given:
@@ -110,4 +122,4 @@ def _kept_by_calls(write: _Write) -> _Given:
     calls = [each for each in ancestors(write.value) if each.plan.function is None and not each.done]
     for call in calls:
         call.kept = [*getattr(call, "kept", ()), write]
-    return weakref.ref(write) if calls else lambda: write
+    return weakref.ref(write) if calls else _kept(write)

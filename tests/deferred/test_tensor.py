@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -283,6 +284,26 @@ def test_totals_that_are_never_trained_on_are_freed() -> None:
     del late
     gc.collect()
     assert forgotten[0]() is None
+
+
+def test_a_total_that_cannot_be_computed_keeps_no_other_from_its_value() -> None:
+    """The step says what was written too early; the other total has its value after the next one."""
+    model, optimizer = prepared()
+    mask, broken, total = torch.ones(2), torch.zeros(2), torch.zeros(())
+    memory = total.numpy()
+    for number in range(2):
+        scores = model(X)
+        loss = F.cross_entropy(scores, Y)
+        if not number:
+            broken += scores.detach().mean(0) * mask
+            total += loss.detach()
+            first = loss
+            mask.zero_()
+        loss.backward()
+        with pytest.raises(CaptureError, match="changed in place") if not number else contextlib.nullcontext():
+            optimizer.step()
+        optimizer.zero_grad()
+    assert memory == pytest.approx(first.item())
 
 
 def test_other_names_of_a_total_take_part() -> None:
