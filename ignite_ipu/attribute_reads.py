@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.host_draws import Draws
 from ignite_ipu.installed import is_users_file
 
 __all__ = ["READS", "ObjectRead", "is_read", "objects_read", "reads_noted", "stored_attribute"]
@@ -105,7 +106,9 @@ def objects_read(model: nn.Module, training: bool) -> List[ObjectRead]:
 
 
 @contextlib.contextmanager
-def reads_noted(model: nn.Module, training: bool, roots: Iterable[Any] = ()) -> Iterator[None]:
+def reads_noted(
+    model: nn.Module, training: bool, roots: Iterable[Any] = (), draws: Optional[Draws] = None
+) -> Iterator[None]:
     """Note what is read in the `with` block, in which a model is called for training or not.
 
     Of PyTorch's own modules in the model nothing is noted: all of their attributes count.
@@ -114,11 +117,12 @@ def reads_noted(model: nn.Module, training: bool, roots: Iterable[Any] = ()) -> 
         model: The model.
         training: Whether it is called for training.
         roots: Other objects that the code gets at by name.
+        draws: What looks at the random generators among all that is read.
     """
     modules = [module for module in model.modules() if not type(module).__module__.startswith("torch.")]
     found_by_name = list(roots)
     with _TURN, contextlib.ExitStack() as stack:
-        watch = _Watch(model)
+        watch = _Watch(model, Draws() if draws is None else draws)
         stack.callback(watch.end)
         for module in modules:
             watch.note(module)
@@ -148,13 +152,15 @@ class _Watch:
 
     Args:
         model: The model, of which PyTorch's modules are not looked at.
+        draws: What looks at the random generators among all that is read.
 
     Attributes:
         noted: By `id`, objects and the attributes that were read of them.
         unwatched: The objects whose reads cannot be noted.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, draws: Draws) -> None:
+        self._draws = draws
         self.noted: Dict[int, Tuple[Any, Set[str]]] = {}
         self.unwatched: Set[int] = set()
         self._own = {id(module) for module in model.modules()}
@@ -176,6 +182,7 @@ class _Watch:
     def _note_call(self, frame: FrameType, event: str, argument: Any) -> None:
         # Generated code, such as that of data classes, says in its globals whose it is.
         file = str(frame.f_globals.get("__file__", "<generated>"))
+        self._draws.note_call(frame, event, argument)
         if event == "call" and is_users_file(frame.f_code.co_filename) and is_users_file(file):
             self._ran.add(frame.f_code)
 
@@ -225,7 +232,7 @@ class _Watch:
             way: The object whose attribute it is, and which; None for what the code gets at by name.
         """
         for found in _objects_in(value):
-            if id(found) in self.noted or id(found) in self._own:
+            if id(found) in self.noted or id(found) in self._own or self._draws.look_at(found):
                 continue
             kind = type(found)
             if issubclass(kind, nn.Module):
@@ -299,7 +306,7 @@ def _objects_in(value: Any, depth: int = 0) -> Iterator[Any]:
         if depth < _DEEPEST and len(value) <= _MOST_ELEMENTS:
             for element in list(value.values() if issubclass(kind, dict) else value):
                 yield from _objects_in(element, depth + 1)
-    elif kind is MethodType:
+    elif issubclass(kind, (MethodType, BuiltinFunctionType)):
         yield from _objects_in(value.__self__, depth)
     elif kind is functools.partial:
         yield from _objects_in([value.func, *value.args, *value.keywords.values()], depth)

@@ -20,7 +20,7 @@ from ignite_ipu.loaders import Loaders
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import row_count, split_rows
 from ignite_ipu.session import IPUSession
-from ignite_ipu.step import BatchStep, guarded
+from ignite_ipu.step import BatchStep
 from ignite_ipu.wrappers import unwrapped
 
 __all__ = ["AveragesStep", "create_ipu_averages_evaluator"]
@@ -58,7 +58,7 @@ class AveragesStep(BatchStep):
             BatchError: A function returns something else than one number per sample.
         """
         x, y, counted = self.batch(leaves)
-        with guarded(self.model):
+        with self.guarded():
             y_pred = self.call_model(x)
             sums = []
             for name, function in self.averages.items():

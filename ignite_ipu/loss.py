@@ -17,7 +17,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.loss_rules import LossError, check_loss_module
 from ignite_ipu.python_state import PythonState
-from ignite_ipu.step import BatchStep, check_output, describe_value, guarded
+from ignite_ipu.step import BatchStep, check_output, describe_value
 
 __all__ = ["LossError", "TrainingStep", "find_loss"]
 
@@ -78,7 +78,7 @@ class TrainingStep(BatchStep):
             OutputError: The predictions cannot come back from the device.
         """
         x, y = self.batch(leaves)
-        with guarded(self.model, training=True) as traced:
+        with self.guarded(training=True) as traced:
             y_pred = self.call_model(x)
             if self.predictions:
                 check_output(y_pred)

@@ -13,7 +13,7 @@ from ignite_ipu.compiled_buffers import CompiledBuffers
 from ignite_ipu.copies import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
-from ignite_ipu.host_draws import drawn_since, generator_states
+from ignite_ipu.host_draws import Draws
 from ignite_ipu.options import check_ipus, output_mode
 from ignite_ipu.placing import Placing
 from ignite_ipu.python_state import PythonState
@@ -46,6 +46,7 @@ class Program:
         micro_batches_per_replica: Forward passes of one replica in one call.
         copying: Makes the copies from the device that happen here, and makes good the ones that fail.
         constants: What the program has of buffers as constants, None before it was compiled.
+        drawn: What messages call that which forward has drawn from, or taken from an iterator, in the trace.
         on_trace: Called with this program, a batch's leaves, and the Python values that forward changed in its trace.
     """
 
@@ -74,6 +75,7 @@ class Program:
         self.copying: Callable[[Callable[[], Any]], Any] = _make
         self.on_trace: Callable[[Program, Sequence[Any], List[str]], None] = _nobody
         self.constants: Optional[CompiledBuffers] = None
+        self.drawn: List[str] = []
         self._python: Optional[PythonState] = None
         self._modes: List[bool] = []
         self._traced: List[Hashable] = []
@@ -289,17 +291,20 @@ class Program:
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
         attributes = self.step.python_state()
-        before, states = attributes.values(), generator_states()
+        before, draws = attributes.values(), Draws()
         try:
             placed = contextlib.nullcontext() if self.placing is None else self.placing.applied()
-            with placed, reads_noted(self.step.model, self.training, attributes.roots()):
+            reads = reads_noted(self.step.model, self.training, attributes.roots(), draws)
+            with placed, self.step.noting(draws), reads:
                 self.executor.compile(*leaves)
         except BaseException:
             self.step.forget_layout()
             raise
-        changed, drawn = attributes.changed(before), drawn_since(states)
-        if changed or drawn:
-            self.on_trace(self, leaves, [*changed, *drawn])
+        changed, self.drawn = attributes.changed(before), draws.names()
+        if draws.asked_outside and not changed and not self.drawn:
+            self.drawn = self.step.changed_in_a_call(leaves, self.micro_batches)
+        if changed or self.drawn:
+            self.on_trace(self, leaves, [*changed, *self.drawn])
         # Each trace of the model, another program's too, would change them again.
         self._changed_by_trace = changed
         self._python = self.step.python_state(self.training)

@@ -25,10 +25,11 @@ from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.attribute_reads import READS, is_read, objects_read
-from ignite_ipu.host_draws import drawn_by
+from ignite_ipu.host_draws import Draws
 from ignite_ipu.outer_values import Holder, Inherited, outer_objects, outer_values
+from ignite_ipu.rows import tensors_in
 
-__all__ = ["FROZEN_REMEDY", "PythonState", "changed_by", "changes_in_every_call"]
+__all__ = ["FROZEN_REMEDY", "PythonState", "changed_by", "changed_by_every", "changes_in_every_call"]
 
 FROZEN_REMEDY = (
     "Give it what changes as an argument, and return what it keeps; or register a buffer and write into it in place."
@@ -249,16 +250,54 @@ class PythonState:
                 self._note(found.name, found.holder, found.key, found.value, known)
 
 
-def changed_by(model: nn.Module, call: Callable[[], T]) -> Tuple[T, List[str]]:
-    """Return what `call` returns, and the names of the values of `model` that it has changed, set or deleted.
+def changed_by(model: nn.Module, call: Callable[[Draws], T]) -> Tuple[T, List[str], bool]:
+    """Return what `call` returns, what it has changed, and whether it has asked for the time or for random bytes.
 
-    The states of random generators are among them, and are put back.
+    What it has changed are the names of the values of `model` that it has set or deleted, and of what it has drawn
+    from. Random generators are put back.
+
+    Args:
+        model: The model.
+        call: Called with what notes the draws.
     """
-    state = PythonState(model)
+    state, draws = PythonState(model), Draws()
     before = state.values()
-    result, drawn = drawn_by(call)
+    try:
+        with draws:
+            result = call(draws)
+        drawn = draws.names()
+    finally:
+        draws.put_back()
     changed = state.changed(before)
-    return result, [*(changed if changed or state.complete else ["new ones"]), *drawn]
+    return result, [*(changed if changed or state.complete else ["new ones"]), *drawn], draws.asked_outside
+
+
+def changed_by_every(model: nn.Module, call: Callable[[Draws], T]) -> Tuple[T, List[str]]:
+    """Return what the first call of `call` returns, and the names of what every call changes or finds changed.
+
+    PyTorch's random numbers are the same in a second call.
+
+    Args:
+        model, call: As for `changed_by`; each call begins with the same arguments and buffers.
+    """
+    random_state = torch.random.get_rng_state()
+    result, changed, asked_outside = changed_by(model, call)
+    if changed or asked_outside:
+        # What the first call set up, such as a cache, stays as it is in the second.
+        torch.random.set_rng_state(random_state)
+        second, changed, _ = changed_by(model, call)
+        if asked_outside and not changed and not _same(result, second):
+            changed = ["what it computes from the time or from random bytes"]
+    return result, changed
+
+
+def _same(result: Any, other: Any) -> bool:
+    """Tell whether two calls returned the same numbers."""
+    pairs = zip(tensors_in(result), tensors_in(other))
+    return all(
+        mine.shape == theirs.shape and torch.allclose(mine, theirs, rtol=0, atol=0, equal_nan=True)
+        for mine, theirs in pairs
+    )
 
 
 def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:

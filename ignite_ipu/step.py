@@ -9,20 +9,22 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.attribute_reads import reads_noted
 from ignite_ipu.batches import BatchLayout
 from ignite_ipu.gradient_hooks import GradientHookGuard
+from ignite_ipu.host_draws import Draws
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.own_backwards import own_backwards_refused
 from ignite_ipu.padding import UntrainedPadding
-from ignite_ipu.python_state import PythonState, changed_by
+from ignite_ipu.python_state import PythonState, changed_by_every
 from ignite_ipu.rows import map_tensors, tensors_in
 from ignite_ipu.tracing import declared_as_tracing, without_checkpointing, without_generation_cache
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline.applied import AppliedPlacement
 
-__all__ = ["BatchStep", "EvaluationStep", "OutputError", "check_output", "describe_value", "guarded"]
+__all__ = ["BatchStep", "EvaluationStep", "OutputError", "changed_on_host", "check_output", "describe_value"]
 
 
 class OutputError(TypeError):
@@ -55,6 +57,7 @@ class BatchStep(nn.Module):
         self._layout: List[BatchLayout] = []
         # What puts the model's layers on their IPUs, while it compiles; a list for the same reason.
         self.placements: List[AppliedPlacement] = []
+        self._draws: List[Draws] = []
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -90,6 +93,33 @@ class BatchStep(nn.Module):
         """Return what the compiled step has from Python as constants; `training` is that of `PythonState`."""
         return PythonState(self.model, self.model_fn, self.model_transform, training=training)
 
+    @contextlib.contextmanager
+    def noting(self, draws: Draws) -> Iterator[None]:
+        """Let `draws` note what the model draws while it is traced in the `with` block."""
+        self._draws.append(draws)
+        try:
+            yield
+        finally:
+            self._draws.clear()
+
+    @contextlib.contextmanager
+    def guarded(self, training: bool = False) -> Iterator[bool]:
+        """Refuse what no IPU computes while the model is traced, in training backwards, too; gives whether it is."""
+        traced: bool = backend.poptorch().isRunningOnIpu()
+        if traced:
+            with contextlib.ExitStack() as stack:
+                if training:
+                    stack.enter_context(own_backwards_refused())
+                    stack.enter_context(GradientHookGuard())
+                for draws in self._draws:
+                    stack.enter_context(draws)
+                with LossGuard(), UntrainedPadding(), declared_as_tracing():
+                    with without_checkpointing(training), without_generation_cache(self.model):
+                        yield True
+        else:
+            # On the host PyTorch computes every loss.
+            yield False
+
     def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
         """Return the names of the Python values that the model reads and that a call of it on the host changes.
 
@@ -100,8 +130,7 @@ class BatchStep(nn.Module):
             micro_batches: How many there are in it.
         """
         x = self.batch([leaf[: len(leaf) // micro_batches] for leaf in leaves])[0]
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _copied_buffers(self.model):
-            return changed_by(self.model, lambda: self.call_model(x))[1]
+        return changed_on_host(self.model, lambda: self.call_model(x))
 
     def forget_layout(self) -> None:
         """Let the next batch decide the layout again, for use before a compilation."""
@@ -152,27 +181,28 @@ class EvaluationStep(BatchStep):
             OutputError: The predictions cannot come back from the device.
         """
         (x,) = self.batch(leaves)
-        with guarded(self.model):
+        with self.guarded():
             y_pred = self.call_model(x)
         check_output(y_pred)
         return y_pred
 
 
-@contextlib.contextmanager
-def guarded(model: nn.Module, training: bool = False) -> Iterator[bool]:
-    """Refuse what no IPU computes while `model` is traced, in training backwards, too; gives whether it is."""
-    traced: bool = backend.poptorch().isRunningOnIpu()
-    if traced:
-        with contextlib.ExitStack() as stack:
-            if training:
-                stack.enter_context(own_backwards_refused())
-                stack.enter_context(GradientHookGuard())
-            with LossGuard(), UntrainedPadding(), declared_as_tracing():
-                with without_checkpointing(training), without_generation_cache(model):
-                    yield True
-    else:
-        # On the host PyTorch computes every loss.
-        yield False
+def changed_on_host(model: nn.Module, call: Callable[[], Any]) -> List[str]:
+    """Return the names of what every call of a model on the host changes or finds changed.
+
+    Args:
+        model: The model.
+        call: Calls it. Weights, buffers and random states are left as they are.
+    """
+    from ignite_ipu.deferred.step import natively
+
+    def looked_at(draws: Draws) -> Any:
+        roots = PythonState(model).roots()
+        with _copied_buffers(model), reads_noted(model, model.training, roots, draws):
+            return call()
+
+    with natively(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        return changed_by_every(model, looked_at)[1]
 
 
 @contextlib.contextmanager

@@ -1,44 +1,194 @@
-"""Random numbers of the host in a forward: a warning of engines, which a program that draws once does not repeat."""
+"""Random numbers of the host in a forward: refused in a loop, and a warning of engines, whose programs draw once."""
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import random
+import secrets
+import time
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ignite_ipu import create_ipu_trainer
-from ignite_ipu.host_draws import drawn_by, generator_states
+from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.deferred import CaptureError
+from ignite_ipu.host_draws import Draws, generator_states
+from tests.accelerate_state import forget
 from tests.supervised import network, task
+
+LOADER = torch.utils.data.DataLoader(task(), batch_size=16)
+GLOBAL = np.random.default_rng(0)
+SEEDED = torch.Generator()
+
+
+class Place:
+    """An iterator that counts."""
+
+    def __init__(self):
+        self.place = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.place += 1
+        return self.place
 
 
 class Jittered(nn.Module):
-    def __init__(self, draw):
+    """A network whose inputs are scaled by a number, which a function draws from what the model has."""
+
+    def __init__(self, draw, source=None):
         super().__init__()
-        self.inner, self.draw = network(), draw
+        self.inner, self.draw, self.source = network(), draw, source
 
     def forward(self, x):
-        return self.inner(x * (1 + self.draw()))
+        return self.inner(x * (1 + self.draw(self.source)))
 
 
-@pytest.mark.parametrize(("draw", "name"), [(random.random, "random"), (np.random.rand, "numpy.random")])
-def test_an_engine_warns_of_draws(caplog, draw, name):
+def draw_torch(generator):
+    return torch.rand((), generator=generator)
+
+
+def advanced(iterator):
+    next(iterator)
+    return iterator
+
+
+# What draws, and from what.
+DRAWS = {
+    "the state of random:": lambda: (lambda _: random.random(), None),
+    "the state of numpy.random:": lambda: (lambda _: np.random.rand(), None),
+    "the state of a torch.Generator": lambda: (draw_torch, torch.Generator()),
+    "torch.Generator: draw without generator=": lambda: (lambda _: draw_torch(torch.default_generator), None),
+    "the seed of torch": lambda: (lambda _: draw_torch(torch.manual_seed(0) and None), None),
+    "a numpy.random.Generator": lambda: (lambda rng: rng.normal(), np.random.default_rng()),
+    "numpy.random.Generator: draw": lambda: (lambda _: GLOBAL.normal(), None),
+    "numpy.random.Generator": lambda: (lambda draw: draw(), np.random.default_rng().random),
+    "RandomState": lambda: (lambda rng: rng.rand(), np.random.RandomState()),
+    "PCG64": lambda: (lambda bits: bits.random_raw() % 2, np.random.PCG64()),
+    "a random.Random:": lambda: (lambda rngs: rngs["inputs"][0].gauss(0, 1), {"inputs": [random.Random()]}),
+    "itertools.cycle": lambda: (next, itertools.cycle([0.1, 0.2])),
+    "an iterator, itertools.cycle": lambda: (next, advanced(advanced(itertools.cycle([0.1, 0.2, 0.3])))),
+    "zip": lambda: (lambda pairs: next(pairs)[0], zip([0.1, 0.2] * 9, [1, 2] * 9)),
+    "enumerate": lambda: (lambda items: next(items)[0], enumerate("ab" * 9)),
+    "Place": lambda: (next, Place()),
+    "the time or": lambda: (lambda _: time.perf_counter_ns() % 1000 / 1000, None),
+    "random bytes": lambda: (lambda _: os.urandom(4)[0], None),
+    "the time or from random bytes": lambda: (lambda _: secrets.randbits(32) / 2**32, None),
+    "from random bytes": lambda: (lambda _: random.Random().random(), None),
+}
+# The same numbers in every call, in PyTorch, too.
+SAME = {
+    "a generator of its own": lambda: (lambda _: draw_torch(torch.Generator().manual_seed(1)), None),
+    "one that is seeded again": lambda: (lambda generator: draw_torch(generator.manual_seed(1)), torch.Generator()),
+    "numpy's, seeded": lambda: (lambda _: np.random.default_rng(1).random(), None),
+    "Python's, seeded": lambda: (lambda _: random.Random(1).random(), None),
+    "a clock, for a log": lambda: (lambda _: time.perf_counter() * 0, None),
+    "an iterator that is not moved": lambda: (operator_length, itertools.repeat(1.0, 3)),
+}
+
+
+def operator_length(iterator):
+    return iterator.__length_hint__() / 3
+
+
+def call_in_loop(model, training):
+    """Call a prepared model three times, and return what it says."""
+    forget()
+    accelerator = IPUAccelerator()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    found = []
+    for _ in range(3):
+        if training:
+            output = model.train()(torch.ones(2, 6))
+            accelerator.backward(output.sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with torch.no_grad():
+                output = model.eval()(torch.ones(2, 6))
+        found.append(output.detach() + 0)
+    return found
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_loop_refuses_draws(name, training):
+    """A program would have the number of the trace for ever."""
+    with pytest.raises(CaptureError, match=r"changes Python values in every call \(.*") as error:
+        call_in_loop(Jittered(*DRAWS[name]()), training)
+    assert name in str(error.value)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", SAME)
+def test_numbers_that_stay_are_computed_with(name, training):
+    model = Jittered(*SAME[name]())
+    with torch.no_grad():
+        expected = model(torch.ones(2, 6))
+    for output in call_in_loop(model, training):
+        torch.testing.assert_close(output, expected)
+
+
+def test_a_generator_among_the_arguments_is_refused():
+    class Drawing(nn.Linear):
+        def forward(self, x, rng):
+            return super().forward(x * rng.random())
+
+    for rng in (random.Random(), np.random.default_rng()):
+        forget()
+        model = IPUAccelerator().prepare(Drawing(6, 2))
+        with pytest.raises(CaptureError, match=r"the state of a (random|numpy\.random)\."):
+            model(torch.ones(2, 6), rng)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", DRAWS)
+def test_an_engine_warns_of_draws(caplog, name, training):
     """The same number in every step is not what the author meant."""
-    model = Jittered(draw)
-    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
+    assert name in said_by_engine(caplog, Jittered(*DRAWS[name]()), training)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", SAME)
+def test_an_engine_says_nothing_of_numbers_that_stay(caplog, name, training):
+    assert "every call" not in said_by_engine(caplog, Jittered(*SAME[name]()), training)
+
+
+def said_by_engine(caplog, model, training):
+    if training:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = create_ipu_trainer(model, optimizer, nn.functional.cross_entropy)
+    else:
+        engine = create_ipu_evaluator(model)
     with caplog.at_level(logging.WARNING):
-        trainer.run(torch.utils.data.DataLoader(task(), batch_size=16))
-    assert f"the state of {name}: draw with torch.rand" in caplog.text
+        engine.run(LOADER)
+    return caplog.text
 
 
 def test_draws_are_found_and_undone():
     """The generators go on as if nothing had been drawn."""
-    before = generator_states()
-    result, drawn = drawn_by(lambda: random.random() + np.random.rand())
-    assert len(drawn) == 2
+    rngs = [random.Random(0), np.random.default_rng(0), np.random.RandomState(0), np.random.PCG64(0)]
+    before, generator = generator_states(), torch.Generator().manual_seed(0)
+
+    def draw():
+        return [
+            *(random.random(), np.random.rand(), rngs[0].random(), rngs[1].random(), rngs[2].rand()),
+            *(rngs[3].random_raw(), torch.rand((), generator=generator).item()),
+        ]
+
+    with Draws() as draws:
+        assert all(map(draws.look_at, rngs)) and not draws.look_at(generator)
+        result = draw()
+    assert len(draws.names()) == 7
+    draws.put_back()
     assert generator_states() == before
-    assert drawn_by(lambda: torch.rand(1))[1] == []
-    assert random.random() + np.random.rand() == result
+    with Draws() as draws:
+        torch.rand(1)
+    assert draws.names() == []
+    assert draw() == result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.python_state import changed_by
+from ignite_ipu.attribute_reads import reads_noted
+from ignite_ipu.python_state import changed_by, changed_by_every
 from tests.supervised import assert_same_weights, network, task
 
 
@@ -196,10 +198,24 @@ def test_a_forward_that_counts_its_calls_is_compiled_once_by_each_engine():
 def test_names_of_what_a_call_changes():
     model = Annealed()
 
-    def change():
+    def change(draws):
         model.scale, model.inner[1].note = 2.0, "new"
         return 5
 
-    assert changed_by(model, change) == (5, ["scale"])
-    assert changed_by(model, change) == (5, [])
-    assert changed_by(model, lambda: setattr(model, "other", 1)) == (None, ["new ones"])
+    assert changed_by(model, change) == (5, ["scale"], False)
+    assert changed_by(model, change) == (5, [], False)
+    assert changed_by(model, lambda draws: setattr(model, "other", 1)) == (None, ["new ones"], False)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_asking_for_the_time_is_reported_where_the_numbers_depend_on_it(used):
+    """PyTorch's random numbers are the same in the two calls that are compared."""
+    model, x = nn.Dropout(), torch.ones(8)
+
+    def call(draws):
+        with reads_noted(model, True, draws=draws):
+            now = time.perf_counter_ns() % 1000
+            return model(x) * (now if used else 1.0)
+
+    _, changed = changed_by_every(model, call)
+    assert changed == (["what it computes from the time or from random bytes"] if used else [])

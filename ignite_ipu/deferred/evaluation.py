@@ -15,7 +15,7 @@ from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CalledStep
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.programs import Program
-from ignite_ipu.python_state import PythonState
+from ignite_ipu.python_state import PythonState, changes_in_every_call
 from ignite_ipu.registrations import NEVER, REGISTRATIONS
 from ignite_ipu.rows import split_rows, take_rows
 from ignite_ipu.session import IPUSession
@@ -84,6 +84,10 @@ class CapturedEvaluation:
             program = self._new(model, structure, tensors)
             self._programs[kind, shapes] = program
             outputs = self._call(program, tensors)
+            if program.drawn:
+                self._destroy((kind, shapes))
+                what = f"The forward of {type(model).__qualname__}, called at {current_line()},"
+                raise CaptureError(changes_in_every_call(what, program.drawn))
             # The trace has shown which attributes of the model count.
             del self._programs[kind, shapes]
             kind = self._kind(model, structure, shapes)
@@ -132,7 +136,10 @@ class CapturedEvaluation:
             )
         while len(self._programs) >= _MOST_PROGRAMS:
             self._give_up(next(iter(self._programs)))
-        return self._session.inference.prepare(step, options)
+        program = self._session.inference.prepare(step, options)
+        # With other attributes the next call is another program's.
+        program.on_trace = lambda *trace: None
+        return program
 
     def _note_use(self, key: Hashable) -> None:
         self._programs[key] = self._programs.pop(key)
@@ -146,6 +153,9 @@ class CapturedEvaluation:
                 "for longest is given up for another, and compiled again when it is needed.",
                 _MOST_PROGRAMS,
             )
+        self._destroy(key)
+
+    def _destroy(self, key: Hashable) -> None:
         program = self._programs.pop(key)
         self._by_kind = {kind: known for kind, known in self._by_kind.items() if known is not program}
         self._row_wise.pop(program, None)

@@ -17,7 +17,8 @@ from ignite_ipu.deferred.replaced_buffers import HeldBuffers
 from ignite_ipu.deferred.step import natively
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.gradient_hooks import GradientHookGuard
-from ignite_ipu.python_state import PythonState, changed_by, changes_in_every_call
+from ignite_ipu.host_draws import Draws
+from ignite_ipu.python_state import PythonState, changed_by_every, changes_in_every_call
 from ignite_ipu.tracing import without_generation_cache
 from ignite_ipu.weights import Weights
 
@@ -64,23 +65,22 @@ def called_on_host(
 
     given: List[Any] = []
 
-    def call() -> Any:
+    def call(draws: Draws) -> Any:
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
         given[:] = args, kwargs = put_together(structure, copies)
+        for argument in (*args, *kwargs.values()):
+            draws.look_at(argument)
         with GradientHookGuard(), PackingGuard(), DerivativeGuard(), reads_noted(
-            model, True, PythonState(model).roots()
+            model, True, PythonState(model).roots(), draws
         ):
             # Which leaves there what it finds in the place of each buffer afterwards.
             return torch.func.functional_call(model, left_there, args, kwargs)
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
-        output, changed = changed_by(model, call)
+        output, changed = changed_by_every(model, call)
         held.check(buffers, left_there)
-        if changed:
-            # What the first call set up, such as a cache, stays as it is in the second.
-            _, changed = changed_by(model, call)
     what = f"The forward of {name}, called at {current_line()},"
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))

@@ -21,7 +21,7 @@ from ignite_ipu.deferred.replaced_buffers import HeldBuffers
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.registrations import REGISTRATIONS
-from ignite_ipu.step import BatchStep, guarded
+from ignite_ipu.step import BatchStep, changed_on_host
 
 __all__ = ["NATIVE", "CalledStep", "CapturedStep", "Recipe", "RecipeStep", "natively"]
 
@@ -167,7 +167,7 @@ class CapturedStep(BatchStep):
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
         numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.recipe.inputs) :]))
-        with natively(), guarded(self.model, training=True), half_products(self._half):
+        with natively(), self.guarded(training=True), half_products(self._half):
             results = self._compute(inputs, numbers)
             total: Any = None
             for operation, result in self.recipe.losses:
@@ -238,8 +238,14 @@ class CalledStep(BatchStep):
         return other is self
 
     def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
-        """Return nothing: with other attributes the next call is another program's."""
-        return []
+        """Return the names of what every call on the host changes or finds changed, as another step does."""
+
+        def call() -> Any:
+            args, kwargs = self._arguments([leaf.clone() for leaf in leaves])
+            return self.model(*args, **kwargs)
+
+        with PackingGuard():
+            return changed_on_host(self.model, call)
 
     def forget_layout(self) -> None:
         """Keep everything: the call's structure is given."""
@@ -254,9 +260,8 @@ class CalledStep(BatchStep):
         Raises:
             CaptureError: There are none, or the call replaces buffers.
         """
-        found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
-        args, kwargs = put_together(self._structure, found)
-        with natively(), guarded(self.model), PackingGuard(), DerivativeGuard(), half_products(self._half):
+        args, kwargs = self._arguments(leaves)
+        with natively(), self.guarded(), PackingGuard(), DerivativeGuard(), half_products(self._half):
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self.model(*args, **kwargs)
             held.check(buffers, dict(self.model.named_buffers()))
@@ -267,6 +272,10 @@ class CalledStep(BatchStep):
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
             )
         return tuple(tensors)
+
+    def _arguments(self, leaves: Sequence[Any]) -> Any:
+        found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
+        return put_together(self._structure, found)
 
 
 def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line) -> Any:
