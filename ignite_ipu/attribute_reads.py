@@ -10,15 +10,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import os
 import sys
 import threading
 import weakref
+from contextvars import ContextVar
 from types import (
     BuiltinFunctionType,
     CodeType,
     FrameType,
     FunctionType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -38,10 +41,12 @@ __all__ = ["READS", "ObjectRead", "is_read", "objects_read", "reads_noted", "sto
 # What is read instead of single attributes, by code that looks for them and by copies.
 _ALL = frozenset(["__dict__", "__getstate__"])
 _LOOKS = frozenset([*_ALL, "vars", "getattr", "attrgetter"])
-_CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict)
+_CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict, MappingProxyType)
+_CACHED = type(functools.lru_cache(maxsize=None)(id))
+_LOOK_UP = type(os.environ).__getitem__.__code__
 _LEAVES = (
-    *(int, float, complex, str, bytes, type(None), type, torch.Tensor, torch.dtype, torch.device, np.ndarray),
-    *(FunctionType, BuiltinFunctionType, ModuleType),
+    *(int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device, np.ndarray),
+    *(FunctionType, BuiltinFunctionType, ModuleType, ContextVar),
 )
 _DEEPEST = 4
 _MOST_ELEMENTS = 1024
@@ -169,15 +174,23 @@ class _Watch:
         self._undo: List[Callable[[], None]] = []
         self._classes: Set[type] = set()
         self._ran: Set[CodeType] = set()
+        self._holding: List[Any] = []
         before = sys.getprofile()
         self._undo.append(lambda: sys.setprofile(before))
         sys.setprofile(self._note_call)
         self._libraries = tuple([os.path.dirname(str(each.__file__)) + os.sep for each in (torch, backend.poptorch())])
 
     def end(self) -> None:
-        """Give the classes back what they had."""
-        while self._undo:
-            self._undo.pop()()
+        """Give the classes back what they had, and find the objects that the call has made for all later ones."""
+        try:
+            before = set(self.noted)
+            for value in self._holding[:]:
+                self.look_at(_held(value))
+            made = [key for key in self.noted.keys() - before if not isinstance(self.noted[key][0], type)]
+            self.unwatched.update(made)
+        finally:
+            while self._undo:
+                self._undo.pop()()
 
     def _note_call(self, frame: FrameType, event: str, argument: Any) -> None:
         # Generated code, such as that of data classes, says in its globals whose it is.
@@ -185,6 +198,13 @@ class _Watch:
         self._draws.note_call(frame, event, argument)
         if event == "call" and is_users_file(frame.f_code.co_filename) and is_users_file(file):
             self._ran.add(frame.f_code)
+        elif event == "call" and frame.f_code is _LOOK_UP and is_users_file(_outside_of_os(frame)):
+            self.noted.setdefault(id(os.environ), (os.environ, set()))[1].add(frame.f_locals["key"])
+        elif event == "c_call" and isinstance(getattr(argument, "__self__", None), ContextVar):
+            variable = argument.__self__
+            if is_users_file(frame.f_code.co_filename):
+                self.noted.setdefault(id(variable), (variable, set()))[1].add(variable.name)
+                self.look_at(variable.get(None))
 
     @functools.cached_property
     def mentioned(self) -> Set[Any]:
@@ -235,7 +255,12 @@ class _Watch:
             if id(found) in self.noted or id(found) in self._own or self._draws.look_at(found):
                 continue
             kind = type(found)
-            if issubclass(kind, nn.Module):
+            if issubclass(kind, (type, _CACHED)):
+                if kind is _CACHED or _may_be_the_users(found):
+                    self.noted[id(found)] = (found, set())
+                    self._holding.append(found)
+                    self.look_at(_held(found))
+            elif issubclass(kind, nn.Module):
                 for module in found.modules():
                     if id(module) not in self._own:
                         self.note(module)
@@ -278,11 +303,27 @@ class _Watch:
         self._undo.append(lambda: _put_back(kind, own))
 
 
+def _outside_of_os(frame: FrameType) -> str:
+    """Return the file of the code that has asked for an environment variable."""
+    above = frame.f_back
+    while above is not None and above.f_globals.get("__name__") in ("os", "collections.abc", "_collections_abc"):
+        above = above.f_back
+    return "<frozen>" if above is None else above.f_code.co_filename
+
+
 def _put_back(kind: Any, own: Optional[Any]) -> None:
     if own is None:
         del kind.__getattribute__
     else:
         kind.__getattribute__ = own
+
+
+def _held(value: Any) -> List[Any]:
+    """Return the values of a class's attributes, or what a function has returned that keeps that in a cache."""
+    if not isinstance(value, type):
+        return gc.get_referents(value)
+    own = [base for base in value.__mro__ if _may_be_the_users(base)]
+    return [each for base in own for name, each in vars(base).items() if name[:2] != "__"]
 
 
 def _class_attributes(kind: type) -> Set[str]:
@@ -304,10 +345,15 @@ def _objects_in(value: Any, depth: int = 0) -> Iterator[Any]:
         return
     if issubclass(kind, _CONTAINERS):
         if depth < _DEEPEST and len(value) <= _MOST_ELEMENTS:
-            for element in list(value.values() if issubclass(kind, dict) else value):
+            for element in list(value.values() if issubclass(kind, (dict, MappingProxyType)) else value):
                 yield from _objects_in(element, depth + 1)
     elif issubclass(kind, (MethodType, BuiltinFunctionType)):
         yield from _objects_in(value.__self__, depth)
+    elif issubclass(kind, weakref.ProxyTypes):
+        with contextlib.suppress(ReferenceError):
+            yield from _objects_in(value.__repr__.__self__, depth)
+    elif issubclass(kind, weakref.ref):
+        yield from _objects_in(value(), depth)
     elif kind is functools.partial:
         yield from _objects_in([value.func, *value.args, *value.keywords.values()], depth)
     else:

@@ -1,4 +1,4 @@
-"""Values that code reads by name from outside: globals, closure variables, and what hangs on these or on `self`.
+"""Values that code reads by name from outside: globals, closure variables, imports, what hangs on these or on `self`.
 
 A compiled program has them as constants, like everything in Python. Only the user's own code is searched: what
 libraries keep in their globals is nobody's to anneal.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import importlib.util
+import sys
 import weakref
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, FrozenSet, Iterator, List, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Container, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 from torch import nn
 
@@ -21,7 +23,10 @@ __all__ = ["Holder", "Inherited", "OuterValue", "outer_objects", "outer_values"]
 
 # What each class has of the user's own functions.
 _METHODS: weakref.WeakKeyDictionary[type, List[FunctionType]] = weakref.WeakKeyDictionary()
-_GLOBAL, _CELL, _SELF = "global", "closure", "self"
+_GLOBAL, _CELL, _SELF, _IMPORTED = "global", "closure", "self", "imported"
+# What may be between an import and the variable that it sets.
+_SHUFFLES = frozenset(["ROT_TWO", "SWAP", "POP_TOP"])
+_WITHOUT_MEANING = frozenset(["EXTENDED_ARG", "CACHE"])
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _NEVER_OTHERS = (ModuleType, type)
@@ -216,7 +221,14 @@ def _steps(path: _Path, function: FunctionType, instance: Optional[Any], kinds: 
         value = instance
     else:
         holder: Any = function.__globals__
-        if path.scope == _CELL:
+        if path.scope == _IMPORTED:
+            holder = sys.modules
+            package = function.__globals__.get("__package__")
+            if first.startswith("."):
+                if not package or len(first) - len(first.lstrip(".")) > package.count(".") + 1:
+                    return []
+                first = importlib.util.resolve_name(first, package)
+        elif path.scope == _CELL:
             holder = _Cell((function.__closure__ or ())[function.__code__.co_freevars.index(first)])
         value = holder.get(first)
         steps.append(OuterValue(first, holder, first, value))
@@ -251,13 +263,27 @@ def _paths(code: CodeType) -> FrozenSet[_Path]:
     return frozenset(_read_by(code, code.co_varnames[0] if code.co_argcount else None, frozenset(code.co_freevars)))
 
 
-def _read_by(code: CodeType, own: Optional[str], free: FrozenSet[str]) -> Iterator[_Path]:
-    instructions = list(dis.get_instructions(code))
+def _read_by(
+    code: CodeType, own: Optional[str], free: FrozenSet[str], outside: Mapping[str, Tuple[str, ...]] = {}
+) -> Iterator[_Path]:
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in _WITHOUT_MEANING]
+    # Of variables, the module that was imported, and what of it.
+    imported = dict(outside)
     for number, instruction in enumerate(instructions):
-        scope, name = _scope(instruction, own, free)
+        if instruction.opname == "IMPORT_NAME":
+            level, wanted = [each.argval for each in instructions[number - 2 : number]]
+            # Without a name that is wanted of it, a package comes instead of its module.
+            module = "." * level + (instruction.argval if wanted else instruction.argval.partition(".")[0])
+            found: Tuple[str, ...] = (module,)
+        elif instruction.opname == "IMPORT_FROM":
+            found = (*((module,) if wanted else found), instruction.argval)
+            yield _Path(_IMPORTED, found)
+        elif instruction.opname.startswith("STORE_") and _follows_import(instructions, number):
+            imported[_names(instruction)[0]] = found
+        scope, name = _scope(instruction, own, free, imported)
         if scope is None:
             continue
-        names = [name]
+        names = [*imported[name]] if scope == _IMPORTED else [name]
         for following in instructions[number + 1 :]:
             if following.opname not in _ATTRIBUTE:
                 break
@@ -266,20 +292,32 @@ def _read_by(code: CodeType, own: Optional[str], free: FrozenSet[str]) -> Iterat
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             inner = frozenset(constant.co_freevars)
-            yield from _read_by(constant, own if own in inner else None, free & inner)
+            known = {name: path for name, path in imported.items() if name in inner}
+            yield from _read_by(constant, own if own in inner else None, free & inner, known)
 
 
-def _scope(instruction: dis.Instruction, own: Optional[str], free: FrozenSet[str]) -> Tuple[Optional[str], str]:
-    operation, name = instruction.opname, instruction.argval
+def _follows_import(instructions: Sequence[dis.Instruction], number: int) -> bool:
+    """Tell whether an instruction stores what an import has given."""
+    before = (each.opname for each in reversed(instructions[:number]) if each.opname not in _SHUFFLES)
+    return next(before, "").startswith("IMPORT_")
+
+
+def _names(instruction: dis.Instruction) -> Tuple[Any, ...]:
+    """Return the variables of an instruction: later Pythons store and load two at once."""
+    return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+
+
+def _scope(
+    instruction: dis.Instruction, own: Optional[str], free: FrozenSet[str], imported: Container[str]
+) -> Tuple[Optional[str], str]:
+    operation = instruction.opname
     if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
-        return _GLOBAL, name
-    if operation == "LOAD_DEREF" and name == own:
+        return _GLOBAL, instruction.argval
+    if operation != "LOAD_DEREF" and "LOAD_FAST" not in operation:
+        return None, ""
+    name = _names(instruction)[-1]
+    if name in imported:
+        return _IMPORTED, name
+    if name == own:
         return _SELF, name
-    if operation == "LOAD_DEREF" and name in free:
-        return _CELL, name
-    if operation.startswith("LOAD_FAST"):
-        # Later Pythons load two variables at once.
-        last = name[-1] if isinstance(name, tuple) else name
-        if own is not None and last == own:
-            return _SELF, last
-    return None, ""
+    return (_CELL, name) if operation == "LOAD_DEREF" and name in free else (None, "")

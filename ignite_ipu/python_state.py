@@ -7,15 +7,19 @@ natively in every step.
 
 from __future__ import annotations
 
+import array
 import collections
+import ctypes
 import enum
 import functools
 import inspect
 import marshal
 import operator
+import os
 import zlib
+from contextvars import ContextVar
 from itertools import chain, filterfalse
-from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MappingProxyType, MethodType
 from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Optional, Sequence, Set, Tuple, TypeVar
 
 import numpy as np
@@ -36,7 +40,11 @@ FROZEN_REMEDY = (
 )
 T = TypeVar("T")
 _PLAIN = (int, float, complex, str, bytes, enum.Enum, type(None), torch.dtype)
-_READABLE = (*_PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, frozenset, collections.deque, Iterator)
+_MAPPINGS = (dict, MappingProxyType)
+_COLLECTIONS = (*_MAPPINGS, list, tuple, set, frozenset, collections.deque)
+# Of which the bytes are compared; those of ctypes are what processes share.
+_MEMORY = (array.array, bytearray, memoryview, ctypes.Structure.__mro__[1])
+_READABLE = (*_PLAIN, torch.Tensor, np.ndarray, *_COLLECTIONS, *_MEMORY, Iterator)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 _FIXED = (*_PLAIN, *_FUNCTIONS)
 # Of PyTorch's layers only numbers such as rates can change, and functions: the rest says of which shape they were made.
@@ -45,11 +53,21 @@ _CHILDREN = "_modules"
 _WITHIN = (_CHILDREN, "_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in _HOOKS]
-_COLLECTIONS = (dict, list, tuple, set, frozenset, collections.deque)
 _OWN = frozenset([*vars(nn.Module()), "_is_full_backward_hook", "_forward_hooks_always_called"])
 _LONGEST = 64
 # The attributes of a module are faster to read than the module.
 _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
+
+
+class _Looked:
+    """An environment variable, or a variable of a context."""
+
+    def __init__(self, variables: Any) -> None:
+        self._variables = variables
+
+    def get(self, name: str) -> Any:
+        """Return its value, None for none."""
+        return self._variables.get(None if isinstance(self._variables, ContextVar) else name)
 
 
 class PythonState:
@@ -161,7 +179,9 @@ class PythonState:
             names = set(attributes) if read.names is None else read.names
             for name in sorted(names - _OWN if id(found) in inside else names):
                 holder: Any = next((each for each in (attributes, *inner) if name in each), None)
-                if holder is None:
+                if isinstance(found, (ContextVar, type(os.environ))):
+                    holder = _Looked(found)
+                elif holder is None:
                     holder = Inherited(found)
                 value = holder.get(name)
                 if not isinstance(holder, Inherited) or isinstance(value, _READABLE):
@@ -313,7 +333,7 @@ def _value(value: Any) -> Hashable:
     if isinstance(value, _COLLECTIONS):
         if len(value) > _LONGEST:
             return _long_value(value)
-        if isinstance(value, dict):
+        if isinstance(value, _MAPPINGS):
             return tuple([(_value(key), _value(item)) for key, item in value.items()])
         items = map(_value, value)
         return frozenset(items) if isinstance(value, (set, frozenset)) else tuple(items)
@@ -321,6 +341,9 @@ def _value(value: Any) -> Hashable:
         return value
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype.str, zlib.crc32(np.ascontiguousarray(value).tobytes())
+    if isinstance(value, _MEMORY):
+        memory: Any = value
+        return zlib.crc32(memoryview(memory).tobytes())
     if isinstance(value, torch.Tensor):
         # A tensor that is replaced is another object, and one that is written into has another version.
         with torch._C.DisableTorchFunctionSubclass():
@@ -341,6 +364,6 @@ def _long_value(value: Any) -> Hashable:
         # Later formats write down which objects are the same, too.
         contents = marshal.dumps(list(value) if isinstance(value, collections.deque) else value, 2)
     except ValueError:
-        items = value.items() if isinstance(value, dict) else value
+        items = value.items() if isinstance(value, _MAPPINGS) else value
         return tuple(map(_value, items))
     return len(value), zlib.crc32(contents)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import contextvars
 import copy
 import functools
 import gc
+import multiprocessing
 import operator
+import os
 import threading
 import types
 import weakref
@@ -125,6 +129,139 @@ def test_what_a_loop_keeps_on_its_model_does_not(way):
     several = way in ("dictionary", "variables", "copy")
     assert (capture.training.compilations > 1) == several
     assert (len(capture.session.evaluations) > 1) == several
+
+
+class Settings:
+    """A configuration that code gets at without an attribute of the model."""
+
+    only = None
+
+    def __init__(self):
+        self.factor = 1.0
+
+    @classmethod
+    def get(cls):
+        cls.only = cls.only or cls()
+        return cls.only
+
+
+@functools.lru_cache(maxsize=None)
+def cached_settings():
+    return Settings()
+
+
+SETTINGS, DICTIONARY, CONTEXT = Settings(), {"factor": 1.0}, contextvars.ContextVar("factor", default=1.0)
+SEEN, WEAK, PROXY = types.MappingProxyType(DICTIONARY), weakref.ref(SETTINGS), weakref.proxy(SETTINGS)
+ARRAY, BYTES, SHARED = array.array("d", [1.0]), bytearray(8), multiprocessing.Value("d", 1.0)
+SEVERAL = multiprocessing.Array("d", [1.0])
+VARIABLE = "IGNITE_IPU_TEST_FACTOR"
+
+
+def write_variable(factor):
+    os.environ[VARIABLE] = str(factor)
+
+
+# How a forward reads a factor, and how a loop writes it.
+SOURCES = {
+    "one instance": (lambda: Settings.get().factor, lambda factor: setattr(Settings.get(), "factor", factor)),
+    "a cache": (
+        lambda: cached_settings().factor,
+        lambda factor: setattr(cached_settings(), "factor", factor),
+    ),
+    "a weak reference": (lambda: WEAK().factor, lambda factor: setattr(SETTINGS, "factor", factor)),
+    "a weak proxy": (lambda: PROXY.factor, lambda factor: setattr(SETTINGS, "factor", factor)),
+    "a view of a dictionary": (lambda: SEEN["factor"], lambda factor: DICTIONARY.update(factor=factor)),
+    "an array": (lambda: ARRAY[0], lambda factor: operator.setitem(ARRAY, 0, factor)),
+    "bytes": (lambda: float(BYTES[0]), lambda factor: operator.setitem(BYTES, 0, int(factor))),
+    "a shared value": (lambda: SHARED.value, lambda factor: setattr(SHARED, "value", factor)),
+    "shared values": (lambda: SEVERAL[0], lambda factor: operator.setitem(SEVERAL, 0, factor)),
+    "a context": (CONTEXT.get, CONTEXT.set),
+    "a context's, in a function": (lambda: CONTEXT.get(), CONTEXT.set),
+    "the environment": (lambda: float(os.environ[VARIABLE]), write_variable),
+    "the environment, if there": (lambda: float(os.environ.get(VARIABLE, "1")), write_variable),
+    "the environment, by function": (lambda: float(os.getenv(VARIABLE)), write_variable),
+}
+
+
+class Sourced(nn.Module):
+    """Reads its factor from outside."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.layers, self.read = network(), read
+
+    def forward(self, x):
+        return self.layers(x) * self.read()
+
+
+def outputs(model, write, evaluate):
+    """Return what is computed for factors that change."""
+    found = []
+    for factor in (1.0, 2.0, 3.0):
+        write(factor)
+        found.append(evaluate(model))
+    return found
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("how", ["training", "evaluation", "engine"])
+def test_what_is_read_counts_wherever_it_is(source, how, monkeypatch):
+    """Objects that functions return, memory that is shared, variables of contexts and of the environment."""
+    monkeypatch.setenv(VARIABLE, "1")
+    read, write = SOURCES[source]
+    x = BATCHES[0][0]
+    native = Sourced(read)
+    model = copy.deepcopy(native)
+    expected = outputs(native, write, lambda model: model(x).detach())
+    if how == "engine":
+        evaluator = create_ipu_evaluator(model)
+        found = outputs(model, write, lambda model: evaluator.run([BATCHES[0]]).output[0])
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        model, optimizer, backward = on_device(model, optimizer)
+
+        def train(model):
+            output = model(x)
+            backward(output.sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            return output.detach() + 0
+
+        def evaluate(model):
+            with torch.no_grad():
+                return model.eval()(x)
+
+        found = outputs(model, write, train if how == "training" else evaluate)
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_instance_that_the_first_call_makes_counts(monkeypatch):
+    """It is the one of all later calls."""
+    monkeypatch.setattr(Settings, "only", None)
+    _, model = run(Model(lambda model: Settings.get().factor), on_device, changes=False)
+    assert captured(model).training.compilations == 1
+    x, Settings.only.factor = BATCHES[0][0], 3.0
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), 3 * model.layers(x))
+
+
+class Box:
+    """What a function makes anew in each call, and what refers to itself."""
+
+    def __init__(self, value):
+        self.value, self.itself = value, self
+
+
+def made(value):
+    return Box(value)
+
+
+def test_objects_that_a_call_makes_compile_nothing_again():
+    model = Model(lambda model: made(1.0).itself.value)
+    _, model = run(model, on_device, changes=False)
+    capture = captured(model)
+    assert capture.training.compilations == 1
+    assert len(capture.session.evaluations) == 1
 
 
 def test_engines_compile_once():

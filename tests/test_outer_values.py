@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import textwrap
+import types
 import weakref
 from typing import Any, Dict, Tuple
 
@@ -107,6 +109,26 @@ NOTICED = {
         "beta = 2.0",
     ),
     "the closure of one": ("def forward(self, x): return self.config(x)", CLOSURE, "change()"),
+    "a module that forward imports": (
+        "def forward(self, x):\n    import users_settings\n    return x * users_settings.beta",
+        "",
+        "import users_settings; users_settings.beta = 2.0",
+    ),
+    "one by another name": (
+        "def forward(self, x):\n    import users_settings as c\n    return sum([x * c.inner.beta for _ in 'ab'])",
+        "",
+        "import users_settings; users_settings.inner.beta = 2.0",
+    ),
+    "a name of one": (
+        "def forward(self, x):\n    from users_settings import inner, beta as b\n    return x * b",
+        "",
+        "import users_settings; users_settings.beta = 2.0",
+    ),
+    "an object of one": (
+        "def forward(self, x):\n    from users_settings import beta, inner\n    return x * inner.beta",
+        "",
+        "import users_settings; users_settings.inner.beta = 2.0",
+    ),
     "a part of a model": ("def forward(self, x): return x * beta", "model = nn.Sequential(model)", "beta = 2.0"),
 }
 
@@ -123,8 +145,26 @@ UNNOTICED = {
         "beta = 2.0",
     ),
     "the same value again": ("def forward(self, x): return x * beta * cfg.beta", "", "beta = cfg.beta = 1.0"),
+    "another name of a module that forward imports": (
+        "def forward(self, x):\n    import users_settings\n    return x * users_settings.beta",
+        "",
+        "import users_settings; users_settings.unused = 2.0",
+    ),
+    "the text of a name": (
+        "def forward(self, x):\n    import users_settings as c\n    return x * ord('c') * len(()) + c.beta",
+        "",
+        "import users_settings; users_settings.unused = 3.0",
+    ),
     "a library's own": ("def forward(self, x): return x * math.pi", "", "math.beta = 1; del math.beta"),
 }
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give programs a module of their own to import."""
+    module = types.ModuleType("users_settings")
+    vars(module).update(beta=1.0, unused=1.0, inner=types.SimpleNamespace(beta=1.0), __file__="users_settings.py")
+    monkeypatch.setitem(sys.modules, "users_settings", module)
 
 
 def run(methods: str, rest: str) -> Dict[str, Any]:
@@ -155,6 +195,18 @@ def test_changes_of_what_forward_computes_are_noticed(name):
 @pytest.mark.parametrize("name", UNNOTICED)
 def test_other_changes_are_not(name):
     assert before_and_after(UNNOTICED[name]) == (False, False)
+
+
+def test_relative_imports_are_followed(monkeypatch):
+    """Of a package, and nowhere outside of one, where they would fail when they are run."""
+    names = run("def forward(self, x):\n    from .settings import beta\n    return x * beta", "")
+    monkeypatch.setitem(sys.modules, "users.settings", sys.modules["users_settings"])
+    for package, found in (("users", ["users.settings.beta"]), ("", []), (None, [])):
+        names["__package__"] = package
+        state = PythonState(names["model"])
+        values = state.values()
+        sys.modules["users_settings"].beta += 1
+        assert state.changed(values) == [name.replace("users", "", 1) for name in found]
 
 
 def test_names_say_where_values_are():
