@@ -341,14 +341,15 @@ def _objects_in(value: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the objects that a value is or holds."""
     # isinstance() would read the class of a value, which is a read, too.
     kind = type(value)
+    if issubclass(kind, (MethodType, BuiltinFunctionType)):
+        yield from _objects_in(value.__self__, depth)
+        return
     if issubclass(kind, _LEAVES):
         return
     if issubclass(kind, _CONTAINERS):
         if depth < _DEEPEST and len(value) <= _MOST_ELEMENTS:
             for element in list(value.values() if issubclass(kind, (dict, MappingProxyType)) else value):
                 yield from _objects_in(element, depth + 1)
-    elif issubclass(kind, (MethodType, BuiltinFunctionType)):
-        yield from _objects_in(value.__self__, depth)
     elif issubclass(kind, weakref.ProxyTypes):
         with contextlib.suppress(ReferenceError):
             yield from _objects_in(value.__repr__.__self__, depth)

@@ -280,7 +280,7 @@ def test_engines_compile_once():
     assert len(compiled) == 4
 
 
-class Settings:
+class Slotted:
     """What a model reads beside its attributes; nothing can refer to it weakly."""
 
     __slots__ = ("factor", "inner", "model")
@@ -295,7 +295,7 @@ class Settings:
         (lambda settings: settings, lambda model: model.held.factor),
         (lambda settings: {"of": [settings]}, lambda model: model.held["of"][0].factor),
         (lambda settings: types.SimpleNamespace(of=settings), lambda model: model.held.of.factor),
-        (lambda settings: Settings(None, inner=settings), lambda model: model.held.inner.factor),
+        (lambda settings: Slotted(None, inner=settings), lambda model: model.held.inner.factor),
         (lambda settings: functools.partial(pow, settings), lambda model: model.held.args[0].factor),
     ],
 )
@@ -304,7 +304,7 @@ def test_objects_with_slots_count_and_do_not_keep_the_model(hold, read):
 
     def train():
         model = Model(read)
-        settings = Settings(model)
+        settings = Slotted(model)
         model.held = hold(settings)
         trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
         compiled = []

@@ -76,11 +76,12 @@ def called_on_host(
             model, True, PythonState(model).roots(), draws
         ):
             # Which leaves there what it finds in the place of each buffer afterwards.
-            return torch.func.functional_call(model, left_there, args, kwargs)
+            output = torch.func.functional_call(model, left_there, args, kwargs)
+        held.check(buffers, left_there)
+        return output
 
     with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
         output, changed = changed_by_every(model, call)
-        held.check(buffers, left_there)
     what = f"The forward of {name}, called at {current_line()},"
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))

@@ -6,7 +6,7 @@ import dis
 import functools
 import os
 import sys
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -35,7 +35,7 @@ class Line(Tuple[CodeType, int]):
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function as if it stood at this line, for compilers and tracebacks that name the line of a call."""
         here = _CALL.replace(co_filename=self[0].co_filename, co_name=self[0].co_name, co_firstlineno=self._number())
-        return eval(here, {"function": function, "args": args, "kwargs": kwargs})
+        return FunctionType(here, {"function": function, "args": args, "kwargs": kwargs})()
 
     def _number(self) -> int:
         code, instruction = self
