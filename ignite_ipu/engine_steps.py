@@ -80,6 +80,7 @@ def ipu_evaluation_step(
     output_transform: Callable[[Any, Any, Any], Any] = predictions_and_targets,
     model_fn: Callable[[nn.Module, Any], Any] = call_model,
     half: bool = False,
+    model: Optional[nn.Module] = None,
 ) -> Step:
     """Return the step function of an evaluator, for an `Engine` of your own; it always uses the newest weights.
 
@@ -95,14 +96,16 @@ def ipu_evaluation_step(
         output_transform: Called with `x, y, y_pred`; returns the engine's `state.output`.
         model_fn: Calls the model with the inputs, inside the compiled program.
         half: Whether products run in half precision, by the rule of `ignite_ipu.mixed_precision`.
+        model: Which part of the session's model is evaluated; None for all of it.
     """
+    evaluated = session.model if model is None else model
     program: Optional[Program] = None
     trainers = 0
 
     def step(engine: Engine, batch: Any) -> Any:
         nonlocal program, trainers
         if program not in session.evaluations or trainers != session.trainers:
-            module = EvaluationStep(session.model, model_fn=model_fn, model_transform=model_transform, half=half)
+            module = EvaluationStep(evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
             wanted = (options or session.inference.options)()
             program = session.inference.prepare(module, wanted, pipeline, instead_of=program)
             trainers = session.trainers

@@ -288,6 +288,7 @@ def create_ipu_evaluator(
         output_transform=output_transform,
         model_fn=model_fn,
         half=amp_mode is not None,
+        model=model,
     )
     evaluator = IPUEngine(process, session, loaders)
     for name, metric in (metrics or {}).items():

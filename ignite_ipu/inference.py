@@ -160,6 +160,7 @@ class Inference:
         return guard.evaluate(program, functools.partial(self._infer, program, parts))
 
     def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
+        self._session.check_evaluation()
         self._session.changes.follow(program)
         leaves = program.arguments(*parts)
         return self.call(program, leaves, parts[0] if len(parts) == 1 else parts)
@@ -171,7 +172,8 @@ class Inference:
         if not program.ready:
             session.make_room_for(program)
             session.weights.to_host()  # loading uploads the host's
-            program.load(leaves, x)
+            with session.while_loading():
+                program.load(leaves, x)
         assert program.executor is not None
         session.active = program
         session.weights.to_inference(program.executor)

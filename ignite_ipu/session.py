@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -53,6 +54,8 @@ class IPUSession:
         active: The program that was called last.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
         guard: Makes the device calls instead of this session, if there is one: a `Recovery` handler's.
+        while_loading: Gives the context in which programs are compiled and brought to their IPUs.
+        check_evaluation: Called before each evaluation, to refuse it.
         refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
             once; None to warn of what a trace has changed, be it in every call or a cache of the first.
         shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
@@ -73,6 +76,8 @@ class IPUSession:
         self.inference = Inference(self)
         self.active: Optional[Program] = None
         self.guard: Optional[CallGuard] = None
+        self.while_loading: Callable[[], ContextManager[Any]] = contextlib.nullcontext
+        self.check_evaluation: Callable[[], None] = _anything
         self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.shares_ipus = False
         self.data: Optional[str] = None
@@ -242,15 +247,12 @@ class IPUSession:
             x, y = program.returned_rows((x, y))
         return x, y, y_pred, program.mean_loss(loss)
 
-    def prepare_call(
-        self, leaves: Sequence[Any], batch: Any, before_loading: Callable[[], None] = lambda: None
-    ) -> Callable[..., Any]:
+    def prepare_call(self, leaves: Sequence[Any], batch: Any) -> Callable[..., Any]:
         """Bring the training program to its IPUs, with the newest weights and hyper-parameters; returns the executor.
 
         Args:
             leaves: What the program will be called with.
             batch: The batch they come from.
-            before_loading: Called before the program is compiled or loaded.
 
         Raises:
             SessionError: Somebody has registered hooks on gradients.
@@ -266,13 +268,13 @@ class IPUSession:
         self.shared.take_over()
         executor = program.executor
         if executor is None or not executor.isAttachedToDevice():
-            before_loading()
             if not program.compiled:
                 trained.check_any_trained()
             self.make_room_for(program)
-            if executor is None:
-                link.prepare()
-            program.load(leaves, batch)
+            with self.while_loading():
+                if executor is None:
+                    link.prepare()
+                program.load(leaves, batch)
             executor = program.executor
         assert executor is not None
         if link.push(executor):
@@ -381,6 +383,7 @@ class IPUSession:
         self._end_guard()
         if self._loading is not None:
             self._loading()
+        self.while_loading, self.check_evaluation = contextlib.nullcontext, _anything
         self.evaluations.clear()
         forget(self)
         refuse_losses(lost)
@@ -427,6 +430,10 @@ class IPUSession:
 
     def __repr__(self) -> str:
         return summarise(self)
+
+
+def _anything() -> None:
+    pass
 
 
 def _check_model(model: nn.Module) -> None:

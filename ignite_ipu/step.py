@@ -15,6 +15,7 @@ from ignite_ipu.gradient_hooks import GradientHookGuard
 from ignite_ipu.host_draws import Draws
 from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
+from ignite_ipu.natively import NATIVE, natively
 from ignite_ipu.own_backwards import own_backwards_refused
 from ignite_ipu.padding import UntrainedPadding
 from ignite_ipu.python_state import PythonState, changed_by_every
@@ -108,6 +109,7 @@ class BatchStep(nn.Module):
         traced: bool = backend.poptorch().isRunningOnIpu()
         if traced:
             with contextlib.ExitStack() as stack:
+                stack.enter_context(NATIVE)
                 if training:
                     stack.enter_context(own_backwards_refused())
                     stack.enter_context(GradientHookGuard())
@@ -194,7 +196,6 @@ def changed_on_host(model: nn.Module, call: Callable[[], Any]) -> List[str]:
         model: The model.
         call: Calls it. Weights, buffers and random states are left as they are.
     """
-    from ignite_ipu.deferred.step import natively
 
     def looked_at(draws: Draws) -> Any:
         roots = PythonState(model).roots()

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ignite_ipu.deferred.step import NATIVE
+from ignite_ipu.natively import NATIVE
 
 __all__ = ["CAPTURE", "capturing_class", "release_class"]
 

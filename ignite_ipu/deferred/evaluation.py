@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -35,15 +35,11 @@ class CapturedEvaluation:
     Args:
         session: The model's session.
         settings: How to compile.
-        before_loading: Called before a program is compiled or loaded.
     """
 
-    def __init__(
-        self, session: IPUSession, settings: CaptureSettings, before_loading: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
         self._session = session
         self._settings = settings
-        self._before_loading = before_loading
         # Beginning with the one that was not used for longest.
         self._programs: Dict[Hashable, Program] = {}
         self._by_kind: Dict[Hashable, Program] = {}
@@ -179,7 +175,6 @@ class CapturedEvaluation:
         self._session.weights.notice_edits()
         self._session.changes.follow_buffers(program)
         if not program.ready:
-            self._before_loading()
             for other in self._programs.values():
                 if other is not program:
                     # One at a time is on IPUs: a loop evaluates one kind of batch after another.

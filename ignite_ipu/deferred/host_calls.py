@@ -14,10 +14,10 @@ from ignite_ipu.deferred.input_gradients import DerivativeGuard
 from ignite_ipu.deferred.lines import current_line
 from ignite_ipu.deferred.packing import PackingGuard
 from ignite_ipu.deferred.replaced_buffers import HeldBuffers
-from ignite_ipu.deferred.step import natively
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.gradient_hooks import GradientHookGuard
 from ignite_ipu.host_draws import Draws
+from ignite_ipu.natively import natively
 from ignite_ipu.python_state import PythonState, changed_by_every, changes_in_every_call
 from ignite_ipu.tracing import without_generation_cache
 from ignite_ipu.weights import Weights

@@ -6,8 +6,9 @@ weights.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Tuple
 
 import torch
 from torch import nn
@@ -93,11 +94,12 @@ class CapturedModel:
         self.session.refuse_second_trainer()
         self._clip_remedy = clip_remedy
         self._gradients = DeviceGradients(model, clip_remedy)
-        # A compiler that looks at gradients shall find none.
-        self.training = CapturedTraining(self.session, settings, self._gradients.remove)
-        self.evaluation = CapturedEvaluation(self.session, settings, self._gradients.remove)
+        self.training = CapturedTraining(self.session, settings)
+        self.evaluation = CapturedEvaluation(self.session, settings)
         self._edits = WeightEdits(self.session.weights)
         self._buffer_writes = BufferWrites()
+        self.session.while_loading = self._without_gradients
+        self.session.check_evaluation = self._check_evaluation
         self._tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         own(self, {name: tensor for name, tensor in self._tensors.items() if joins or parameter_of(tensor) is None})
 
@@ -128,11 +130,7 @@ class CapturedModel:
             return self._record(args, kwargs)
         whole = self.whole
         whole._buffer_writes.check_evaluation(self)
-        try:
-            output = whole.evaluation.run(args, kwargs, self.model)
-        finally:
-            if whole.pending:
-                whole._gradients.place()
+        output = whole.evaluation.run(args, kwargs, self.model)
         return with_gradients(output, (args, kwargs), self._is_trained()) if torch.is_grad_enabled() else output
 
     def _is_trained(self) -> bool:
@@ -204,6 +202,19 @@ class CapturedModel:
             for leaf in leaves
         ]
         return called_on_host(self.model, structure, values, self.whole.session.weights, self.name)
+
+    def _check_evaluation(self) -> None:
+        self._buffer_writes.check_evaluation(self)
+
+    @contextlib.contextmanager
+    def _without_gradients(self) -> Iterator[None]:
+        """Take gradients off for a compiler that looks at them, until the `with` block ends."""
+        self._gradients.remove()
+        try:
+            yield
+        finally:
+            if self.pending:
+                self._gradients.place()
 
     # -- updates --------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import threading
-from typing import Any, Dict, FrozenSet, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Hashable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -20,37 +18,10 @@ from ignite_ipu.deferred.packing import PackingGuard
 from ignite_ipu.deferred.replaced_buffers import HeldBuffers
 from ignite_ipu.deferred.structure import Structure, put_together, take_apart
 from ignite_ipu.mixed_precision import half_products
-from ignite_ipu.registrations import REGISTRATIONS
+from ignite_ipu.natively import natively
 from ignite_ipu.step import BatchStep, changed_on_host
 
-__all__ = ["NATIVE", "CalledStep", "CapturedStep", "Recipe", "RecipeStep", "natively"]
-
-
-class _Native(threading.local):
-    """Whether captured models run as the ordinary modules they are in this thread, as they do while they are traced.
-
-    Attributes:
-        depth: How many `natively()` blocks are open; captured models run natively while there are any.
-    """
-
-    depth = 0
-
-
-NATIVE = _Native()
-
-
-@contextlib.contextmanager
-def natively() -> Iterator[None]:
-    """Let captured models run as ordinary modules in the `with` block.
-
-    What they register themselves while they are traced, such as a cache, is part of the trace and does not count.
-    """
-    NATIVE.depth += 1
-    try:
-        with REGISTRATIONS.uncounted():
-            yield
-    finally:
-        NATIVE.depth -= 1
+__all__ = ["CalledStep", "CapturedStep", "Recipe", "RecipeStep"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,6 @@ class CapturedTraining:
     Args:
         session: The model's session.
         settings: How to compile.
-        before_loading: Called before a program is compiled or loaded.
 
     Attributes:
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
@@ -101,9 +100,7 @@ class CapturedTraining:
         modes: The modes of the model.
     """
 
-    def __init__(
-        self, session: IPUSession, settings: CaptureSettings, before_loading: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
         self.session = session
         self.settings = settings
         self.max_grad_norm = settings.max_grad_norm
@@ -114,7 +111,6 @@ class CapturedTraining:
         self._base = settings.base_options()
         self._replicas = int(self._base.replication_factor)
         self._recipes = Recipes()
-        self._before_loading = before_loading
         self._compiled: Optional[_Compiled] = None
         # What made the last update, be it compiled for another optimizer.
         self._last: Optional[_Compiled] = None
@@ -231,7 +227,7 @@ class CapturedTraining:
             self._follow_buffers()
         leaves = _leaves(batches, compiled)
         try:
-            results = self.session.prepare_call(leaves, leaves[0], self._before_loading)(*leaves)
+            results = self.session.prepare_call(leaves, leaves[0])(*leaves)
         except Exception as error:
             self._compiled = None
             if "out of memory" in str(error).lower():

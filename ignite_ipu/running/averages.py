@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch.optim.swa_utils
 
-from ignite_ipu.deferred.step import natively
+from ignite_ipu.natively import natively
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches

@@ -25,7 +25,7 @@ from ignite_ipu.deferred import (
 )
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.optimizer import release_optimizer
-from ignite_ipu.deferred.step import NATIVE, natively
+from ignite_ipu.natively import NATIVE, natively
 from ignite_ipu.running.data_edits import substitute_data
 from ignite_ipu.running.engine_weights import EngineWeights
 from ignite_ipu.running.exports import is_exported
