@@ -130,23 +130,28 @@ class Towers:
 
     def step(self, engine: Engine, batch: Any) -> None:
         self.optimizer.zero_grad()
-        self.body.train()
+        self.body.train(), self.head.train()
         F.cross_entropy(self.head(self.body(batch[0])), batch[1]).backward()
         self.optimizer.step()
 
 
-def test_an_evaluator_of_one_of_several_models() -> None:
-    """Of models that are trained together it evaluates the one that it was made for."""
+@pytest.mark.parametrize("made", ["before", "between"])
+def test_an_evaluator_of_one_of_several_models(made: str) -> None:
+    """Of models that are trained together it evaluates the one that it was made for, whenever it was made."""
     outputs = []
     for captures in (False, True):
         towers = Towers()
-        trainer = Engine(ipu_step(towers.step) if captures else towers.step)
-        trainer.run(BATCHES)
         make = create_ipu_evaluator if captures else create_supervised_evaluator
-        evaluator = make(towers.body, output_transform=lambda x, y, y_pred: y_pred)
-        found = [evaluator.run(HELD_BACK[:1]).output]
-        trainer.run(BATCHES)
-        outputs.append([*found, evaluator.run(HELD_BACK[:1]).output])
+        evaluators, found = [], []
+        trainer = Engine(ipu_step(towers.step) if captures else towers.step)
+        for number in range(3):
+            if number == (made == "between"):
+                models = (towers.body, towers.head)
+                evaluators = [make(model, output_transform=lambda x, y, y_pred: y_pred) for model in models]
+            for evaluator, x in zip(evaluators, (X[:8], torch.ones(8, 16))):
+                found.append(evaluator.run([(x, Y[:8])]).output)
+            trainer.run(BATCHES)
+        outputs.append(found)
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
 
 

@@ -44,7 +44,8 @@ def ipu_step(
 
     Args:
         train_step: Called with engine and batch.
-        model: The model that is trained. When None, it is found among the variables that the function uses.
+        model: The model that is trained. When None, it is found among the variables that the function uses. So are
+            models without parameters that require gradients, whose calls are part of the step.
         optimizer: Its optimizer, found in the same way when None.
         options: `poptorch.Options` for training; deviceIterations and gradientAccumulation stay 1.
         replication_factor: Replicas that share the micro-batches of an update.
@@ -80,7 +81,7 @@ def ipu_step(
         share_ipus=share_ipus,
     )
     found = list(_used_by(train_step, set()))
-    models = [model] if model is not None else _unique(found, _is_trainable)
+    models = [model] if model is not None else _unique(found, _has_parameters)
     optimizers = [optimizer] if optimizer is not None else _unique(found, _is_optimizer)
     for what, objects, keyword in (("model", models, "model"), ("optimizer", optimizers, "optimizer")):
         if not objects:
@@ -106,8 +107,8 @@ class _Step:
 
     @property
     def session(self) -> Any:
-        """The session of the first model."""
-        return self.captures[0].session
+        """The session of the first model that is trained."""
+        return min(self.captures, key=lambda capture: capture.is_frozen).session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return with_known_values(self._train_step, *args, **kwargs)
@@ -150,7 +151,7 @@ def _inside(module: nn.Module) -> Iterator[nn.Module]:
     return (child for child in module.modules() if child is not module)
 
 
-def _is_trainable(value: Any) -> bool:
+def _has_parameters(value: Any) -> bool:
     return isinstance(value, nn.Module) and any(True for _ in value.parameters())
 
 

@@ -1,7 +1,8 @@
-"""Models that one optimizer trains: an encoder and a decoder, two towers, a backbone and its head.
+"""Models that one step trains: an encoder and a decoder, two towers, a frozen backbone and its head.
 
 To PyTorch they are separate modules; PopTorch compiles one. So they become the children of one module as soon as it is
-seen that one optimizer holds parameters of several, and each stays the object that the user calls.
+seen that one optimizer holds parameters of several, or that a loss is computed with frozen ones, and each stays the
+object that the user calls.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class JoinedModels(nn.Module):
         raise CaptureError("Models that are trained together are called one by one.")
 
 
-def join(captures: List[CapturedModel], optimizer: str) -> CapturedModel:
+def join(captures: List[CapturedModel], reason: str) -> CapturedModel:
     """Return what captures several models as one from now on.
 
     Args:
-        captures: What has captured each.
-        optimizer: What messages call the optimizer that they have in common.
+        captures: What has captured each, the trained ones first.
+        reason: What they have in common, as messages begin.
 
     Raises:
-        CaptureError: A module is part of two of them, or an engine evaluates one of them.
+        CaptureError: A module is part of two of them.
     """
     parts: List[CapturedModel] = []
     tops: List[nn.Module] = []
@@ -62,15 +63,9 @@ def join(captures: List[CapturedModel], optimizer: str) -> CapturedModel:
     if len(set(modules)) < len(modules):
         names = " and ".join(sorted(capture.name for capture in captures))
         raise CaptureError(
-            f"The {optimizer} holds parameters of {names}, which share submodules and are called separately. Put them "
+            f"{reason} {names}, which share submodules and are called separately. Put them "
             "into one nn.Module whose forward does both, and call that."
         )
-    for capture in captures:
-        if capture.session.has_engines:
-            raise CaptureError(
-                f"An evaluator of {capture.name} was made before the {optimizer} trained it together with others. "
-                "Make it after the first step of that training, or write the evaluation out."
-            )
     for capture in captures:
         # What has been trained alone goes on together with the others.
         capture.training.forget_program()

@@ -17,7 +17,7 @@ from ignite_ipu.deferred.buffer_writes import BufferWrites
 from ignite_ipu.deferred.capturing_class import CAPTURE, capturing_class, release_class
 from ignite_ipu.deferred.device_gradients import DeviceGradients
 from ignite_ipu.deferred.early_updates import EarlyUpdate, check_early_read
-from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.evaluated import with_gradients
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.graph import Operation, Plan, Shape, Value, keep_inputs
@@ -25,11 +25,12 @@ from ignite_ipu.deferred.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.modes import ModesThen
 from ignite_ipu.deferred.owners import own, parameter_of
-from ignite_ipu.deferred.plans import Plans, PlansByModes, seen_before
+from ignite_ipu.deferred.plans import PlansByModes, seen_before
 from ignite_ipu.deferred.recipes import Loss
+from ignite_ipu.deferred.routing import awaits_backward
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.structure import Structure, take_apart, take_call_apart
-from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results
+from ignite_ipu.deferred.tensor import DeferredTensor, as_leaf, deferred_results, deferred_values
 from ignite_ipu.deferred.training import CapturedTraining
 from ignite_ipu.deferred.transforms import refuse_transforms
 from ignite_ipu.deferred.weight_edits import WeightEdits
@@ -83,6 +84,7 @@ class CapturedModel:
         # Where the last update was made, as long as its gradients have not been cleared.
         self._uncleared: Optional[Line] = None
         self._plans = PlansByModes(DeferredTensor)
+        self._plans_without_gradients = PlansByModes(DeferredTensor)
         self._tensors: Dict[str, torch.Tensor] = {}
         self._gradients: DeviceGradients
         if part_of is not None:
@@ -98,8 +100,7 @@ class CapturedModel:
         self.evaluation = CapturedEvaluation(self.session, settings)
         self._edits = WeightEdits(self.session.weights)
         self._buffer_writes = BufferWrites()
-        self.session.while_loading = self._without_gradients
-        self.session.check_evaluation = self._check_evaluation
+        self._look_after(self.session)
         self._tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         own(self, {name: tensor for name, tensor in self._tensors.items() if joins or parameter_of(tensor) is None})
 
@@ -127,37 +128,62 @@ class CapturedModel:
         """
         refuse_transforms(self)
         if torch.is_grad_enabled() and self.model.training:
-            return self._record(args, kwargs)
+            return self._record(args, kwargs, self._plans)
+        if self.continues_a_step(args, kwargs):
+            if not self.is_frozen:
+                raise self._not_frozen()
+            return self._record(args, kwargs, self._plans if torch.is_grad_enabled() else self._plans_without_gradients)
         whole = self.whole
         whole._buffer_writes.check_evaluation(self)
         output = whole.evaluation.run(args, kwargs, self.model)
         return with_gradients(output, (args, kwargs), self._is_trained()) if torch.is_grad_enabled() else output
+
+    def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+        """Tell whether the model is called with what a step has yet to compute."""
+        return any(map(awaits_backward, deferred_values((args, kwargs))))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no parameter of the model requires gradients."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return not any(parameter.requires_grad for parameter in self.model.parameters())
+
+    def _not_frozen(self) -> EarlyReadError:
+        with torch._C.DisableTorchFunctionSubclass():
+            names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        return EarlyReadError(
+            f"{self.name} was called at {current_line()}, in evaluation mode or without gradients, with a value of the "
+            f"training step before the step has run, and is not frozen: {listed(names)} requires gradients. Call it "
+            "after optimizer.step(); or, as a part of the step, in training mode (layers in it may be in evaluation "
+            "mode), or with requires_grad_(False) on all its parameters."
+        )
 
     def _is_trained(self) -> bool:
         from ignite_ipu.deferred.optimizer import is_trained
 
         return is_trained(self)
 
-    def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: PlansByModes) -> Any:
         whole, line = self.whole, current_line()
         whole._edits.look()
-        modes, known = whole.training.modes.now(), self._plans
+        modes = whole.training.modes.now()
         plans = known.last if modes is known.modes else known.of(modes)
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
         plan = plans.look_up([len(args), *kwargs], values, leaves, ())
         if plan is None:
-            plan, leaves = self._found_out(plans, args, kwargs, line)
+            plan, leaves = self._found_out(known, args, kwargs, line)
         operation = Operation(plan, self, leaves, line)
         if plan.writes:
             whole._buffer_writes.note(operation)
         return deferred_results(operation)
 
     def _found_out(
-        self, plans: Plans, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line
+        self, known: PlansByModes, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line
     ) -> Tuple[Plan, List[Any]]:
         """Return the plan of a call that takes more than a look at its arguments, and their leaves."""
         found: List[Any] = []
+        plans = known.last
         structure = take_call_apart(args, kwargs, found)
         with torch._C.DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
@@ -168,20 +194,21 @@ class CapturedModel:
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 self.whole._edits.look()
                 modes = self.whole.training.modes.now()
-                plans = self._plans.of(modes)
-                plan = seen_before(plans.templates, key, lambda: self._plan(structure, called, modes))
+                plans = known.of(modes)
+                plan = seen_before(plans.templates, key, lambda: self._plan(structure, leaves, called, modes))
             plans.learn([len(args), *kwargs], (*args, *kwargs.values()), (), plan)
             return plan, leaves
 
-    def _plan(self, structure: Structure, called: HostCall, modes: ModesThen) -> Plan:
+    def _plan(self, structure: Structure, leaves: List[Any], called: HostCall, modes: ModesThen) -> Plan:
         tensors: List[torch.Tensor] = []
         result = take_apart(called.output, tensors)
-        trains = any(parameter.requires_grad for parameter in self.model.parameters())
+        grad = torch.is_grad_enabled()
+        trains = grad and (not self.is_frozen or any(leaf.shape.requires_grad for leaf in leaves))
         memory = [tensor.untyped_storage()._cdata for tensor in tensors]
         aliases = [part in called.shared or memory.count(part) > 1 for part in memory]
         pairs = zip(tensors, aliases)
         shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
-        return Plan(None, structure, True, result, shapes, modes, called.writes)
+        return Plan(None, structure, grad, result, shapes, modes, called.writes)
 
     def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
         """Find out what the model returns and writes by calling it on the host, without a trace there.
@@ -202,6 +229,10 @@ class CapturedModel:
             for leaf in leaves
         ]
         return called_on_host(self.model, structure, values, self.whole.session.weights, self.name)
+
+    def _look_after(self, session: IPUSession) -> None:
+        """Let a session, which may be that of an engine over a part, go by what is captured."""
+        session.while_loading, session.check_evaluation = self._without_gradients, self._check_evaluation
 
     def _check_evaluation(self) -> None:
         self._buffer_writes.check_evaluation(self)
@@ -359,16 +390,18 @@ class CapturedModel:
 
     def join(self, parts: List[CapturedModel]) -> None:
         """Run the updates and evaluations of other captured models, which are parts of this one's model."""
-        for before in {part.whole: None for part in parts}:
-            self.pending += before.pending
-            self._early = self._early or before._early
-            self._uncleared = self._uncleared or before._uncleared
-            self._buffer_writes.take_over(before._buffer_writes)
-            before.pending = []
+        for whole in {part.whole: None for part in parts}:
+            self.pending += whole.pending
+            self._early = self._early or whole._early
+            self._uncleared = self._uncleared or whole._uncleared
+            self._buffer_writes.take_over(whole._buffer_writes)
+            whole.pending = []
         for part in parts:
-            if part.session is not self.session:
-                part.session.close()
+            before = part.session
+            if before is not self.session:
+                before.close()
                 part._gradients.remove()
+                self._look_after(before)
             part._follow(self)
         self.parts = parts
 

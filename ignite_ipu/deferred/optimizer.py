@@ -21,7 +21,15 @@ from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.untouched import requires_grad
 
-__all__ = ["capture_optimizer", "captured_by", "find_optimizers", "held_parameters", "is_trained", "release_optimizer"]
+__all__ = [
+    "capture_optimizer",
+    "captured_by",
+    "find_optimizers",
+    "held_parameters",
+    "is_held",
+    "is_trained",
+    "release_optimizer",
+]
 
 _MODEL = "_ignite_ipu_model"
 _OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -61,6 +69,12 @@ def is_trained(model: CapturedModel) -> bool:
     held = held_parameters()
     with torch._C.DisableTorchFunctionSubclass():
         return any(id(parameter) in held and requires_grad(parameter) for parameter in model.model.parameters())
+
+
+def is_held(model: CapturedModel) -> bool:
+    """Tell whether some optimizer holds a parameter of a model."""
+    held = held_parameters()
+    return any(id(parameter) in held for parameter in model.model.parameters())
 
 
 def held_parameters() -> Set[int]:
@@ -105,7 +119,11 @@ def _joined(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
             if owner is not None:
                 found[id(owner[0])] = owner[0]
     models: List[CapturedModel] = list(found.values())
-    return join(models, type(optimizer).__name__) if len(models) > 1 else next(iter(models), None)
+    return (
+        join(models, f"The {type(optimizer).__name__} holds parameters of")
+        if len(models) > 1
+        else next(iter(models), None)
+    )
 
 
 def _trains_alone(optimizer: torch.optim.Optimizer) -> bool:

@@ -12,7 +12,7 @@ from ignite_ipu.deferred.recipes import Loss, ancestors
 if TYPE_CHECKING:
     from ignite_ipu.deferred.model import CapturedModel
 
-__all__ = ["mark_loss", "run_for_read"]
+__all__ = ["awaits_backward", "mark_loss", "run_for_read"]
 
 
 def mark_loss(value: Value) -> None:
@@ -42,7 +42,7 @@ def mark_loss(value: Value) -> None:
         from ignite_ipu.deferred.optimizer import find_optimizers
 
         find_optimizers()
-        models = _models_of(operations, "backward()", line)
+        models = _with_frozen(_models_of(operations, "backward()", line), line)
     if len(models) != 1:
         names = " and ".join(sorted(model.name for model in models))
         trained = _models_of(_ancestors_with_gradients(value), "backward()", line)
@@ -63,6 +63,28 @@ def mark_loss(value: Value) -> None:
             "teacher, a frozen generator)."
         )
     models[0].backward(Loss(value, operations, line))
+
+
+def _with_frozen(models: List[CapturedModel], line: Line) -> List[CapturedModel]:
+    """Let frozen models that no optimizer holds be parts of the one that is trained, if one is."""
+    from ignite_ipu.deferred.joined import join
+    from ignite_ipu.deferred.optimizer import is_held
+
+    trained = [model for model in models if is_held(model) or not model.is_frozen]
+    if len(trained) != 1 or len(models) == 1:
+        return models
+    frozen = [model for model in models if model is not trained[0]]
+    return [join([*trained, *frozen], f"The loss at {line} is computed by")]
+
+
+def awaits_backward(value: Value) -> bool:
+    """Tell whether a value comes with a step whose loss has not gone backward."""
+    operations = ancestors(value)
+    calls = {operation: operation.model.whole for operation in operations if operation.model is not None}
+    if any(operation.problem is not None for operation in operations):
+        return False
+    gone = {operation for model in set(calls.values()) for loss in model.pending for operation in loss.operations}
+    return not calls.keys() <= gone
 
 
 def run_for_read(value: Value, what: str) -> None:

@@ -161,6 +161,14 @@ def resolved(structure: Any) -> Any:
     return put_together(shape, [_plain(leaf, "its value") for leaf in leaves])
 
 
+def deferred_values(structure: Any) -> List[Value]:
+    """Return what nested values hold that has no value yet."""
+    leaves: List[Any] = []
+    take_apart(structure, leaves)
+    found = [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves]
+    return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor) and not leaf.value.known]
+
+
 def known_in(structure: Any) -> Any:
     """Return nested values with those deferred tensors replaced by their values that need no update."""
     leaves: List[Any] = []

@@ -137,7 +137,8 @@ class _Loops:
             self._models.add(capture)  # an Accelerator has captured it, if nobody else
             model = capture.model
             training = torch.is_grad_enabled() and model.training
-            became = "recorded for the device step of backward() and step()" if training else "an inference program"
+            recorded = training or capture.continues_a_step(args, kwargs)
+            became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
             self._journal.note(self._code.current_line(), f"{type(model).__name__}()", became)
             return original(capture, args, kwargs)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ignite_ipu import emulator
 from ignite_ipu.running import RunError
 
+NUMBER = r"-?\d+\.\d+(?:e-\d+)?"
 HEAD = """
 import torch
 from torch import nn
@@ -129,3 +132,42 @@ print(type(trainer.state.output["loss"]).__name__)
 """
     )
     assert ran.output == ["Tensor"]
+
+
+WITH_A_FROZEN_MODEL = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(8, 3)
+model, frozen = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()).{mode}()
+frozen.requires_grad_(False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = {loss}.square().mean()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+print(losses, [p.sum().item() for p in model.parameters()])
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "loss", "became"),
+    [
+        ("train", "frozen(model(x))", "recorded for the device step"),
+        ("eval", "frozen(model(x))", "recorded for the device step"),
+        ("train", "model(frozen(x))", "recorded for the device step"),
+        ("eval", "model(frozen(x))", "an inference program"),
+    ],
+)
+def test_a_frozen_model_belongs_to_the_step_of_the_trained_one(run, capsys, mode, loss, became):
+    """Before it and behind it, with native numbers."""
+    text = WITH_A_FROZEN_MODEL.format(mode=mode, loss=loss)
+    exec(text, {})
+    expected = re.findall(NUMBER, capsys.readouterr().out)
+    ran = run(text)
+    found = re.findall(NUMBER, ran.output[0])
+    assert list(map(float, found)) == pytest.approx(list(map(float, expected)), rel=1e-4) and len(found) == 5
+    assert ran.became("Sequential()").startswith(became)
