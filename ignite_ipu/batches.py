@@ -6,7 +6,8 @@ lists and dictionaries and hold other values beside them. One rule covers those:
 - a number (not a bool) and a 0-dimensional tensor may change from call to call: they travel as tensors with one entry
   per micro-batch, and the model sees a 0-dimensional tensor;
 - a bool, a string, None and the like become part of the compiled program and may not change afterwards;
-- any other object is handed to PopTorch as it is, for the parser registered for its type.
+- any other object is part of the compiled program, too, with all that it holds; one with tensors is handed to PopTorch
+  as it is, for the parser registered for its type.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+
+from ignite_ipu.object_contents import Contents
 
 __all__ = ["BatchError", "BatchLayout"]
 
@@ -36,6 +39,7 @@ _FROZEN = (
     slice,
     range,
 )
+_OBJECTS = ("object", "constant")
 _UNSUPPORTED = (torch.bfloat16, torch.complex64, torch.complex128)
 _INT32 = torch.iinfo(torch.int32)
 
@@ -49,9 +53,10 @@ class _Node:
     """One place in a batch's structure.
 
     Attributes:
-        kind: `rows`, `scalar` or `object` where a value was taken out; `frozen`; `tuple`, `list` or `dict`.
-        type: Class of the container; None for tensors, which may be of any.
-        value: The frozen value, or the keys of a dictionary.
+        kind: `rows`, `scalar` or `object` where a value was taken out; `frozen` or `constant`; `tuple`, `list` or
+            `dict`.
+        type: Class of the value or container; None for tensors, which may be of any.
+        value: The frozen value, the contents of an object, or the keys of a dictionary.
         children: Places inside a container.
     """
 
@@ -101,6 +106,26 @@ class BatchLayout:
         remaining = iter(leaves)
         return tuple(_put_together(node, remaining) for node in self._parts)
 
+    def check_parsed(self, leaves: Sequence[Any]) -> None:
+        """Refuse objects whose tensors PopTorch has not found: they came through its trace as they are.
+
+        Args:
+            leaves: What the compiled model's forward is called with while it is traced.
+
+        Raises:
+            BatchError: One is there.
+        """
+        found = (node.value for part in self._parts for node in _objects_in(part))
+        given = {id(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)}
+        for contents in found:
+            if contents.tensors and id(contents.value) in given:
+                name = type(contents.value).__qualname__
+                raise BatchError(
+                    f"A batch holds a {name} with tensors, one of shape {tuple(contents.tensors[0].shape)}, which "
+                    "PopTorch does not find: they would be constants of the compiled program. Return a tuple, list or "
+                    f"dictionary of them from prepare_batch, or register a parser by poptorch.registerCustomArgParser."
+                )
+
     def describe(self) -> Dict[str, str]:
         """Return what a program compiled for this batch depends on: shape and type, or frozen value, by place."""
         found = {path: _describe(tensor) for path, tensor in zip(self._paths, self._tensors)}
@@ -149,9 +174,12 @@ def _take_apart(value: Any, path: str, values: List[Any], paths: List[str]) -> _
             f"{path} is a numpy array of shape {value.shape}; a compiled model takes tensors. Convert it in the "
             "collate_fn or in prepare_batch with torch.as_tensor."
         )
+    contents = Contents(value)
+    if not contents.tensors and not contents.opaque:
+        return _Node("constant", type(value), contents)
     values.append(value)
     paths.append(path)
-    return _Node("object", type(value))
+    return _Node("object", type(value), contents)
 
 
 def _dict_type(value: Mapping[Any, Any]) -> type:
@@ -166,6 +194,8 @@ def _put_together(node: _Node, leaves: Iterator[Any]) -> Any:
         return next(leaves).reshape(())
     if node.kind == "frozen":
         return node.value
+    if node.kind == "constant":
+        return node.value.value
     items = [_put_together(child, leaves) for child in node.children]
     if node.type is None:
         raise RuntimeError(f"A {node.kind} without its type cannot be put together again.")
@@ -218,6 +248,13 @@ def _compare(expected: _Node, given: _Node, path: str) -> None:
             f"{path} is now {_named(given)}, but the model was compiled for {_named(expected)}. Keep the structure of "
             "batches constant."
         )
+    if expected.kind in _OBJECTS:
+        names = expected.value.differing(given.value)
+        raise BatchError(
+            f"{path}, a {_qualname(expected)}, now holds other values than the one that the model was compiled with"
+            f"{': ' if names else ''}{', '.join(names)}. An object is part of the compiled program, with all that it "
+            "holds. Keep it as it is, and hand over what changes as a number or a tensor with one row per sample."
+        )
     if expected.value != given.value:
         raise BatchError(
             f"{path} now has the keys {list(given.value)}, but the model was compiled for {list(expected.value)}, in "
@@ -236,6 +273,8 @@ def _compare(expected: _Node, given: _Node, path: str) -> None:
 def _frozen_values(node: _Node, path: str) -> Iterator[Tuple[str, str]]:
     if node.kind == "frozen":
         yield path, repr(node.value)
+    if node.kind == "constant":
+        yield path, f"a {_qualname(node)}"
     keys = [repr(key) for key in node.value] if node.kind == "dict" else range(len(node.children))
     for key, child in zip(keys, node.children):
         yield from _frozen_values(child, f"{path}[{key}]")
@@ -249,6 +288,17 @@ def _named(node: _Node) -> str:
     if node.kind == "frozen":
         return repr(node.value)
     return f"a {node.type.__qualname__}" if node.type is not None else node.kind
+
+
+def _qualname(node: _Node) -> str:
+    return "value" if node.type is None else node.type.__qualname__
+
+
+def _objects_in(node: _Node) -> Iterator[_Node]:
+    if node.kind == "object":
+        yield node
+    for child in node.children:
+        yield from _objects_in(child)
 
 
 def _describe(tensor: Any) -> str:

@@ -144,6 +144,8 @@ class BatchStep(nn.Module):
 
     def batch(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
         """Return the batch's parts that a call's leaves stand for."""
+        if backend.poptorch().isRunningOnIpu():
+            self._layout[0].check_parsed(leaves)
         return self._layout[0].rebuild(leaves)
 
     def call_model(self, x: Any) -> Any:

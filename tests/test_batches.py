@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from ignite_ipu import backend, create_ipu_trainer, ipu_evaluate_batch, ipu_train_batch
 from ignite_ipu.batches import BatchError, BatchLayout
 
 Point = namedtuple("Point", "x y")
@@ -105,11 +109,122 @@ def test_what_no_device_takes_is_refused(x: Any, message: str) -> None:
 
 
 def test_registered_types_go_to_poptorch_as_they_are() -> None:
-    """An object of a class of the user's own is handed over whole, for PopTorch's custom parsers."""
-
-    class Graph:
-        pass
-
-    graph = Graph()
+    """An object with tensors is handed over whole, for PopTorch's custom parsers."""
+    graph = SimpleNamespace(nodes=torch.zeros(2))
     _, leaves = BatchLayout.of(["x"], [(graph, torch.zeros(2))], 2)
     assert leaves[0] is graph
+
+
+class Settings:
+    """Has values in several places."""
+
+    inherited = 1.0
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.inner = [SimpleNamespace(more={"scale": scale})]
+
+
+def test_objects_are_part_of_the_program_with_what_they_hold() -> None:
+    """Another object that holds the same will do, and one that holds something else is named."""
+    compiled, x = layout_of([Settings(1.0), torch.zeros(2)]), torch.zeros(2)
+    compiled.check(layout_of([Settings(1.0), x]))
+    with pytest.raises(BatchError, match=r"x\[0\], a Settings, now holds other values .*: scale, inner\."):
+        compiled.check(layout_of([Settings(2.0), x]))
+    settings = Settings(1.0)
+    compiled = layout_of([settings, x])
+    settings.inner[0].more["scale"] = 2.0
+    with pytest.raises(BatchError, match=r"compiled with: inner\. An object is part of the compiled program"):
+        compiled.check(layout_of([settings, x]))
+    with pytest.raises(BatchError, match=r"x\[0\] is now a SimpleNamespace, but .* for a Settings"):
+        compiled.check(layout_of([SimpleNamespace(), x]))
+
+
+class Scaled(nn.Module):
+    """Scores, times what an object says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, settings: Any) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(x + getattr(settings, "nodes", 0)) * settings.scale
+        return scores
+
+
+def loss_of(scores: torch.Tensor, target: Any) -> torch.Tensor:
+    return F.cross_entropy(scores, target[1]) * target[0].scale
+
+
+def test_a_changed_object_among_inputs() -> None:
+    """An equal one is taken as it comes, and one that has changed is no silent constant."""
+    x, model, settings = torch.ones(4, 4), Scaled(), Settings(2.0)
+    expected = model(x, settings).detach()
+    torch.testing.assert_close(ipu_evaluate_batch(model, x, settings), expected)
+    torch.testing.assert_close(ipu_evaluate_batch(model, x, Settings(2.0)), expected)
+    settings.scale = 3.0
+    with pytest.raises(BatchError, match=r"a Settings, now holds .*: scale"):
+        ipu_evaluate_batch(model, x, settings)
+
+
+def test_a_changed_object_among_targets() -> None:
+    """That goes for updates, and for what a trainer's `prepare_batch` returns."""
+    x, y = torch.ones(4, 4), torch.zeros(4).long()
+    states = []
+    for train in (train_natively, ipu_train_batch):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            train(model, optimizer, loss_of, x, target=(Settings(2.0), y))
+        states.append(model.state_dict())
+    torch.testing.assert_close(states[1], states[0])
+    with pytest.raises(BatchError, match=r"y\[0\], a Settings, now holds .*: scale"):
+        ipu_train_batch(model, optimizer, loss_of, x, target=(Settings(1.0), y))
+    settings, model = Settings(2.0), nn.Linear(4, 3)
+    trainer = create_ipu_trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_of,
+        prepare_batch=lambda batch, **kwargs: (batch[0], (settings, batch[1])),
+    )
+    trainer.run([(x, y)] * 2)
+    settings.scale = 1.0
+    with pytest.raises(BatchError, match=r"y\[0\], a Settings, now holds .*: scale"):
+        trainer.run([(x, y)] * 2)
+
+
+def train_natively(model: nn.Module, optimizer: Any, loss_fn: Any, x: torch.Tensor, target: Any) -> None:
+    optimizer.zero_grad()
+    loss_fn(model(x), target).backward()
+    optimizer.step()
+
+
+class Graph:
+    def __init__(self, nodes: torch.Tensor, scale: float = 1.0) -> None:
+        self.nodes, self.scale = nodes, scale
+
+
+def test_tensors_in_an_object_need_a_parser() -> None:
+    """With one they are inputs like others; without one they would be constants, which is said."""
+    poptorch: Any = backend.poptorch()
+
+    class Parser(poptorch.ICustomArgParser):  # type: ignore[misc]
+        def yieldTensors(self, struct: Graph) -> Any:
+            yield struct.nodes
+
+        def reconstruct(self, original: Graph, tensors: Any) -> Graph:
+            return Graph(next(tensors), original.scale)
+
+    model, x = Scaled(), torch.ones(4, 4)
+    with pytest.raises(BatchError, match=r"a Graph with tensors, one of shape \(4, 4\).*registerCustomArgParser"):
+        ipu_evaluate_batch(model, x, Graph(x))
+    poptorch.registerCustomArgParser(Graph, Parser())
+    try:
+        for graph in (Graph(x), Graph(2 * x)):
+            torch.testing.assert_close(ipu_evaluate_batch(model, x, graph), model(x, graph).detach())
+        with pytest.raises(BatchError, match=r"a Graph, now holds .*: scale"):
+            ipu_evaluate_batch(model, x, Graph(x, 2.0))
+    finally:
+        poptorch.registerCustomArgParser(Graph, None)

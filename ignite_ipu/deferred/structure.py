@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from argparse import Namespace
 from collections import OrderedDict, deque
 from types import SimpleNamespace
@@ -11,9 +12,11 @@ from typing import Any, Callable, Dict, FrozenSet, Hashable, Iterator, List, Map
 
 import numpy as np
 import torch
+from torch import nn
 
 from ignite_ipu.deferred.errors import CaptureError
-from ignite_ipu.deferred.objects import contents, identity
+from ignite_ipu.deferred.owners import parameter_of
+from ignite_ipu.object_contents import Same, contents, identity
 
 __all__ = ["PLAIN", "Structure", "is_tensor", "put_together", "take_apart", "take_call_apart", "words"]
 
@@ -185,10 +188,11 @@ def _opaque(value: Any) -> Structure:
             "program does not. Call model.generate(..., use_cache=False) with inputs padded to one length, since each "
             "length is a program of its own; or generate on the host with a copy, copy.deepcopy(unwrap_model(model))."
         )
-    found = contents(value)
+    of_tensor = functools.partial(_held_by, value)
+    found = contents(value, of_tensor)
 
     def build(remaining: Iterator[Any]) -> Any:
-        if contents(value) != found:
+        if contents(value, of_tensor) != found:
             raise CaptureError(
                 f"A {type(value).__qualname__} that takes part in the step was changed between the call that it was "
                 "given to and the update of that call, which has yet to be compiled. Change it after optimizer.step(), "
@@ -197,6 +201,25 @@ def _opaque(value: Any) -> Structure:
         return value
 
     return Structure(_key(identity(value), found), build)
+
+
+def _held_by(value: Any, tensor: torch.Tensor) -> Hashable:
+    """Return what stands for a tensor within an object: the tensor, if it is a weight of a captured model.
+
+    Raises:
+        CaptureError: It is another one.
+    """
+    if parameter_of(tensor) is not None:
+        return Same(tensor)
+    remedy = (
+        "Make it a part of the model that is prepared."
+        if isinstance(value, nn.Module)
+        else "Use a tuple, a dict, a dataclass or a types.SimpleNamespace instead."
+    )
+    raise CaptureError(
+        f"A {type(value).__qualname__} holds tensors that take part in the step, one of shape {tuple(tensor.shape)}, "
+        f"and they cannot be found in it. {remedy}"
+    )
 
 
 def _key(*parts: Any) -> Hashable:

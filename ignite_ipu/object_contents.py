@@ -1,4 +1,4 @@
-"""Objects among the arguments of a call: what code may read from them, in a comparable form.
+"""Objects among the arguments of a call or in a batch: what code may read from them, in a comparable form.
 
 A compiled program has what it reads from an object as constants. So an object counts with its contents, however deep
 they are: with others it is another program.
@@ -15,17 +15,14 @@ import pathlib
 import re
 import types
 from collections import deque
-from typing import Any, Dict, Hashable, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch import nn
 
-from ignite_ipu.deferred.errors import CaptureError
-from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.outer_values import outer_values
 
-__all__ = ["Same", "contents", "identity"]
+__all__ = ["Contents", "Same", "contents", "identity"]
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), np.generic, enum.Enum, slice, range)
 _FIXED = (
@@ -67,20 +64,59 @@ def identity(value: Any) -> Hashable:
     return type(value), value
 
 
-def contents(value: Any) -> Hashable:
+def contents(value: Any, of_tensor: Callable[[torch.Tensor], Hashable]) -> Hashable:
     """Return everything that code may read from an object, in a comparable form.
 
-    Raises:
-        CaptureError: It holds tensors that are not weights of a captured model.
+    Args:
+        value: The object.
+        of_tensor: Returns what stands for a tensor that it holds.
     """
-    return _Reader(value).read(value)
+    return _Reader(of_tensor).read(value)
+
+
+class Contents:
+    """What code may read from an object of a batch: equal for objects of one class that hold the same.
+
+    Args:
+        value: The object.
+
+    Attributes:
+        value: The object.
+        tensors: The tensors that it holds, which count with their shapes and types.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.tensors: List[torch.Tensor] = []
+        self._read: Any = _Reader(self._of_tensor, alike=True).read(value)
+
+    @property
+    def opaque(self) -> bool:
+        """Whether nothing can be read from it, so that it is equal to itself alone."""
+        return isinstance(self._read[0], Same)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Contents) and self._read == other._read
+
+    def differing(self, other: Contents) -> List[str]:
+        """Return the names of the attributes that another object of the class has with other values."""
+        if self.opaque or not hasattr(self.value, "__dict__"):
+            return []
+        mine, theirs = ({pair[0][1]: pair[1] for pair in zip(*[iter(each._read[1])] * 2)} for each in (self, other))
+        return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
+        self.tensors.append(tensor)
+        return torch.Tensor, tensor.shape, tensor.dtype
 
 
 class _Reader:
     """Reads one object; what it holds twice, or what holds it, is read once."""
 
-    def __init__(self, whole: Any) -> None:
-        self._whole = whole
+    def __init__(self, of_tensor: Callable[[torch.Tensor], Hashable], alike: bool = False) -> None:
+        self._of_tensor = of_tensor
+        # Whether objects of one class are equal that hold the same.
+        self._alike = alike
         self._seen: Dict[int, int] = {}
         # Objects that are made by looking, such as bound methods, live until all are read: others would get their ids.
         self._alive: List[Any] = []
@@ -91,7 +127,7 @@ class _Reader:
         if isinstance(value, _FIXED):
             return kind, repr(value) if isinstance(value, slice) else value
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            return self._of_tensor(value)
         if id(value) in self._seen:
             return "again", self._seen[id(value)]
         self._seen[id(value)] = len(self._seen)
@@ -118,24 +154,18 @@ class _Reader:
             parts = tuple(_of_class(value))
         elif type(value).__module__.partition(".")[0] not in _PASSIVE:
             parts = (*_of_class(type(value)), *_of_instance(value))
-        return Same(value), self._all(parts)
+        of_instances = self._alike and not isinstance(value, (types.FunctionType, type)) and _has_attributes(value)
+        return type(value) if of_instances else Same(value), self._all(parts)
 
     def _all(self, values: Any) -> Tuple[Hashable, ...]:
         return tuple([self.read(value) for value in values])
 
-    def _tensor(self, tensor: torch.Tensor) -> Hashable:
-        if parameter_of(tensor) is not None:
-            return Same(tensor)
-        kind = type(self._whole)
-        remedy = (
-            "Make it a part of the model that is prepared."
-            if isinstance(self._whole, nn.Module)
-            else "Use a tuple, a dict, a dataclass or a types.SimpleNamespace instead."
-        )
-        raise CaptureError(
-            f"A {kind.__qualname__} holds tensors that take part in the step, one of shape {tuple(tensor.shape)}, and "
-            f"they cannot be found in it. {remedy}"
-        )
+
+def _has_attributes(value: Any) -> bool:
+    passive = type(value).__module__.partition(".")[0] in _PASSIVE
+    return not passive and (
+        hasattr(value, "__dict__") or any("__slots__" in vars(kind) for kind in type(value).__mro__)
+    )
 
 
 def _of_class(kind: type) -> Iterator[Any]:
