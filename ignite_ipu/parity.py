@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import logging
 import math
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -78,8 +79,8 @@ class Setup:
             made = cls(*[getattr(made, name) for name in names])
         if not isinstance(made, cls) or not isinstance(made.model, nn.Module):
             raise ParityError(
-                f"The factory returned a {type(made).__qualname__}; it must return (model, optimizer, loss_fn, "
-                "batches), or a mapping or object with these names."
+                f"The factory returned something of type {type(made).__qualname__}; it must return (model, optimizer, "
+                "loss_fn, batches), or a mapping or object with these names."
             )
         if not isinstance(made.optimizer, torch.optim.Optimizer):
             raise ParityError(f"The factory's optimizer is a {type(made.optimizer).__qualname__}, not torch.optim's.")
@@ -308,6 +309,8 @@ def _run_on_device(
         amp_mode="amp" if half else None,
         options=options,
     )
+    # Whoever compares says what was raised; Ignite would say it twice before.
+    trainer.logger = logging.Logger(__name__, logging.CRITICAL)
     Gradients(allow_unused=True).attach(trainer)
 
     def keep(engine: Any) -> None:

@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         raise
     except Exception as error:
         if type(error).__module__.startswith(("ignite_ipu.", "poptorch")):
-            raise UserError(f"the device cannot run it: {error}") from error
+            raise UserError(_refused(args.target, error)) from error
         place = raised_at(error)
         if place is None:
             raise
@@ -73,6 +73,23 @@ def main(args: argparse.Namespace) -> int:
         ) from error
     print(json.dumps(_as_json(report), indent=2) if args.json else report)
     return EXIT_DONE if report.agrees else EXIT_FINDINGS
+
+
+def _refused(target: str, error: Exception) -> str:
+    """Return why the device cannot run a target's model, with what `check --run` finds in its code."""
+    from ignite_ipu.migration.findings import Severity
+    from ignite_ipu.migration.rules import all_rules
+    from ignite_ipu.migration.traced.placing import with_traced
+    from ignite_ipu.migration.traced.trial import try_out
+
+    # PopTorch's errors begin with their kind and with where in its back end they come from.
+    reason = f"the device cannot run it: {getattr(error, 'message', error)}"
+    try:
+        findings, _ = with_traced([], try_out(target), target, all_rules())
+    except UserError:
+        return reason  # a factory that gives something once
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    return "\n".join([reason, *[f"  {each.path}:{each.line}: {each.message}. {each.remedy}" for each in errors]])
 
 
 def _as_json(report: ParityReport) -> Any:

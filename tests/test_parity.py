@@ -12,6 +12,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.cli import main
 from ignite_ipu.layer_outputs import LayerOutputs
+from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.parity import ParityError, Setup, compare_training
 
 
@@ -201,7 +202,7 @@ def test_random_models_are_refused_with_the_layer():
 
 
 def test_wrong_factories_are_refused():
-    with pytest.raises(ParityError, match="returned a int"):
+    with pytest.raises(ParityError, match="returned something of type int"):
         compare_training(lambda: 3)
     made = make()
     with pytest.raises(ParityError, match="same model twice"):
@@ -282,6 +283,13 @@ class Net(nn.Linear):
             raise KeyError("a table")
         return super().forward(x)
 
+class Chooses(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        if y.sum() > 0:
+            y = y * 2
+        return y
+
 class Natively(Net):
     fails = staticmethod(lambda: True)
 
@@ -295,6 +303,8 @@ def factory(): raise KeyError("a file")
 def ends(): raise SystemExit(3)
 def natively(): return setup(Natively(2, 1))
 def on_the_device(): return setup(OnTheDevice(2, 1))
+def chooses(): return setup(Chooses(2, 1))
+def number(): return 5
 def misshapen(): return setup(nn.Sequential(nn.Linear(3, 1)))
 """
 
@@ -306,6 +316,7 @@ def misshapen(): return setup(nn.Sequential(nn.Linear(3, 1)))
         ("ends", "ends ends the process, with exit code 3"),
         ("natively", "fails natively already: KeyError: 'a table'"),
         ("on_the_device", "own_failures.py:9: OnTheDevice.forward fails on the device: KeyError: 'a table'"),
+        ("number", "The factory returned something of type int; it must return (model, optimizer"),
         ("misshapen", "fails natively already: RuntimeError: mat1 and mat2 shapes"),
     ],
 )
@@ -315,3 +326,15 @@ def test_what_the_users_code_raises_is_no_bug_of_the_command(name, message, tmp_
     assert main(["parity", f"{path}:{name}"]) == 2
     error = capsys.readouterr().err
     assert message in error and "this is a bug" not in error
+
+
+def test_what_the_device_refuses_is_told_as_check_tells_it(tmp_path, capsys, caplog):
+    """The reason without PopTorch's own file and line, and where and how to mend it; once."""
+    path = tmp_path / "own_choices.py"
+    path.write_text(FAILING)
+    line = FAILING.splitlines().index("        if y.sum() > 0:") + 1
+    assert main(["parity", f"{path}:chooses"]) == 2
+    reason, finding = capsys.readouterr().err.splitlines()[-2:]
+    assert "cannot run it: __bool__ is only supported in eager mode" in reason and "poptorch_cpp_error" not in reason
+    assert f"own_choices.py:{line}: Chooses.forward asks for the truth of a tensor's value" in finding
+    assert finding.endswith(all_rules()["data-dependent-control-flow"].remedy) and not caplog.records
