@@ -123,7 +123,7 @@ class BatchLayout:
                 raise BatchError(
                     f"A batch holds a {name} with tensors, one of shape {tuple(contents.tensors[0].shape)}, which "
                     "PopTorch does not find: they would be constants of the compiled program. Return a tuple, list or "
-                    f"dictionary of them from prepare_batch, or register a parser by poptorch.registerCustomArgParser."
+                    "dictionary of them from prepare_batch, or register a parser by poptorch.registerCustomArgParser."
                 )
 
     def describe(self) -> Dict[str, str]:

@@ -100,10 +100,15 @@ class Contents:
 
     def differing(self, other: Contents) -> List[str]:
         """Return the names of the attributes that another object of the class has with other values."""
-        if self.opaque or not hasattr(self.value, "__dict__"):
-            return []
-        mine, theirs = ({pair[0][1]: pair[1] for pair in zip(*[iter(each._read[1])] * 2)} for each in (self, other))
+        mine, theirs = self._by_name(), other._by_name()
         return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+
+    def _by_name(self) -> Dict[str, Hashable]:
+        kind, held = self._read[:2]
+        if kind is not type(self.value) or not isinstance(held, tuple):
+            return {}
+        parts = iter(held)
+        return {name[1]: part for name, part in zip(parts, parts) if name[0] is str}
 
     def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
         self.tensors.append(tensor)

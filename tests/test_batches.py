@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,6 +138,14 @@ def test_objects_are_part_of_the_program_with_what_they_hold() -> None:
     settings.inner[0].more["scale"] = 2.0
     with pytest.raises(BatchError, match=r"compiled with: inner\. An object is part of the compiled program"):
         compiled.check(layout_of([settings, x]))
+    for before, after in (
+        (partial(max, 1), partial(max, 2)),
+        ({1}, {2}),
+        (deque([1]), deque([2])),
+        (Path("a"), Path("b")),
+    ):
+        with pytest.raises(BatchError, match=r"x\[0\], a \w+, now holds other values than .* compiled with\."):
+            layout_of([before, x]).check(layout_of([after, x]))
     with pytest.raises(BatchError, match=r"x\[0\] is now a SimpleNamespace, but .* for a Settings"):
         compiled.check(layout_of([SimpleNamespace(), x]))
 
