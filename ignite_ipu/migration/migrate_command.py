@@ -19,7 +19,7 @@ from ignite_ipu.cli import UserError
 from ignite_ipu.migration.discovery import discover
 from ignite_ipu.migration.migrator import Migration, migrate_source
 from ignite_ipu.migration.rewrites import all_rewrites
-from ignite_ipu.migration.source import SourceError, decode_source, read_source
+from ignite_ipu.migration.source import Source, SourceError, decode_source, read_source
 from ignite_ipu.migration.writing import WriteError, replace_file, write_new_file
 from ignite_ipu.terminal import Line, following, write_lines
 
@@ -41,6 +41,11 @@ class _Tally:
     left_alone: int = 0
     remarks: List[str] = field(default_factory=list)
     failed: bool = False
+
+    def leave_alone(self, place: str, reason: str) -> None:
+        self.left_alone += 1
+        self.failed = True
+        self.remarks.append(f"{place}: left alone: {reason}")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -98,19 +103,19 @@ def _migrate_file(path: str, destination: Optional[str], in_place: bool, tally: 
         with open(path, "rb") as file:
             data = file.read()
         source = decode_source(path, data)
-        migration = migrate_source(source)
-        new = source.encode(migration.text) if migration.changed else data
     except SourceError as error:
-        tally.left_alone += 1
-        tally.failed = True
-        tally.remarks.append(f"{path}:{error.line}: left alone: the file {error}")
+        tally.leave_alone(f"{path}:{error.line}", f"the file {error}")
         return
     except OSError as error:
-        tally.left_alone += 1
-        tally.failed = True
-        tally.remarks.append(f"{path}: left alone: {error.strerror}")
+        tally.leave_alone(path, error.strerror or str(error))
         return
-    _count(path, migration, tally)
+    try:
+        migration = migrate_source(source)
+    except SourceError as error:
+        tally.leave_alone(_place(source, error.line), f"the file {error}")
+        return
+    new = source.encode(migration.text) if migration.changed else data
+    _count(migration, tally)
     try:
         if destination is not None:
             write_new_file(destination, new, stat.S_IMODE(os.stat(path).st_mode))
@@ -123,7 +128,7 @@ def _migrate_file(path: str, destination: Optional[str], in_place: bool, tally: 
         tally.remarks.append(f"{destination or path}: not written: the file {error}")
 
 
-def _count(path: str, migration: Migration, tally: _Tally) -> None:
+def _count(migration: Migration, tally: _Tally) -> None:
     if migration.blocked:
         tally.left_alone += 1
         tally.failed = True
@@ -133,9 +138,14 @@ def _count(path: str, migration: Migration, tally: _Tally) -> None:
         tally.unchanged += 1
     verdict = "left alone" if migration.blocked else "remark"
     for remark in migration.remarks:
-        cell, line = migration.source.locate(remark.line)
-        place = f"{path}:{line}" if cell is None else f"{path}:cell {cell}:{line}"
+        place = _place(migration.source, remark.line)
         tally.remarks.append(f"{place}: {verdict}: {remark.message} [{remark.subject}]")
+
+
+def _place(source: Source, line: int) -> str:
+    """Return the file, the notebook's cell and the line in it of a line of the text."""
+    cell, inside = source.locate(line)
+    return f"{source.path}:{inside}" if cell is None else f"{source.path}:cell {cell}:{inside}"
 
 
 def _print_diff(path: str, old: str, new: str) -> None:

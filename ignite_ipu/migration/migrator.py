@@ -50,12 +50,8 @@ def migrate_source(source: Source) -> Migration:
     """Rewrite one file's text.
 
     Raises:
-        SourceError: It is not Python.
+        SourceError: It is not Python; the error's line is one of the source's text.
     """
-    before, _ = check_source(source)
-    unreadable = [finding for finding in before if finding.rule == "unreadable-source"]
-    if unreadable:
-        raise SourceError(re.sub(r"^the file ", "", unreadable[0].message), unreadable[0].line)
     try:
         result = _rewritten(source)
     except RewriteRefused as refused:

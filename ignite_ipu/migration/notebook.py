@@ -1,24 +1,22 @@
 """A Jupyter notebook seen as one Python text, so that a model in one cell and its training in another meet.
 
 The code cells are joined with a marker statement in front of each. A rewrite keeps statements, so the markers tell
-afterwards which cell a line belongs to. IPython's own syntax (`%magic`, `!command`, `name?`) is no Python: such lines
-become comments for the time being, and a cell that begins with `%%` is left out.
+afterwards which cell a line belongs to. IPython's own syntax (`%magic`, `!command`, `name?`) is no Python; it is hidden
+for the time being.
 """
 
 from __future__ import annotations
 
-import ast
 import codecs
 import json
 import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
 
+from ignite_ipu.migration.magics import MagicError, hide_magics, show_magics
+
 _MARKER = '"ignite-ipu: notebook cell {}"'
 _MARKER_LINE = re.compile(r'^"ignite-ipu: notebook cell (\d+)"$')
-_MAGIC = re.compile(r"^(?P<indent>\s*)(?P<code>[%!?].*|.*\?\??)$")
-_ASSIGNED_MAGIC = re.compile(r"^(?P<indent>\s*)(?P<code>[\w.,\s]+=\s*[%!].*)$")
-_HIDDEN = "# ignite-ipu magic: "
 
 
 class NotebookError(Exception):
@@ -68,14 +66,12 @@ class Notebook:
             if not isinstance(cell, dict) or cell.get("cell_type") != "code":
                 continue
             number += 1
-            source = _cell_text(cell)
-            if source.lstrip().startswith("%%"):
+            python = hide_magics(_cell_text(cell))
+            if python is None:
                 continue
             cells.append((index, number, len(lines) + 1))
             lines.append(_MARKER.format(index))
-            python = source.split("\n")
-            # Only a cell that is no Python as it stands: a line of Python too may begin with `%` or end in `?`.
-            lines.extend(python if _parses(source) else [_hide_magic(line) for line in python])
+            lines.extend(python)
         indent = re.match(r"\{\r?\n?( *)", decoded)
         return cls(
             content,
@@ -102,7 +98,8 @@ class Notebook:
         """Return the file's new text with the code cells taken from `text`; everything else, outputs too, is kept.
 
         Raises:
-            NotebookError: The markers in `text` are not those of this notebook, in order.
+            NotebookError: The markers in `text` are not those of this notebook, in order, or a magic has lost what
+                it runs.
         """
         parts: List[Tuple[int, List[str]]] = []
         for line in text.rstrip("\n").split("\n") if text.strip() else []:
@@ -110,7 +107,7 @@ class Notebook:
             if marker:
                 parts.append((int(marker.group(1)), []))
             elif parts:
-                parts[-1][1].append(_show_magic(line))
+                parts[-1][1].append(line)
             elif line.strip():
                 raise NotebookError("a line stands before the first cell's marker")
         if [index for index, _ in parts] != [index for index, _, _ in self.cells]:
@@ -119,7 +116,10 @@ class Notebook:
         for position, (index, lines) in enumerate(parts):
             cell = content["cells"][index]
             old = _cell_text(cell)
-            new = "\n".join(lines)
+            try:
+                new = "\n".join(show_magics(lines))
+            except MagicError as error:
+                raise NotebookError(f"in cell {self.cells[position][1]}, {error}") from None
             # The last cell's own trailing blank lines were cut with the text's.
             if position == len(parts) - 1:
                 new = new.rstrip("\n") + old[len(old.rstrip("\n")) :]
@@ -145,22 +145,3 @@ def _cell_text(cell: Dict[str, Any]) -> str:
     if isinstance(source, str):
         return source
     raise NotebookError("has a code cell whose source is neither text nor a list of lines")
-
-
-def _parses(source: str) -> bool:
-    try:
-        ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
-        return False
-    return True
-
-
-def _hide_magic(line: str) -> str:
-    match = _ASSIGNED_MAGIC.match(line) or _MAGIC.match(line)
-    if match is None or line.lstrip().startswith("#"):
-        return line
-    return f"{match.group('indent')}{_HIDDEN}{match.group('code')}"
-
-
-def _show_magic(line: str) -> str:
-    return line.replace(_HIDDEN, "", 1) if line.lstrip().startswith(_HIDDEN) else line

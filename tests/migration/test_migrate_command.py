@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 import pytest
 
@@ -114,3 +115,11 @@ def test_wrong_use_is_the_users_error(arguments, message):
 def test_list_rewrites(capsys):
     assert run("--list-rewrites") == 0
     assert "training-steps" in capsys.readouterr().out
+
+
+def test_broken_cells_are_named(tmp_path, capsys):
+    path = tmp_path / "n.ipynb"
+    cells = [{"cell_type": "code", "source": source} for source in ("x = 1\ny = 2", "z = 3\ndef f(:")]
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
+    assert run(path) == 1
+    assert "n.ipynb:cell 2:2: left alone: the file is not valid Python" in capsys.readouterr().err

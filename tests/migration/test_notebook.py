@@ -122,3 +122,29 @@ def test_cells_that_cannot_be_told_apart_are_refused():
 def test_syntax_errors_are_placed_in_their_cell():
     (finding,), _ = check_source(decode_source("n.ipynb", notebook("x = 1", "y = (")))
     assert (finding.rule, finding.cell, finding.line) == ("unreadable-source", 2, 1)
+
+
+@pytest.mark.parametrize("magic", ["%%time\n", "%%capture out\n", "%time "])
+def test_what_magics_run_is_migrated_with_the_rest(magic):
+    """A timed cell that stayed as it is would train on the host."""
+    setup = (
+        "import torch\nfrom ignite.engine import create_supervised_trainer\n"
+        'device = "cuda"\nmodel = torch.nn.Linear(4, 2).to(device)\n'
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    )
+    train = f"{magic}trainer = create_supervised_trainer(model, optimizer, torch.nn.MSELoss(), device=device)"
+    source = decode_source("n.ipynb", notebook(setup, train))
+    assert ("native-ignite-engine", 2) in {(finding.rule, finding.cell) for finding in check_source(source)[0]}
+    migration = migrate_source(source)
+    assert not migration.blocked
+    cells = json.loads(source.encode(migration.text))["cells"]
+    assert cells[2]["source"] == f"{magic}trainer = create_ipu_trainer(model, optimizer, torch.nn.MSELoss())"
+
+
+def test_a_magic_in_front_of_a_part_of_a_step_leaves_the_notebook_alone():
+    train = [line.replace("loss.backward()", "%time loss.backward()") for line in TRAIN]
+    migration = migrate_source(decode_source("n.ipynb", notebook(IMPORTS, MODEL, train)))
+    assert migration.blocked
+    assert [remark.message for remark in migration.remarks] == [
+        "in cell 3, the statement behind %time becomes a part of another; take the magic away"
+    ]
