@@ -8,9 +8,10 @@ from typing import Mapping, Optional
 
 import libcst as cst
 
+from ignite_ipu.migration.comma_lists import without_arguments
 from ignite_ipu.migration.names import argument
 from ignite_ipu.migration.precision_arguments import refused_precision
-from ignite_ipu.migration.rewrite import Edit, Editor, with_arguments
+from ignite_ipu.migration.rewrite import Edit, Editor
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,13 @@ def _replaced(name: str, dropped: Optional[int]) -> Edit:
         new = node.with_changes(func=cst.Name(name))
         if dropped is None:
             return new
-        arguments = list(node.args)
-        for position, arg in enumerate(arguments):
+        for arg in node.args:
             if arg.keyword is not None and arg.keyword.value == "device":
-                return with_arguments(new, [*arguments[:position], *arguments[position + 1 :]])
-        later = arguments[dropped + 1 :]
+                return without_arguments(new, [arg])
+        device, later = node.args[dropped], node.args[dropped + 1 :]
         if any(arg.keyword is None for arg in later):
-            arguments[dropped] = arguments[dropped].with_changes(value=cst.Name("None"))
-            return with_arguments(new, arguments)
-        return with_arguments(new, [*arguments[:dropped], *later])
+            nothing = device.with_changes(value=cst.Name("None"))
+            return new.with_changes(args=[*node.args[:dropped], nothing, *later])
+        return without_arguments(new, [device])
 
     return edit

@@ -7,6 +7,8 @@ from typing import List, Optional, Sequence, Set, Tuple, Union
 
 import libcst as cst
 
+from ignite_ipu.migration.comma_lists import without_names
+
 PACKAGE = "ignite_ipu"
 
 
@@ -60,14 +62,10 @@ class _Remover(cst.CSTTransformer):
         if isinstance(names, cst.ImportStar) or updated_node.module is None or updated_node.relative:
             return updated_node
         module = cst.Module([]).code_for_node(updated_node.module)
-        kept = [alias for alias in names if (module, alias.evaluated_name) not in self.unused]
-        if len(kept) == len(names):
-            return updated_node
-        if not kept:
+        dropped = [alias for alias in names if (module, alias.evaluated_name) in self.unused]
+        if len(dropped) == len(names):
             return cst.RemoveFromParent()
-        if kept[-1] is not names[-1]:
-            kept[-1] = kept[-1].with_changes(comma=names[-1].comma)
-        return updated_node.with_changes(names=kept)
+        return without_names(updated_node, dropped) if dropped else updated_node
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine

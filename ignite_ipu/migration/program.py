@@ -78,6 +78,10 @@ class Program:
                 return above
         return None
 
+    def statement_of(self, node: ast.AST) -> ast.stmt:
+        """Return the innermost statement around a node, or the node itself when it is one."""
+        return next(part for part in [node, *self.ancestors(node)] if isinstance(part, ast.stmt))
+
     def loops_around(self, node: ast.AST) -> Iterator[Union[ast.For, ast.AsyncFor, ast.While]]:
         """Yield the loops around a node within its function, innermost first."""
         for above in self.ancestors(node):

@@ -33,7 +33,7 @@ def carried_name(
         body = loop.body
     else:
         body = function.body if function is not None else []
-    forward = next(above for above in [*program.ancestors(call)] if isinstance(above, ast.stmt))
+    forward = program.statement_of(call)
     before = list(statements_before(body, forward))
     carried = {name for statement in body for name in names_bound(statement)}
     carried -= {name for statement in before for name in names_bound(statement)}

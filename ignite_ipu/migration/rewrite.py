@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Callable, Dict, List, Sequence, Set, Tuple, Union
+from typing import Callable, Dict, List, Set, Tuple, Union
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -107,6 +107,15 @@ class Editor:
         """Return an expression's or statement's text as it stands, without the comments around it."""
         return ast.get_source_segment(self.program.source.text, node) or ""
 
+    def moved_source(self, node: ast.AST, indent: str = "") -> str:
+        """Return a node's text with its further lines set in as for a block that is set in by `indent`."""
+        first, *rest = self.source_of(node).split("\n")
+        texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        own = " " * self.program.statement_of(node).col_offset
+        if all(part.lineno == part.end_lineno for part in texts) and all(line.startswith(own) for line in rest):
+            rest = [f"{indent}{line[len(own) :]}" for line in rest]
+        return "\n".join([first, *rest])
+
     def remark(self, node: ast.AST, message: str) -> None:
         """Note something at a node's line."""
         self.remarks.append(Remark(getattr(node, "lineno", 1), self.subject, message))
@@ -135,36 +144,19 @@ class Editor:
 
     def _find(self, node: ast.AST) -> cst.CSTNode:
         wanted = _CONCRETE.get(type(node))
-        for candidate in self._nodes.get(self._range(node), []):
+        for candidate in self._nodes.get(self.range_of(node), []):
             if wanted is None or isinstance(candidate, wanted):
                 return candidate
         raise RewriteRefused(getattr(node, "lineno", 1), "its place in the text cannot be found")
 
-    def _range(self, node: ast.AST) -> Range:
+    def range_of(self, node: ast.AST) -> Range:
+        """Return a node's first line and column and its last line and end, lines from 1 and columns in characters."""
         first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
         start = self._column(first, getattr(node, "col_offset", 0))
         return first, start, last, self._column(last, getattr(node, "end_col_offset", 0))
 
     def _column(self, line: int, offset: int) -> int:
         return len(self._lines[line - 1][:offset].decode("utf-8", "ignore"))
-
-
-def comments_of(editor: Editor, statements: Sequence[ast.stmt]) -> List[str]:
-    """Return the comments above and behind statements that go away."""
-    lines = split_lines(editor.program.source.text)
-    found: List[str] = []
-    for statement in statements:
-        above: List[str] = []
-        number = statement.lineno - 2
-        while number >= 0 and lines[number].lstrip().startswith("#"):
-            above.insert(0, lines[number].strip())
-            number -= 1
-        found += above
-        last = lines[(statement.end_lineno or statement.lineno) - 1].encode("utf-8")
-        rest = last[statement.end_col_offset or 0 :].decode("utf-8").strip()
-        if rest.startswith("#"):
-            found.append(rest)
-    return found
 
 
 _CONCRETE: Dict[type, Union[type, Tuple[type, ...]]] = {
@@ -191,23 +183,6 @@ class _Applier(cst.CSTTransformer):
             assert isinstance(result, cst.CSTNode)
             result = edit(result)
         return result
-
-
-def with_arguments(call: cst.Call, arguments: Sequence[cst.Arg]) -> cst.Call:
-    """Return a call with other arguments, its last one without a comma unless the call was written with one."""
-    arguments = list(arguments)
-    if arguments and arguments[-1] is not (call.args[-1] if call.args else None):
-        last = call.args[-1].comma if call.args else cst.MaybeSentinel.DEFAULT
-        arguments[-1] = arguments[-1].with_changes(comma=last)
-        if call.args and len(arguments) > 1 and arguments[-2] is call.args[-1]:
-            # Put the new argument where the old ones are: on its own line if each of them is.
-            before = (
-                call.args[-2].comma
-                if len(call.args) > 1
-                else cst.Comma(cst.SimpleWhitespace(""), cst.SimpleWhitespace(" "))
-            )
-            arguments[-2] = arguments[-2].with_changes(comma=before)
-    return call.with_changes(args=arguments)
 
 
 def keyword_argument(name: str, value: str) -> cst.Arg:

@@ -77,18 +77,13 @@ class _Reader:
     def __init__(self, program: Program, backward: ast.Call) -> None:
         self.program = program
         self.backward = backward
-        self.statement = self._statement(backward)
+        self.statement = program.statement_of(backward)
         self.suite = self._suite(self.statement)
         self.index = next(i for i, statement in enumerate(self.suite) if statement is self.statement)
 
     @property
     def _per_batch_names(self) -> Set[str]:
         return per_batch_names(self.program, self.statement)
-
-    def _statement(self, node: ast.AST) -> ast.stmt:
-        if isinstance(node, ast.stmt):
-            return node
-        return next(above for above in self.program.ancestors(node) if isinstance(above, ast.stmt))
 
     def _suite(self, statement: ast.stmt) -> List[ast.stmt]:
         parent = self.program.parents[statement]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
+from ignite_ipu.migration.comma_lists import with_argument
 from ignite_ipu.migration.names import argument
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, keyword_argument, with_arguments
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, keyword_argument
 
 
 def apply(editor: Editor) -> None:
@@ -20,8 +21,7 @@ def apply(editor: Editor) -> None:
 def _located(name: str) -> Edit:
     def edit(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
-        where = keyword_argument("map_location", f"{name}()")
-        return with_arguments(node, [*node.args, where])
+        return with_argument(node, keyword_argument("map_location", f"{name}()"))
 
     return edit
 

@@ -8,7 +8,7 @@ import libcst as cst
 
 from ignite_ipu.migration.devices import is_guarded
 from ignite_ipu.migration.names import constant
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, with_arguments
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
 
 
 def apply(editor: Editor) -> None:
@@ -32,12 +32,10 @@ def _moved(name: str, positional: bool) -> Edit:
     def edit(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
         assert isinstance(node.func, cst.Attribute)
-        where = cst.Arg(cst.parse_expression(f"{name}()"))
+        where = cst.parse_expression(f"{name}()")
+        first = node.args[0].with_changes(value=where) if positional else cst.Arg(where)
         rest = node.args[1:] if positional else node.args
-        if rest:
-            where = where.with_changes(comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" ")))
-        moved = node.with_changes(func=node.func.with_changes(attr=cst.Name("to")))
-        return with_arguments(moved, [where, *rest])
+        return node.with_changes(func=node.func.with_changes(attr=cst.Name("to")), args=[first, *rest])
 
     return edit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ignite_ipu.migration.names import dotted
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, with_arguments
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
 
 
 def apply(editor: Editor) -> None:
@@ -20,8 +20,7 @@ def apply(editor: Editor) -> None:
 def _evaluated(name: str) -> Edit:
     def edit(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
-        model = cst.Arg(node.func, comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" ")))
-        return with_arguments(node.with_changes(func=cst.Name(name)), [model, *node.args])
+        return node.with_changes(func=cst.Name(name), args=[cst.Arg(node.func), *node.args])
 
     return edit
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
+from ignite_ipu.migration.comma_lists import with_argument
 from ignite_ipu.migration.names import argument, constant
-from ignite_ipu.migration.rewrite import Editor, Rewrite, keyword_argument, with_arguments
+from ignite_ipu.migration.rewrite import Editor, Rewrite, keyword_argument
 
 
 def apply(editor: Editor) -> None:
@@ -31,7 +32,7 @@ def apply(editor: Editor) -> None:
 
 def _dropping(node: cst.CSTNode) -> cst.CSTNode:
     assert isinstance(node, cst.Call)
-    return with_arguments(node, [*node.args, keyword_argument("drop_last", "True")])
+    return with_argument(node, keyword_argument("drop_last", "True"))
 
 
 REWRITE = Rewrite(

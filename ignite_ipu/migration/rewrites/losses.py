@@ -7,7 +7,8 @@ from typing import List, Set
 
 import libcst as cst
 
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, comments_of
+from ignite_ipu.migration.comments import comments_around, comments_in
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
 from ignite_ipu.migration.step_plan import Plan
 
 
@@ -57,22 +58,22 @@ def _function(editor: Editor, plan: Plan, name: str) -> str:
         second = "targets"
         lines.append(f"    {', '.join(plan.per_batch)} = targets")
     for statement in plan.loss_statements:
-        lines += [f"    {comment}" for comment in comments_of(editor, [statement])]
-        lines += _indented(editor, statement)
-    first_line, *rest = _indented(editor, plan.loss_expression)
-    lines += [f"    return {first_line.strip()}", *rest]
+        lines += [f"    {comment}" for comment in comments_around(editor, [statement], [statement])]
+        lines.append(f"    {editor.moved_source(statement, '    ')}")
+    value = plan.loss_expression
+    lines += [f"    {comment}" for comment in comments_in(editor, editor.program.statement_of(value), [value])]
+    returned = editor.moved_source(value, "    ")
+    lines.append(f"    return {returned}" if _stands_alone(returned) else f"    return ({returned})")
     return "\n".join([f"def {name}({first}, {second}):", *lines])
 
 
-def _indented(editor: Editor, node: ast.AST) -> List[str]:
-    """Return the source of a statement or expression, its further lines set in as they are in its own block."""
-    first, *rest = editor.source_of(node).split("\n")
-    statement = next(part for part in [node, *editor.program.ancestors(node)] if isinstance(part, ast.stmt))
-    texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-    own = " " * statement.col_offset
-    if all(part.lineno == part.end_lineno for part in texts) and all(line.startswith(own) for line in rest):
-        rest = [f"    {line[len(own) :]}" for line in rest]
-    return [f"    {first}", *rest]
+def _stands_alone(expression: str) -> bool:
+    """Whether an expression's source is whole without the parentheses that let it go on in the next line."""
+    try:
+        ast.parse(expression, mode="eval")
+    except SyntaxError:
+        return False
+    return True
 
 
 def _removed(node: cst.CSTNode) -> cst.RemovalSentinel:

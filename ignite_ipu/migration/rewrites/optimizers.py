@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ignite_ipu.migration.rewrite import Editor, Rewrite, with_arguments
+from ignite_ipu.migration.comma_lists import without_arguments
+from ignite_ipu.migration.rewrite import Editor, Rewrite
 
 _SWITCHES = {"fused", "foreach", "capturable"}
 
@@ -18,8 +19,8 @@ def apply(editor: Editor) -> None:
 
 def _without_switches(node: cst.CSTNode) -> cst.CSTNode:
     assert isinstance(node, cst.Call)
-    kept = [arg for arg in node.args if arg.keyword is None or arg.keyword.value not in _SWITCHES]
-    return with_arguments(node, kept)
+    dropped = [arg for arg in node.args if arg.keyword is not None and arg.keyword.value in _SWITCHES]
+    return without_arguments(node, dropped)
 
 
 REWRITE = Rewrite(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Sequence
+from typing import List, Sequence
 
 import libcst as cst
 
+from ignite_ipu.migration.comments import comments_around, comments_in
 from ignite_ipu.migration.engine_functions import captured_functions
 from ignite_ipu.migration.names import constant
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite, comments_of
+from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
 from ignite_ipu.migration.step_plan import Plan
 
 
@@ -32,11 +33,12 @@ def _replace(editor: Editor, plan: Plan) -> None:
     for statement in plan.replaced:
         if statement is not forward:
             editor.replace(statement, _removed)
+    kept = _kept(plan)
     above = [statement for statement in plan.replaced if statement.lineno < forward.lineno]
     below = [statement for statement in plan.replaced if statement.lineno > forward.lineno]
-    editor.replace(
-        forward, _replaced(f"{output}, {plan.loss} = {call}", comments_of(editor, above), comments_of(editor, below))
-    )
+    comments = comments_around(editor, above, kept)
+    later = [*comments_in(editor, forward, kept), *comments_around(editor, below, kept)]
+    editor.replace(forward, _replaced(f"{output}, {plan.loss} = {call}", comments, later))
 
 
 def _output(editor: Editor, plan: Plan) -> str:
@@ -44,29 +46,36 @@ def _output(editor: Editor, plan: Plan) -> str:
     if plan.output is None:
         return "_"
     if not isinstance(plan.output, ast.Tuple):
-        return editor.source_of(plan.output)
+        return editor.moved_source(plan.output)
     if any(isinstance(part, ast.Name) and part.id == plan.loss for part in plan.output.elts):
-        names = [editor.source_of(part) for part in plan.output.elts]
+        names = [editor.moved_source(part) for part in plan.output.elts]
         return f"({', '.join('_' if name == plan.loss else name for name in names)})"
-    output = editor.source_of(plan.output)
+    output = editor.moved_source(plan.output)
     return output if output.startswith("(") else f"({output})"
 
 
 def _call(editor: Editor, plan: Plan) -> str:
-    loss_function = "None" if plan.loss_function is None else editor.source_of(plan.loss_function)
+    loss_function = "None" if plan.loss_function is None else editor.moved_source(plan.loss_function)
     parts = [plan.model, plan.optimizer, loss_function]
-    parts += [editor.source_of(value) for value in plan.inputs]
+    parts += [editor.moved_source(value) for value in plan.inputs]
     parts += [
-        f"{keyword.arg}={editor.source_of(keyword.value)}" if keyword.arg else f"**{editor.source_of(keyword.value)}"
+        f"{'**' if keyword.arg is None else f'{keyword.arg}='}{editor.moved_source(keyword.value)}"
         for keyword in plan.keywords
     ]
     # None is what the target is when it is left out.
     if plan.target is not None and constant(plan.target) is not None:
-        parts.append(f"target={editor.source_of(plan.target)}")
+        parts.append(f"target={editor.moved_source(plan.target)}")
     if plan.max_grad_norm is not None:
-        parts.append(f"max_grad_norm={editor.source_of(plan.max_grad_norm)}")
+        parts.append(f"max_grad_norm={editor.moved_source(plan.max_grad_norm)}")
     name = editor.need("ipu_train_batch", plan.replaced[0])
     return f"{name}({', '.join(parts)})"
+
+
+def _kept(plan: Plan) -> List[ast.AST]:
+    """Return the parts of the step that go into the call as they are written, with their comments."""
+    parts = [plan.output, *plan.inputs, *(keyword.value for keyword in plan.keywords), plan.loss_function]
+    parts += [plan.target, plan.max_grad_norm]
+    return [part for part in parts if part is not None]
 
 
 def _forward(plan: Plan) -> ast.stmt:

@@ -84,3 +84,32 @@ create_ipu_trainer(m, o, l, amp_mode="amp" if half else None, scaler=half is Tru
 create_ipu_trainer(m, o, l, None, False, p, t, u, False, "amp", True)
 """
     assert rewritten(REWRITE, before) == after
+
+
+def test_comments_of_other_arguments_and_imports(rewritten):
+    before = """\
+from ignite.engine import (Events,  # events
+    create_supervised_trainer,  # trainer
+)
+create_supervised_trainer(
+    model,
+    optimizer,
+    criterion,  # the loss
+    device=device,  # where
+    # what comes out
+    output_transform=first,
+)
+"""
+    after = """\
+from ignite.engine import (Events,  # events
+)
+from ignite_ipu import create_ipu_trainer
+create_ipu_trainer(
+    model,
+    optimizer,
+    criterion,  # the loss
+    # what comes out
+    output_transform=first,
+)
+"""
+    assert rewritten(REWRITE, before) == after

@@ -202,3 +202,28 @@ def train(model, criterion, optimizer, loader, beta):
         optimizer.step()
 """
     assert rewritten(REWRITE, before) == after
+
+
+def test_a_sum_in_parentheses_keeps_them_and_its_comments(rewritten):
+    before = """\
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    output = model(x)
+    loss = (  # both
+        output.sum()  # one
+        + criterion(output, y)  # two
+    )
+    loss.backward()
+    optimizer.step()
+"""
+    after = """\
+def training_loss(output, y):
+    # both
+    # two
+    return (output.sum()  # one
+        + criterion(output, y))
+"""
+    assert after in rewritten(REWRITE, before)

@@ -142,3 +142,29 @@ def test_a_criterion_and_a_dictionary(rewritten):
 """
     call = 'ipu_train_batch(model, optimizer, criterion, **batch["inputs"], mask=mask, target=batch["labels"])'
     assert rewritten(REWRITE, HEAD + before) == HEAD_AFTER + f"    _, loss = {call}\n"
+
+
+def test_comments_inside_of_what_goes_away_stay(rewritten):
+    """Those of arguments that are kept as they are written stay where they are."""
+    before = """\
+    optimizer.zero_grad()
+    output = model(
+        x,  # image
+        torch.cat([y,  # first
+                   y]),
+    )  # forward
+    loss = criterion(
+        output,
+        # labels
+        y,
+    )
+    loss.backward()
+    optimizer.step()
+"""
+    after = """\
+    # image
+    # labels
+    output, loss = ipu_train_batch(model, optimizer, criterion, x, torch.cat([y,  # first
+                   y]), target=y)  # forward
+"""
+    assert rewritten(REWRITE, HEAD + before) == HEAD_AFTER + after
