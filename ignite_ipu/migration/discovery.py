@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Iterator, List, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 SUFFIXES = (".py", ".ipynb")
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
@@ -16,10 +16,12 @@ class Discovery:
 
     Attributes:
         files: Files to read, each with its name relative to the path that led to it, in a stable order.
+        links: For a file in `files` that links lead to as well, the links' names, relative as its own.
         skipped: Paths that were passed over, each with the reason.
     """
 
     files: List[Tuple[str, str]] = field(default_factory=list)
+    links: Dict[str, List[str]] = field(default_factory=dict)
     skipped: List[Tuple[str, str]] = field(default_factory=list)
 
 
@@ -34,27 +36,37 @@ def discover(paths: Sequence[str]) -> Discovery:
         FileNotFoundError: A path does not exist.
     """
     found = Discovery()
-    seen: Set[str] = set()
+    ways: Dict[str, List[_Way]] = {}
     for path in paths:
         if not os.path.lexists(path):
             raise FileNotFoundError(f"No such file or directory: {path}")
         if os.path.isdir(path):
-            _walk(path, path, os.path.realpath(path), found, seen, {os.path.realpath(path)})
+            real = os.path.realpath(path)
+            for way in _walk(path, path, real, found, {real}, False):
+                ways.setdefault(os.path.realpath(way.path), []).append(way)
         elif not os.path.exists(path):
             found.skipped.append((path, "is a broken link"))
         else:
-            _take(path, os.path.basename(path), found, seen)
+            way = _Way(path, os.path.basename(path), os.path.islink(path))
+            ways.setdefault(os.path.realpath(path), []).append(way)
+    for same in ways.values():
+        chosen = next((way for way in same if not way.linked), same[0])
+        found.files.append((chosen.path, chosen.relative))
+        links = {way.relative for way in same} - {chosen.relative}
+        if links:
+            found.links[chosen.path] = sorted(links)
     return found
 
 
-def _take(path: str, relative: str, found: Discovery, seen: Set[str]) -> None:
-    real = os.path.realpath(path)
-    if real not in seen:
-        seen.add(real)
-        found.files.append((path, relative))
+class _Way(NamedTuple):
+    """A path that leads to a file, its relative name, and whether a link is on it."""
+
+    path: str
+    relative: str
+    linked: bool
 
 
-def _walk(top: str, path: str, root: str, found: Discovery, seen: Set[str], above: Set[str]) -> None:
+def _walk(top: str, path: str, root: str, found: Discovery, above: Set[str], linked: bool) -> Iterator[_Way]:
     for entry in _entries(path, found):
         here = os.path.join(path, entry.name)
         wanted = entry.name.endswith(SUFFIXES)
@@ -62,7 +74,8 @@ def _walk(top: str, path: str, root: str, found: Discovery, seen: Set[str], abov
         if entry.name.startswith(".") or entry.name in _SKIPPED or not (wanted or is_directory):
             continue
         real = os.path.realpath(here)
-        if entry.is_symlink():
+        is_link = entry.is_symlink()
+        if is_link:
             if not os.path.exists(here):
                 found.skipped.append((here, "is a broken link or a link to itself"))
                 continue
@@ -70,11 +83,11 @@ def _walk(top: str, path: str, root: str, found: Discovery, seen: Set[str], abov
                 found.skipped.append((here, f"is a link to {real}, outside {top}"))
                 continue
         if not is_directory:
-            _take(here, os.path.relpath(here, top), found, seen)
+            yield _Way(here, os.path.relpath(here, top), linked or is_link)
         elif real in above:
             found.skipped.append((here, "is a link to a directory that contains it"))
         elif not os.path.exists(os.path.join(here, "pyvenv.cfg")):
-            _walk(top, here, root, found, seen, above | {real})
+            yield from _walk(top, here, root, found, above | {real}, linked or is_link)
 
 
 def _entries(path: str, found: Discovery) -> Iterator[os.DirEntry[str]]:

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 from dataclasses import dataclass, field
-from typing import Iterator, List, Optional
+from typing import Iterator, List, Sequence
 
 from ignite_ipu.cli import UserError
 from ignite_ipu.migration.discovery import discover
@@ -66,7 +66,8 @@ def main(args: argparse.Namespace) -> int:
     writes = args.output is not None or args.in_place
     tally = _Tally(remarks=[f"skipped: {path} {reason}" for path, reason in found.skipped])
     for path, relative in following(found.files, "Migrating") if writes else found.files:
-        _migrate_file(path, _destination(args, relative), args.in_place, tally)
+        names = [relative, *found.links.get(path, ())] if args.output is not None else []
+        _migrate_file(path, [_destination(args, name) for name in names], args.in_place, tally)
     for remark in tally.remarks:
         print(remark, file=sys.stderr)
     parts = [(tally.migrated, "migrated"), (tally.unchanged, "unchanged"), (tally.left_alone, "left alone")]
@@ -88,16 +89,14 @@ def _check_output(paths: List[str], output: str) -> None:
         raise UserError(f"{output} is a file; a directory is needed to hold the result")
 
 
-def _destination(args: argparse.Namespace, relative: str) -> Optional[str]:
-    if args.output is None:
-        return None
+def _destination(args: argparse.Namespace, relative: str) -> str:
     single = len(args.paths) == 1 and not os.path.isdir(args.paths[0])
     if single and not os.path.isdir(args.output):
         return str(args.output)
     return os.path.join(args.output, relative)
 
 
-def _migrate_file(path: str, destination: Optional[str], in_place: bool, tally: _Tally) -> None:
+def _migrate_file(path: str, destinations: Sequence[str], in_place: bool, tally: _Tally) -> None:
     try:
         read_source(path)  # refuses what is too large to be read
         with open(path, "rb") as file:
@@ -116,16 +115,20 @@ def _migrate_file(path: str, destination: Optional[str], in_place: bool, tally: 
         return
     new = source.encode(migration.text) if migration.changed else data
     _count(migration, tally)
+    written = path
     try:
-        if destination is not None:
+        for destination in destinations:
+            written = destination
             write_new_file(destination, new, stat.S_IMODE(os.stat(path).st_mode))
-        elif in_place and new != data:
+        if destinations or new == data:
+            return
+        if in_place:
             replace_file(path, new, data)
-        elif new != data:
+        else:
             _print_diff(path, source.text, migration.text)
     except WriteError as error:
         tally.failed = True
-        tally.remarks.append(f"{destination or path}: not written: the file {error}")
+        tally.remarks.append(f"{written}: not written: the file {error}")
 
 
 def _count(migration: Migration, tally: _Tally) -> None:

@@ -59,3 +59,14 @@ def test_links_out_of_the_tree_are_not_followed(tmp_path):
 def test_missing_paths_are_the_users_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         discover([str(tmp_path / "nowhere")])
+
+
+def test_a_file_of_the_tree_goes_by_its_own_name_and_not_by_a_links(tmp_path):
+    """Links to it and to its directory come first in the order of names."""
+    tree(tmp_path, "pkg/a.py")
+    (tmp_path / "link.py").symlink_to("pkg/a.py")
+    (tmp_path / "more").symlink_to("pkg")
+    found = discover([str(tmp_path)])
+    path = os.path.join(str(tmp_path), "pkg", "a.py")
+    assert found.files == [(path, os.path.join("pkg", "a.py"))]
+    assert found.links == {path: ["link.py", os.path.join("more", "a.py")]}

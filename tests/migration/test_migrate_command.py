@@ -123,3 +123,13 @@ def test_broken_cells_are_named(tmp_path, capsys):
     path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
     assert run(path) == 1
     assert "n.ipynb:cell 2:2: left alone: the file is not valid Python" in capsys.readouterr().err
+
+
+def test_links_to_a_file_are_written_with_it(project, tmp_path):
+    """What imports the link finds it beside the file that it leads to."""
+    (project / "link.py").symlink_to("sub/c.py")
+    assert run(project, "-o", tmp_path / "out") == 1
+    for name in ("link.py", "sub/c.py"):
+        assert (tmp_path / "out" / name).read_text() == "x = 1\n"
+    run(project, "--in-place")
+    assert (project / "link.py").is_symlink()
