@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from ignite_ipu.running.errors import RunError
 from ignite_ipu.running.journal import Substitution
-from ignite_ipu.running.script import run_script
+from ignite_ipu.running.script import run_module, run_script
 
-__all__ = ["RunError", "Substitution", "run_script"]
+__all__ = ["RunError", "Substitution", "run_module", "run_script"]

@@ -1,4 +1,4 @@
-"""`ignite-ipu run SCRIPT ARGS...`: run an unmodified GPU script on IPUs.
+"""`ignite-ipu run SCRIPT ARGS...` and `ignite-ipu run -m MODULE ARGS...`: run an unmodified GPU script on IPUs.
 
 Exit codes: the script's own; 1 when it ends with an exception of its own; 2 when something in it cannot be mapped.
 """
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Optional
 
 from ignite_ipu.cli import UserError
-from ignite_ipu.running.script import run_script
+from ignite_ipu.running.script import run_module, run_script
 
 __all__ = ["add_arguments", "main"]
 
@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="do not list what is substituted")
     parser.add_argument(
         "--replication-factor", type=int, metavar="N", help="train with N replicas of the model, each on its own IPUs"
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as of `python -m`"
     )
     parser.add_argument("script", metavar="SCRIPT", help="the Python script to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's arguments")
@@ -42,7 +45,8 @@ def main(args: argparse.Namespace) -> int:
         logger.setLevel(logging.INFO)
         logger.propagate = False
     try:
-        run_script(args.script, args.arguments, replication_factor=args.replication_factor)
+        run = run_module if args.module else run_script
+        run(args.script, args.arguments, replication_factor=args.replication_factor)
     except UserError:
         raise
     except Exception as error:

@@ -27,11 +27,12 @@ class ScriptCode:
 
     Args:
         path: The script.
+        folder: Where its own modules lie, when that is not beside it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, folder: Optional[str] = None) -> None:
         self.path = os.path.abspath(path)
-        self._folder = os.path.join(os.path.dirname(self.path), "")
+        self._folder = os.path.join(os.path.dirname(self.path) if folder is None else folder, "")
         self._python = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
         self.owns = lru_cache(maxsize=None)(self._owns)
 

@@ -1,4 +1,4 @@
-"""`run_script`: one unmodified script, run as `python script.py` would, on IPUs."""
+"""`run_script` and `run_module`: one unmodified program, run as `python` and `python -m` would, on IPUs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import ast
 import concurrent.futures.thread
 import contextlib
 import os
-import runpy
-import sys
 import threading
 import tokenize
 from typing import Any, Iterator, List, Optional, Sequence, Set
 
 from ignite_ipu import backend
-from ignite_ipu.cli import UserError
 from ignite_ipu.running.built_on_poptorch import any_built_on_poptorch
 from ignite_ipu.running.errors import RunError
 from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.program import Program, module_program, script_program, started
 
-__all__ = ["imports", "run_script"]
+__all__ = ["imports", "run_module", "run_script"]
 
 
 def run_script(
@@ -46,69 +44,86 @@ def run_script(
         UserError: There is no such script, or it is no text.
         BaseException: What the script raises, `SystemExit` too.
     """
-    _refuse_unreadable(path)
-    with _as_program(path, argv):
-        if backend.choice() == "native":
-            runpy.run_path(path, run_name="__main__")
-        elif imports(path, "poptorch") or any_built_on_poptorch(_all_imports(path)):
-            _run_poptorch(path)
-        else:
-            _run_substituted(path, replication_factor, [] if substitutions is None else substitutions)
+    program = script_program(path)
+    with started(path, argv, program.folder):
+        _run(program, replication_factor, [] if substitutions is None else substitutions)
 
 
-def _refuse_unreadable(path: str) -> None:
-    """Refuse what cannot be a script; a mistake in its text is Python's to show."""
-    if os.path.isdir(path):
-        raise UserError(f"{path!r} is a directory; name the script in it")
-    if not os.path.isfile(path):
-        raise UserError(f"there is no script {path!r}")
-    if path.endswith(".pyc"):
-        return
-    try:
-        with tokenize.open(path) as opened:
-            binary = "\0" in opened.read()
-    except OSError as error:
-        raise UserError(f"the script {path!r} cannot be read: {error.strerror}") from error
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise UserError(f"{path!r} is not a Python script: {error}") from error
-    if binary:
-        raise UserError(f"{path!r} is not a Python script: it contains null bytes")
+def run_module(
+    name: str,
+    argv: Sequence[str] = (),
+    *,
+    replication_factor: Optional[int] = None,
+    substitutions: Optional[List[Substitution]] = None,
+) -> None:
+    """Run a module, or the `__main__` of a package, as `python -m` does; else as `run_script`.
 
+    Args:
+        name: Its dotted name, to be found from the current directory or on `sys.path`.
+        argv: Its arguments.
+        replication_factor: Replicas of the model to train with.
+        substitutions: Gets what was substituted.
 
-def imports(path: str, package: str) -> bool:
-    """Tell whether a script, or a module beside it that it imports, imports a package.
-
-    A module of that name beside the script is what Python imports then.
+    Raises:
+        RunError: Something in it cannot be mapped to IPUs; the message names the line.
+        UserError: There is no such module, or it is no text.
+        BaseException: What the module raises, `SystemExit` too.
     """
-    if os.path.isfile(os.path.join(os.path.dirname(os.path.abspath(path)), f"{package}.py")):
+    # Python's own first argument, too, is this until the module is found and its packages are imported.
+    with started("-m", argv, os.getcwd()):
+        _run(module_program(name), replication_factor, [] if substitutions is None else substitutions)
+
+
+def _run(program: Program, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
+    if backend.choice() == "native":
+        program.run()
+    elif imports(program, "poptorch") or any_built_on_poptorch(_all_imports(program)):
+        _run_poptorch(program)
+    else:
+        _run_substituted(program, replication_factor, substitutions)
+
+
+def imports(program: Program, package: str) -> bool:
+    """Tell whether a program, or a module of its own that it imports, imports a package.
+
+    A module of that name beside the program is what Python imports then.
+    """
+    if os.path.isfile(os.path.join(program.folder, f"{package}.py")):
         return False
-    return any(name.split(".")[0] == package for name in _all_imports(path))
+    return any(name.split(".")[0] == package for name in _all_imports(program))
 
 
-def _all_imports(path: str) -> Iterator[str]:
-    """Yield what a script and the modules beside it that it imports import."""
-    waiting, seen = [os.path.abspath(path)], set()
-    folder = os.path.dirname(waiting[0])
+def _all_imports(program: Program) -> Iterator[str]:
+    """Yield what a program and its own modules that it imports import."""
+    waiting = [os.path.abspath(program.path), *_files_of(program.folder, program.module or "")]
+    seen: Set[str] = set()
     while waiting:
         file = waiting.pop()
         if file in seen:
             continue
         seen.add(file)
-        for name in sorted(_imports(file)):
+        for name in sorted(_imports(file, program.folder)):
             yield name
-            base = os.path.join(folder, *name.split("."))
-            waiting += [place for place in (f"{base}.py", os.path.join(base, "__init__.py")) if os.path.isfile(place)]
+            waiting += _files_of(program.folder, name)
 
 
-def _run_poptorch(path: str) -> None:
+def _files_of(folder: str, name: str) -> List[str]:
+    """Return the files below a folder that importing a module runs: its own, and those of the packages around it."""
+    parts = name.split(".")
+    bases = [os.path.join(folder, *parts[:count]) for count in range(1, len(parts) + 1)]
+    places = [f"{bases[-1]}.py", *(os.path.join(base, "__init__.py") for base in bases)]
+    return [place for place in places if os.path.isfile(place)]
+
+
+def _run_poptorch(program: Program) -> None:
     from ignite_ipu.emulator.installation import install
 
     installed: Any = install(import_effects=True) if backend.is_emulator() else contextlib.nullcontext()
     with installed:
-        runpy.run_path(path, run_name="__main__")
+        program.run()
 
 
-def _run_substituted(path: str, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
+def _run_substituted(program: Program, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
     from ignite_ipu.running.accelerators import substitute_accelerator
     from ignite_ipu.running.averages import substitute_averages
     from ignite_ipu.running.cuda import substitute_cuda
@@ -123,7 +138,7 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
 
     # Says which PopTorch it is, and fails now if it does not import.
     backend.poptorch()
-    code, journal, patches, trained = ScriptCode(path), Journal(), Patches(), EngineWeights()
+    code, journal, patches, trained = ScriptCode(program.path, program.folder), Journal(), Patches(), EngineWeights()
     try:
         substitute_gpu_types(patches, code, journal)
         substitute_devices(patches, code, journal)
@@ -134,9 +149,9 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
         substitute_averages(patches, code, journal)
         substitute_ignite(patches, code, journal, trained, replication_factor)
         substitute_loops(patches, code, journal, trained, replication_factor)
-        if imports(path, "accelerate"):
+        if imports(program, "accelerate"):
             substitute_accelerator(patches, code, journal, replication_factor)
-        _run_with_its_threads(path)
+        _run_with_its_threads(program)
     except RunError:
         raise
     except Exception as error:
@@ -152,17 +167,17 @@ def _run_substituted(path: str, replication_factor: Optional[int], substitutions
         raise journal.refusals[0]
 
 
-def _run_with_its_threads(path: str) -> None:
-    """Run a script to its end, which natively is that of its threads, too: one may be training still."""
+def _run_with_its_threads(program: Program) -> None:
+    """Run a program to its end, which natively is that of its threads, too: one may be training still."""
     before = set(threading.enumerate())
     try:
-        runpy.run_path(path, run_name="__main__")
+        program.run()
     finally:
-        started = _threads_of_its_own(before)
-        while started:
-            for thread in started:
+        running = _threads_of_its_own(before)
+        while running:
+            for thread in running:
                 thread.join()
-            started = _threads_of_its_own(before)
+            running = _threads_of_its_own(before)
 
 
 def _threads_of_its_own(before: Set[threading.Thread]) -> List[threading.Thread]:
@@ -183,18 +198,7 @@ def _refusal(error: Exception, code: ScriptCode) -> RunError:
     return RunError(None if line is not None and f"{line[0]}:{line[1]}" in text else line, text)
 
 
-@contextlib.contextmanager
-def _as_program(path: str, argv: Sequence[str]) -> Iterator[None]:
-    arguments, paths = sys.argv, list(sys.path)
-    sys.argv = [path, *argv]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = arguments, paths
-
-
-def _imports(file: str) -> Set[str]:
+def _imports(file: str, folder: str) -> Set[str]:
     try:
         with tokenize.open(file) as opened:
             tree = ast.parse(opened.read())
@@ -204,7 +208,17 @@ def _imports(file: str) -> Set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = _package_of(file, folder, node.level) + (node.module.split(".") if node.module else [])
+            names.add(".".join(parts))
+            names.update(".".join([*parts, alias.name]) for alias in node.names)
     return names
+
+
+def _package_of(file: str, folder: str, level: int) -> List[str]:
+    """Return the parts of the package that a relative import of this level in a file starts from; none for level 0."""
+    if level == 0:
+        return []
+    inside = os.path.relpath(os.path.dirname(file), folder)
+    parts = [] if inside == os.curdir else inside.split(os.sep)
+    return parts[: len(parts) - level + 1]

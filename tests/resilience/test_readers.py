@@ -63,7 +63,12 @@ READERS: Dict[str, Dict[str, str]] = {
     "pipeline/plan_file.py": {"open": "plans", "json.loads": "plans"},
     "random_states.py": {"open": "random states", "json.loads": "random states"},
     "running/built_on_poptorch.py": {"open": "searched for one word, and not kept"},
-    "running/script.py": {"tokenize.open": _NAMED_TO_RUN, "runpy.run_path": _NAMED_TO_RUN},
+    "running/program.py": {
+        "tokenize.open": _NAMED_TO_RUN,
+        "runpy.run_path": _NAMED_TO_RUN,
+        "runpy.run_module": _NAMED_TO_RUN,
+    },
+    "running/script.py": {"tokenize.open": _NAMED_TO_RUN},
     "targets.py": {"importlib.util.spec_from_file_location": _NAMED_TO_RUN},
 }
 

@@ -14,6 +14,7 @@ from ignite_ipu import backend
 from ignite_ipu.cli import UserError
 from ignite_ipu.emulator import device
 from ignite_ipu.running import RunError, run_script
+from ignite_ipu.running.program import module_program, script_program
 from ignite_ipu.running.script import imports
 
 
@@ -202,9 +203,19 @@ def test_poptorch_is_found_in_modules_beside_the_script(tmp_path):
     (tmp_path / "inner.py").write_text("def go():\n    from poptorch import Options\n")
     script = tmp_path / "script.py"
     script.write_text("import inner\n")
-    assert imports(str(script), "poptorch")
+    program = script_program(str(script))
+    assert imports(program, "poptorch")
     (tmp_path / "inner.py").write_text("poptorch = None\n")
-    assert not imports(str(script), "poptorch")
+    assert not imports(program, "poptorch")
+
+
+@pytest.mark.parametrize("text", ["from ..data import load", "from .. import data", "import packed.data"])
+def test_poptorch_is_found_through_the_imports_within_a_package(tmp_path, monkeypatch, text):
+    (tmp_path / "packed" / "jobs").mkdir(parents=True)
+    (tmp_path / "packed" / "data.py").write_text("import poptorch\n")
+    (tmp_path / "packed" / "jobs" / "train.py").write_text(f"{text}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert imports(module_program("packed.jobs.train"), "poptorch")
 
 
 def test_a_native_run_substitutes_nothing(run, monkeypatch):
