@@ -38,7 +38,7 @@ _WEIGHTLESS = {
     ]
 }
 _CONTAINERS = {"torch.nn.ModuleList", "torch.nn.ModuleDict", "torch.nn.ParameterList", "torch.nn.ParameterDict"}
-_FACTORIES = {
+TENSOR_FACTORIES = {
     f"torch.{name}"
     for name in [
         "arange",
@@ -261,7 +261,7 @@ def _kind(value: ast.expr, names: Names) -> Optional[Holding]:
         return Holding.MODULES
     if called in ("torch.nn.Parameter", "torch.nn.Buffer"):
         return Holding.PARAMETER if called.endswith("Parameter") else Holding.BUFFER
-    if called in _FACTORIES:
+    if called in TENSOR_FACTORIES:
         return Holding.PLAIN_TENSOR
     if called.startswith("torch.nn.") and called.rsplit(".", 1)[1][:1].isupper():
         return Holding.MODULE

@@ -28,6 +28,7 @@ _CANONICAL: Tuple[Tuple[re.Pattern[str], str], ...] = tuple(
         (r"^poptorch\.(?:options|enums|ops)\.(\w+)$", r"poptorch.\1"),
     )
 )
+_MOVES_AND_MODES = ("to", "cuda", "cpu", "float", "half", "double", "eval", "train", "requires_grad_")
 # Their modules are imported to learn what a star stands for.
 _LIBRARIES = ("torch", "ignite")
 # A name in these sub-modules is documented with the sub-module in it.
@@ -140,6 +141,15 @@ def owner_of(node: Optional[ast.AST], *methods: str) -> Optional[str]:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in methods:
         return None
     return dotted(node.func.value) or ""
+
+
+def unmoved(value: ast.expr) -> ast.expr:
+    """Return what is made in `Net().to(device).eval()`: the value without moves and modes."""
+    while owner_of(value, *_MOVES_AND_MODES) is not None:
+        assert isinstance(value, ast.Call)
+        assert isinstance(value.func, ast.Attribute)
+        value = value.func.value
+    return value
 
 
 def constant(node: Optional[ast.AST]) -> object:

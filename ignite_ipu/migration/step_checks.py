@@ -39,7 +39,9 @@ def check_between(statements: Sequence[ast.stmt], read: Set[str], owners: Set[st
     for statement in statements:
         clash = names_bound(statement) & read
         if clash:
-            raise Refused(statement, f"{sorted(clash)[0]!r} changes between the forward and the update")
+            raise Refused(
+                statement, f"{sorted(clash)[0]!r} is bound between the forward and the update, not for the loss alone"
+            )
         if not only_reads(statement, owners):
             raise Refused(statement, "a statement between the forward and the update may depend on their order")
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, List, Optional, Set, Tuple
 
 from ignite_ipu.migration.bindings import functions_called, names_bound, names_loaded, same_names
 from ignite_ipu.migration.clipping import clipping_obstacle
+from ignite_ipu.migration.loss_values import check_target, check_values
 from ignite_ipu.migration.method_calls import method_calls
+from ignite_ipu.migration.model_names import is_named_as_loss
 from ignite_ipu.migration.names import argument, constant, dotted, owner_of
 from ignite_ipu.migration.own_losses import is_bound_beside, read_from
 from ignite_ipu.migration.provenance import carried_name, further_call
@@ -127,6 +129,10 @@ class _Reader:
         bound = {name for position in inner for name in names_bound(self.suite[position])}
         changing = (self._per_batch_names | rebound_names(self.program, self.statement)) - functions_called(computed)
         per_batch = tuple(sorted((names_loaded(computed) & changing) - outputs - bound))
+        if target is not None:
+            check_target(self.program, self.statement, target)
+        elif not own_loss and function is None:
+            check_values(self.program, self.statement, computed, set(per_batch))
         function_before: Optional[ast.stmt] = None
         if function is None and not own_loss:
             if output is None:
@@ -213,7 +219,30 @@ class _Reader:
             if isinstance(target, ast.Name) and self._serves_only(target.id, [position, *inner, loss_at]):
                 inner.insert(0, position)
                 wanted |= names_loaded(statement.value)
-        raise Refused(self.suite[loss_at], "the loss is not computed from one call of the model in the same block")
+        raise Refused(self.suite[loss_at], self._unseen_forward(loss_at, loss_value, wanted))
+
+    def _unseen_forward(self, loss_at: int, loss_value: ast.expr, wanted: Set[str]) -> str:
+        """Return why no call of the model is seen behind the loss."""
+        assigned = [
+            node for node in self.suite[:loss_at] if isinstance(node, ast.Assign) and names_bound(node) & wanted
+        ]
+        for value in (loss_value, *(statement.value for statement in assigned)):
+            if any(isinstance(part, ast.Call) and self._is_model(part) for part in ast.walk(value)):
+                return "the model is called within a larger expression; assign its output to a variable"
+        for statement in reversed(assigned):
+            call = self._own_call(statement.value)
+            name = dotted(call.func) if call is not None else None
+            if name is not None and self._may_be_a_model(name):
+                return f"the file does not show {name!r} to be a model; call {name}.train() in front of the loop"
+            shared = sorted(names_bound(statement) & wanted)[0]
+            if not self._serves_only(shared, list(range(len(self.suite)))):
+                return f"{shared!r}, which the loss is computed from, is bound or read elsewhere, too"
+        return "the loss is not computed from one call of the model in the same block"
+
+    def _may_be_a_model(self, name: str) -> bool:
+        training = self.program.training
+        known = {*training.losses, *training.own_losses, *self.program.functions}
+        return "." not in name and name not in known and not is_named_as_loss(name)
 
     def _is_own(self, loss: ast.expr, call: ast.Call, output: Optional[ast.expr]) -> bool:
         """Whether the loss is a part of what the model returns, or all of it."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Set, Tuple
 
 from ignite_ipu.migration.engine_functions import process_function
 from ignite_ipu.migration.evaluations import find_evaluations
-from ignite_ipu.migration.names import argument, constant, dotted, owner_of
+from ignite_ipu.migration.model_names import find_model_names
+from ignite_ipu.migration.names import argument, constant, dotted, owner_of, unmoved
 from ignite_ipu.migration.step_plan import Step
 from ignite_ipu.migration.steps import find_steps
 
@@ -19,7 +20,6 @@ TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.crea
 EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
 _LOADER_FACTORIES = ("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
 _LIBRARIES = ("torch.", "ignite.", "ignite_ipu.", "poptorch.", "accelerate.", "transformers.")
-_MOVES = ("to", "cuda")
 _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
 
 
@@ -63,31 +63,15 @@ class Training:
 
     @cached_property
     def models(self) -> Set[str]:
-        """Variables that hold a model: made from one of the file's models, or used as only models are."""
-        own = {model.name for model in self.program.models if model.learns}
-        found: Set[str] = set()
-        for target, value in self.assigned:
-            name = self.program.names.called(value) or ""
-            local = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in own
-            if local or name == "torch.nn.Sequential" or name.startswith("torchvision.models."):
-                found.add(target)
-        for call in self.program.nodes(ast.Call):
-            function = call.func
-            if (
-                isinstance(function, ast.Attribute)
-                and function.attr in ("parameters", "train", "eval")
-                and not call.args
-            ):
-                owner = dotted(function.value)
-                if owner is not None and owner not in {**self.losses, **self.own_losses} and owner != "self":
-                    found.add(owner)
-        return found
+        """Variables that hold a model: made from one of the file's models, used as only models are, or annotated."""
+        return find_model_names(self.program)
 
     @cached_property
     def losses(self) -> Dict[str, ast.Call]:
         """Loss module variables."""
-        calls = {id(call) for call, name in self.program.calls("torch.nn.*") if name.endswith("Loss")}
-        return {target: value for target, value in self.assigned if isinstance(value, ast.Call) and id(value) in calls}
+        calls = {id(call): call for call, name in self.program.calls("torch.nn.*") if name.endswith("Loss")}
+        made = ((target, id(unmoved(value))) for target, value in self.assigned)
+        return {target: calls[value] for target, value in made if value in calls}
 
     @cached_property
     def own_losses(self) -> Dict[str, ast.Call]:
@@ -95,11 +79,9 @@ class Training:
         weightless = {model.name for model in self.program.models if not model.learns}
         found: Dict[str, ast.Call] = {}
         for target, value in self.assigned:
-            moved = value
-            if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES:
-                moved = value.func.value
-            if isinstance(moved, ast.Call) and isinstance(moved.func, ast.Name) and moved.func.id in weightless:
-                found[target] = moved
+            made = unmoved(value)
+            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in weightless:
+                found[target] = made
         return found
 
     @cached_property

@@ -72,7 +72,7 @@ def test_common_shapes_are_understood(old, new):
     ("old", "new", "reason"),
     [
         ("optimizer.zero_grad()\n", "", "not cleared"),
-        ("loss.backward()\n", "loss = loss / 4\nloss.backward()\n", "not computed from one call"),
+        ("loss.backward()\n", "loss = loss / 4\nloss.backward()\n", "'loss', which the loss is"),
         ("loss.backward()\n", "(loss / 4).backward()\n", "divided or combined"),
         ("loss.backward()\n", "loss += penalty\nloss.backward()\n", "built up in several statements"),
         ("loss.backward()\n", "scaler.scale(loss).backward()\n", "GradScaler"),
@@ -89,12 +89,15 @@ def test_common_shapes_are_understood(old, new):
         ("loss = criterion(output, y)", "loss = criterion(output, y) + other(x).mean()", "further call of a model"),
         ("output = model(x)", "output, state = model(x, state)", "'state' is carried"),
         ("output = model(x)", "output = model(x, memory)\nmemory = output", "'memory' is carried"),
+        ("output = model(x)\nloss = criterion(output, y)", "loss = criterion(y, model(x))", "larger expression"),
+        ("output = model(x)\nloss = criterion(output, y)", "loss = criterion(model(x), y) * 0.5", "larger expression"),
+        ("output = model(x)", "output = unseen(x)", "does not show 'unseen' to be a model"),
         (
-            "output = model(x)\nloss = criterion(output, y)",
-            "loss = criterion(y, model(x))",
-            "not computed from one call",
+            "loss = criterion(output, y)\n",
+            "part = criterion(output, y)\nloss = part + output.mean()\nshown += part.item()\n",
+            "'part' is bound between the forward and the update, not for the loss alone",
         ),
-        ("loss = criterion(output, y)", "loss = model(x).loss + model(y).loss", "not computed from one call"),
+        ("loss = criterion(output, y)", "loss = model(x).loss + model(y).loss", "larger expression"),
         ("loss = criterion(output, y)", "loss = output.losses.loss + other(y).loss", "further call of a model"),
         ("output = model(x)", "output = torch.relu(x)", "not computed from one call of the model"),
         ("loss.backward()\n", "nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)\nloss.backward()\n", "order"),
@@ -152,7 +155,7 @@ def train(loader, weight):
     ("old", "new", "reason"),
     [
         # Read afterwards, too.
-        ("loss.backward()\n", "loss.backward()\n        log(penalty)\n", "'penalty' changes"),
+        ("loss.backward()\n", "loss.backward()\n        log(penalty)\n", "'penalty' is bound"),
         ("penalty = output.abs().mean()", "penalty = other(output)", "further call of a model"),
         ("penalty = output.abs().mean()", "penalty = output.abs().mean() * self.beta", "'self.beta', which changes"),
         ("penalty = output.abs().mean()", "f = heads[y]\n        penalty = f(output)", "changes from batch to batch"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.loss_values import tensors_of_the_host
 from ignite_ipu.migration.names import dotted, owner_of
 from ignite_ipu.migration.program import Program
 
@@ -16,14 +17,22 @@ def check(program: Program) -> Iterator[Hit]:
             # `self.scale.to(x.device)` makes a constant of the program, which works.
             continue
         yield Hit(fact.node, f"{fact.where} uses self.{fact.name}, a tensor that is neither a parameter nor a buffer")
+    for name in sorted(program.training.loss_functions & set(program.functions)):
+        for node in tensors_of_the_host(program, program.functions[name]):
+            yield Hit(
+                node,
+                f"{name} uses {node.id}, a tensor of the host",
+                "Make the loss a module with the tensor as a buffer, or write "
+                f"{node.id}.to(output.device), which makes a constant of it.",
+            )
 
 
 RULE = Rule(
     name="unregistered-tensor",
     severity=Severity.ERROR,
-    summary="A tensor made in __init__, not registered, and used in traced code.",
+    summary="A tensor made in __init__ or by the module, not registered, and used in traced code.",
     rationale=(
-        "Only parameters and registered buffers are moved to the device; a plain attribute stays on the CPU and "
+        "Only parameters and registered buffers are moved to the device; any other tensor stays on the CPU and "
         "PopTorch refuses to mix the two."
     ),
     remedy='Register it: self.register_buffer("scale", torch.ones(4)).',

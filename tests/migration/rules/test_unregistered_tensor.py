@@ -63,3 +63,22 @@ def test_moved_in_where_it_is_used(lines):
                 return x * self.table.to(x.device) + self.table.to(x) * self.table
     """
     assert lines(RULE, code) == [8]
+
+
+def test_a_tensor_of_the_module_in_a_loss(lines):
+    """Functions that no step compiles may read it, and moved in it is a constant."""
+    code = """
+        import torch
+        from ignite.engine import create_supervised_trainer
+
+        weights = torch.ones(3).cuda()
+
+        def loss_fn(output, y):
+            return (output * weights[y]).mean() + (output * weights.to(output.device)).mean()
+
+        def report(output, y):
+            return output * weights[y]
+
+        create_supervised_trainer(model, optimizer, loss_fn)
+    """
+    assert lines(RULE, code) == [7]
