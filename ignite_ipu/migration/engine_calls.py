@@ -9,7 +9,7 @@ from typing import Mapping, Optional
 import libcst as cst
 
 from ignite_ipu.migration.comma_lists import without_arguments
-from ignite_ipu.migration.names import argument
+from ignite_ipu.migration.names import argument, has_hidden_arguments
 from ignite_ipu.migration.precision_arguments import refused_precision
 from ignite_ipu.migration.rewrite import Edit, Editor
 
@@ -35,8 +35,7 @@ def replace_engine_calls(editor: Editor, replacements: Mapping[str, Replacement]
         if refused:
             editor.remark(call, refused[0])
             continue
-        if any(isinstance(value, ast.Starred) for value in call.args) or any(k.arg is None for k in call.keywords):
-            editor.remark(call, "its arguments are not written out")
+        if has_hidden_arguments(call):
             continue
         # Our engines run on the IPU, and natively where the model is.
         device = argument(call, "device", replacement.device_position)

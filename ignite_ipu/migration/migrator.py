@@ -21,6 +21,9 @@ from ignite_ipu.migration.rewrite import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.source import Source, SourceError
 
+# What a remedy says of `migrate`, which has just declined.
+_OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
+
 
 @dataclass
 class Migration:
@@ -101,7 +104,7 @@ def _left_alone(source: Source, after: List[Finding]) -> Migration:
         # A rewrite may have changed what the message says; the rule still finds the place.
         reasons += same or [finding for finding in original if finding.rule == error.rule] or [error]
     lines = {finding: _line(source, finding) for finding in reasons}
-    remarks = {Remark(line, f.rule, f"{f.message}. {f.remedy}") for f, line in lines.items()}
+    remarks = {Remark(line, f.rule, f"{f.message}. {_OFFER.sub('', f.remedy)}") for f, line in lines.items()}
     return Migration(
         source, source.text, blocked=True, remarks=sorted(remarks, key=lambda remark: (remark.line, remark.subject))
     )

@@ -133,6 +133,12 @@ def argument(call: ast.Call, name: str, position: Optional[int] = None) -> Optio
     return None if starred else call.args[position]
 
 
+def has_hidden_arguments(call: ast.Call) -> bool:
+    """Whether some arguments of a call are not written out: `*args`, `**options`."""
+    starred = any(isinstance(value, ast.Starred) for value in call.args)
+    return starred or any(keyword.arg is None for keyword in call.keywords)
+
+
 def owner_of(node: Optional[ast.AST], *methods: str) -> Optional[str]:
     """Return the source of the object that one of these methods is called on, "" when it is no chain of names.
 

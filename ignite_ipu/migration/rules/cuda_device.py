@@ -23,7 +23,7 @@ def check(program: Program) -> Iterator[Hit]:
         if program.names.called(call) in ("ignite.distributed.device", "torch.cuda.current_device"):
             yield Hit(call, f"{program.names.called(call)}() is a GPU where there is one")
         if program.names.called(call) == "torch.cuda.set_device":
-            yield Hit(call, "torch.cuda.set_device chooses a GPU")
+            yield Hit(call, "torch.cuda.set_device chooses a GPU", "Leave it out; an IPU has no current device.")
     for node in program.nodes(ast.Constant):
         if gpu_name(program, node) is not None and _names_a_device(program, node) and not is_guarded(program, node):
             yield Hit(node, f"{node.value!r} is a GPU")

@@ -5,22 +5,32 @@ from __future__ import annotations
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.names import has_hidden_arguments
 from ignite_ipu.migration.program import Program
+
+_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite.engine.create_supervised_evaluator")
+_STEPS = (
+    "ignite.engine.supervised_training_step",
+    "ignite.engine.supervised_training_step_amp",
+    "ignite.engine.supervised_training_step_apex",
+    "ignite.engine.supervised_training_step_tpu",
+    "ignite.engine.supervised_evaluation_step",
+    "ignite.engine.supervised_evaluation_step_amp",
+)
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find Ignite's factories and step functions."""
-    for call, name in program.calls(
-        "ignite.engine.create_supervised_trainer",
-        "ignite.engine.create_supervised_evaluator",
-        "ignite.engine.supervised_training_step",
-        "ignite.engine.supervised_training_step_amp",
-        "ignite.engine.supervised_training_step_apex",
-        "ignite.engine.supervised_training_step_tpu",
-        "ignite.engine.supervised_evaluation_step",
-        "ignite.engine.supervised_evaluation_step_amp",
-    ):
-        yield Hit(call, f"{name.rsplit('.', 1)[1]} runs on the host, not on an IPU")
+    for call, name in program.calls(*_FACTORIES, *_STEPS):
+        message = f"{name.rsplit('.', 1)[1]} runs on the host, not on an IPU"
+        ours = "create_ipu_trainer" if "train" in name else "create_ipu_evaluator"
+        if name in _STEPS:
+            yield Hit(call, message, f"Have the engine made by {ours}, which has such a step.")
+        elif has_hidden_arguments(call):
+            message += ", and cannot be replaced: its arguments are not written out"
+            yield Hit(call, message, f"Write them out, or call {ours}, which takes the same ones.")
+        else:
+            yield Hit(call, message)
 
 
 RULE = Rule(
