@@ -8,12 +8,13 @@ asks for a value before that.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Iterator, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 from ignite_ipu.migration.bindings import names_bound
 from ignite_ipu.migration.evaluations import without_gradients
 from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.names import argument, dotted, owner_of
+from ignite_ipu.migration.partials import Partial, find_partial
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.program import Program
@@ -37,19 +38,30 @@ def process_function(program: Program, engine: ast.Call) -> Tuple[Optional[ast.e
 def captured_functions(program: Program) -> Set[str]:
     """Return the names of the functions that the file gives to `ipu_step`."""
     given = (argument(call, "train_step", 0) for call, _ in program.calls("ignite_ipu.ipu_step"))
-    return {(dotted(process) or "").rsplit(".", 1)[-1] for process in given if process is not None}
+    functions = (_behind(program, process)[0] for process in given if process is not None)
+    return {(dotted(function) or "").rsplit(".", 1)[-1] for function in functions}
 
 
-def capturable_engines(program: Program) -> Iterator[ast.expr]:
-    """Yield the process functions that `ipu_step` runs, where they are given to their engines."""
+def capturable_engines(program: Program) -> Iterator[Tuple[ast.expr, ast.FunctionDef]]:
+    """Yield what is given to engines that `ipu_step` runs, each with the definition of the process function in it."""
     for engine, _ in program.calls("ignite.engine.Engine"):
         process, wrapped = process_function(program, engine)
-        function = None if process is None or wrapped else _definition(program, process)
-        if process is not None and function is not None and _is_capturable(program, function):
-            yield process
+        if process is None or wrapped:
+            continue
+        inside, partial = _behind(program, process)
+        function = _definition(program, inside)
+        if function is not None:
+            given = {} if partial is None else partial.given(function)
+            if _is_capturable(program, function, given):
+                yield process, function
 
 
-def _definition(program: Program, process: ast.expr) -> Optional[Function]:
+def _behind(program: Program, process: ast.expr) -> Tuple[ast.expr, Optional[Partial]]:
+    partial = find_partial(program, process)
+    return (process, None) if partial is None else (partial.function, partial)
+
+
+def _definition(program: Program, process: ast.expr) -> Optional[ast.FunctionDef]:
     name = dotted(process)
     if name is None or name.count(".") > 1 or (name.count(".") == 1 and not name.startswith("self.")):
         return None
@@ -58,7 +70,7 @@ def _definition(program: Program, process: ast.expr) -> Optional[Function]:
     return found[0] if len(found) == 1 else None
 
 
-def _is_capturable(program: Program, function: Function) -> bool:
+def _is_capturable(program: Program, function: Function, given: Dict[str, Optional[str]]) -> bool:
     steps = [step for step in program.training.steps if step.function is function]
     # A step that is understood becomes one call, without anything being recorded.
     if not steps or any(step.plan is not None or "is carried" in step.reason for step in steps):
@@ -68,12 +80,15 @@ def _is_capturable(program: Program, function: Function) -> bool:
         return False
     update, optimizer = updates[0]
     model = _model(program, function)
-    if model is None or _is_own(function, model) or _is_own(function, optimizer):
+    if model is None:
+        return False
+    outer_model, outer_optimizer = _outside(function, model, given), _outside(function, optimizer, given)
+    if outer_model is None or outer_optimizer is None:
         return False
     return (
         _is_plain(program, function, update)
         and _clears(function, optimizer, model, update, [step.backward for step in steps])
-        and _updates_only(program, optimizer, model)
+        and _updates_only(program, outer_optimizer, outer_model)
     )
 
 
@@ -92,6 +107,13 @@ def _model(program: Program, function: Function) -> Optional[str]:
     }
     models = [name for name in called if name is not None and name in program.training.models]
     return models[0] if len(models) == 1 else None
+
+
+def _outside(function: Function, name: str, given: Dict[str, Optional[str]]) -> Optional[str]:
+    """Return what an object of a function is called outside of it, where the function is given to its engine."""
+    if name in given:
+        return given[name]
+    return None if _is_own(function, name) else name
 
 
 def _is_own(function: Function, name: str) -> bool:

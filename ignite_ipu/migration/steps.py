@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, List, Optional, Set, Tuple
 
 from ignite_ipu.migration.bindings import functions_called, names_bound, names_loaded, same_names
 from ignite_ipu.migration.clipping import clipping_obstacle
+from ignite_ipu.migration.kinds import parameters_of
 from ignite_ipu.migration.loss_values import check_target, check_values
 from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.model_names import is_named_as_loss
@@ -316,6 +317,11 @@ class _Reader:
         if not plain or isinstance(second, ast.Starred) or names_loaded(second) & outputs:
             return None, None
         if names_loaded(value.func) & self._per_batch_names:
+            around = self.program.function_of(self.statement)
+            if around is not None and dotted(value.func) in {arg.arg for arg in parameters_of(around)}:
+                raise Refused(
+                    value, f"the loss function is an argument of {around.name}, which is called for each batch"
+                )
             raise Refused(value, "the loss function changes from batch to batch")
         return value.func, second
 

@@ -8,7 +8,7 @@ from ignite_ipu.migration.rewrite import Editor, Rewrite
 
 def apply(editor: Editor) -> None:
     """Put `ipu_step` around what an engine is made over; the function itself stays as it is."""
-    for process in capturable_engines(editor.program):
+    for process, _ in capturable_engines(editor.program):
         editor.expression(process, f"{editor.need('ipu_step', process)}({editor.source_of(process)})")
 
 

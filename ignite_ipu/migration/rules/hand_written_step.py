@@ -6,7 +6,6 @@ from typing import Iterator
 
 from ignite_ipu.migration.engine_functions import capturable_engines, captured_functions
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import dotted
 from ignite_ipu.migration.program import Program
 
 
@@ -14,7 +13,7 @@ def check(program: Program) -> Iterator[Hit]:
     """Find training steps, with what keeps `migrate` from rewriting each."""
     executors = program.training.executors
     captured = captured_functions(program)
-    capturable = {(dotted(process) or "").rsplit(".", 1)[-1] for process in capturable_engines(program)}
+    capturable = {function.name for _, function in capturable_engines(program)}
     for step in program.training.steps:
         if getattr(step.function, "name", "") in captured:
             continue

@@ -113,3 +113,37 @@ def test_the_common_shape_is_another_rewrites(rewritten):
         "(first - second).pow(2).mean()", "criterion(first, batch[1])"
     )
     assert rewritten(REWRITE, code) == code
+
+
+PARTIAL = """\
+import functools
+import torch
+from ignite.engine import Engine
+
+net = torch.nn.Linear(4, 1)
+sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def step(engine, batch, model, optimizer, criterion):
+    model.train()
+    optimizer.zero_grad()
+    output = model(batch[0])
+    loss = criterion(output, batch[1])
+    loss.backward()
+    optimizer.step()
+
+
+trainer = Engine(functools.partial(step, model=net, optimizer=sgd, criterion=torch.nn.MSELoss()))
+"""
+
+
+def test_a_partial_gives_the_model_and_the_optimizer(rewritten):
+    after = PARTIAL.replace("Engine(functools", "Engine(ipu_step(functools").replace("MSELoss()))", "MSELoss())))")
+    after = after.replace("Engine\n", "Engine\nfrom ignite_ipu import ipu_step\n", 1)
+    assert rewritten(REWRITE, PARTIAL) == after
+    assert rewritten(REWRITE, after) == after
+
+
+def test_a_partial_with_another_models_optimizer_stays(rewritten):
+    before = PARTIAL.replace("SGD(net.", "SGD(other.")
+    assert rewritten(REWRITE, before) == before
