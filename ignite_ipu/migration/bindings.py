@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterator, List, Optional, Sequence, Set
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
+from ignite_ipu.migration.kinds import Function
 from ignite_ipu.migration.names import dotted
+from ignite_ipu.migration.tensor_methods import READING_METHODS
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -88,35 +90,33 @@ def statements_before(body: Sequence[ast.stmt], last: ast.stmt) -> Iterator[ast.
         return
 
 
-_READING_METHODS = {
-    "item",
-    "detach",
-    "cpu",
-    "append",
-    "update",
-    "max",
-    "argmax",
-    "sum",
-    "size",
-    "eq",
-    "mean",
-    "float",
-    "add",
-}
+_READING_FUNCTIONS = ("len", "float", "int", "print", "round", "str")
 
 
-def only_reads(statement: ast.stmt, owners: Set[str]) -> bool:
-    """Whether a statement only looks at the outputs, so that it may as well run after the update."""
-    if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)):
-        return False
+def only_reads(statement: ast.stmt, owners: Set[str], functions: Mapping[str, Function]) -> bool:
+    """Whether a statement only looks at the outputs, so that it may as well run after the update.
+
+    Args:
+        statement: The statement.
+        owners: Names that it does not mention then.
+        functions: The file's own functions, which may do the looking.
+    """
+    return isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)) and _looks(statement, owners, functions)
+
+
+def _looks(statement: ast.stmt, owners: Set[str], functions: Mapping[str, Function]) -> bool:
     for part in ast.walk(statement):
-        if dotted(part) in owners:
+        if dotted(part) in owners or isinstance(part, (ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
             return False
-        if isinstance(part, ast.Call):
-            name = part.func.attr if isinstance(part.func, ast.Attribute) else None
-            plain = isinstance(part.func, ast.Name) and part.func.id in ("len", "float", "int", "print", "round", "str")
-            if not plain and name not in _READING_METHODS:
-                return False
-        if isinstance(part, (ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
+        if not isinstance(part, ast.Call):
+            continue
+        name = part.func.id if isinstance(part.func, ast.Name) else None
+        method = part.func.attr if isinstance(part.func, ast.Attribute) else None
+        if name is not None and name in functions:
+            # Functions in that one are not followed: it may be the same again.
+            for each in functions[name].body:
+                if not (_looks(each, owners, {}) if isinstance(each, ast.Return) else only_reads(each, owners, {})):
+                    return False
+        elif name not in _READING_FUNCTIONS and method not in READING_METHODS:
             return False
     return True

@@ -28,10 +28,11 @@ def check_surroundings(program: Program, statement: ast.stmt) -> None:
                     raise Refused(above, f"the step runs under {method}()")
 
 
-def check_between(statements: Sequence[ast.stmt], read: Set[str], owners: Set[str]) -> None:
+def check_between(program: Program, statements: Sequence[ast.stmt], read: Set[str], owners: Set[str]) -> None:
     """Refuse statements between the forward and the update that would have to stay between them.
 
     Args:
+        program: The file.
         statements: Those between that are no part of the step.
         read: Names that the forward and the loss read.
         owners: The model and the optimizer.
@@ -42,7 +43,7 @@ def check_between(statements: Sequence[ast.stmt], read: Set[str], owners: Set[st
             raise Refused(
                 statement, f"{sorted(clash)[0]!r} is bound between the forward and the update, not for the loss alone"
             )
-        if not only_reads(statement, owners):
+        if not only_reads(statement, owners, program.functions):
             raise Refused(statement, "a statement between the forward and the update may depend on their order")
 
 

@@ -122,7 +122,7 @@ class _Reader:
         chosen = {forward_at, loss_at, self.index, update_at, zero_at, *([] if clip_at is None else [clip_at])}
         step = sorted({*chosen, *inner})
         between = [self.suite[position] for position in range(forward_at, update_at + 1) if position not in step]
-        check_between(between, names_loaded(call) | names_loaded(computed), {model, optimizer})
+        check_between(self.program, between, names_loaded(call) | names_loaded(computed), {model, optimizer})
         check_lines(self.program, self.suite, [self.suite[position] for position in step])
         check_inputs(self.program, call, output, model)
         check_optimizer(self.program, self.backward, optimizer, model)

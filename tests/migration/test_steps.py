@@ -19,6 +19,11 @@ other = nn.Sequential(nn.Linear(4, 2))
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model.train()
+def accuracy(out, target):
+    right = (out.argmax(1) == target).float()
+    return right.mean().item()
+def nudge(out, target):
+    out.add_(target)
 for x, y in loader:
 """
 
@@ -45,6 +50,8 @@ optimizer.step()
         ("optimizer.zero_grad()\n", "model.zero_grad()\n"),
         ("optimizer.zero_grad()\n", "x, y = x.to(device), y.to(device)\noptimizer.zero_grad(set_to_none=True)\n"),
         ("loss.backward()\n", "losses.append(loss.item())\nloss.backward()\n"),
+        ("loss.backward()\n", "right = output.argmax(1).eq(y.view_as(z)).float().mean()\nloss.backward()\n"),
+        ("loss.backward()\n", "running += accuracy(output, y)\nloss.backward()\n"),
         ("loss.backward()\n", "loss.backward()\nrunning += loss.item() * len(x)\n"),
         ("model(x)", "model(x, mask=y)"),
         ("criterion(output, y)", "F.cross_entropy(output, y.long())"),
@@ -81,6 +88,7 @@ def test_common_shapes_are_understood(old, new):
         ("optimizer.step()\n", "optimizer.step(closure)\n", "closure"),
         ("loss.backward()\noptimizer.step()\n", "loss.backward(); optimizer.step()\n", "share a line"),
         ("optimizer.step()\n", "", "no optimizer.step()"),
+        ("loss.backward()\n", "nudge(output, y)\nloss.backward()\n", "may depend on their order"),
         ("optimizer.step()\n", "model.weight.data.clamp_(0, 1)\noptimizer.step()\n", "may depend on their order"),
         ("loss.backward()\n", "loss.backward()\noptimizer.zero_grad()\n", "may depend on their order"),
         ("loss = criterion(output, y)", "y = model(y)\nloss = criterion(output, y)", "'y' is carried"),
