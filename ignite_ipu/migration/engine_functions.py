@@ -1,8 +1,8 @@
 """Process functions of Ignite engines that train, and whether `ipu_step` runs one as a device step.
 
-`ipu_step` records what the function does, whatever its shape: several calls of the model, several losses, several calls
-of backward. What has to be in sight is that each call makes one update of one model by one optimizer, and that nothing
-asks for a value before that.
+`ipu_step` records what the function does, whatever its shape: several models, several calls of one, several losses,
+several calls of backward. What has to be in sight is that each call makes one update by one optimizer of all the models
+that it calls, and that nothing asks for a value before that.
 """
 
 from __future__ import annotations
@@ -79,16 +79,19 @@ def _is_capturable(program: Program, function: Function, given: Dict[str, Option
     if len(updates) != 1:
         return False
     update, optimizer = updates[0]
-    model = _model(program, function)
-    if model is None:
+    models = _models(program, function)
+    outer_models = {_outside(function, model, given) for model in models}
+    outer_optimizer = _outside(function, optimizer, given)
+    if not models or None in outer_models or outer_optimizer is None:
         return False
-    outer_model, outer_optimizer = _outside(function, model, given), _outside(function, optimizer, given)
-    if outer_model is None or outer_optimizer is None:
-        return False
+    if len(models) > 1 and any(True for _ in method_calls(ast.walk(function), "detach")):
+        return False  # one of them may be updated without gradients
+    # A model of several clears its own gradients only.
+    owners = {optimizer, *models} if len(models) == 1 else {optimizer}
     return (
         _is_plain(program, function, update)
-        and _clears(function, optimizer, model, update, [step.backward for step in steps])
-        and _updates_only(program, outer_optimizer, outer_model)
+        and _clears(function, owners, update, [step.backward for step in steps])
+        and _updates_all(program, outer_optimizer, outer_models)
     )
 
 
@@ -98,15 +101,14 @@ def _updates(program: Program, function: Function) -> List[Tuple[ast.Call, str]]
     return [(call, owner) for call, owner in calls if owner not in program.training.schedulers]
 
 
-def _model(program: Program, function: Function) -> Optional[str]:
-    """Return the one model that a function calls with gradients."""
+def _models(program: Program, function: Function) -> Set[str]:
+    """Return the models that a function calls with gradients."""
     called = {
         dotted(node.func)
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and not without_gradients(program, node)
     }
-    models = [name for name in called if name is not None and name in program.training.models]
-    return models[0] if len(models) == 1 else None
+    return {name for name in called if name is not None and name in program.training.models}
 
 
 def _outside(function: Function, name: str, given: Dict[str, Optional[str]]) -> Optional[str]:
@@ -143,21 +145,22 @@ def _is_plain(program: Program, function: Function, update: ast.Call) -> bool:
     return True
 
 
-def _clears(function: Function, optimizer: str, model: str, update: ast.Call, backwards: List[ast.Call]) -> bool:
+def _clears(function: Function, owners: Set[str], update: ast.Call, backwards: List[ast.Call]) -> bool:
     """Whether gradients are cleared in every call, before the first backward or after the update."""
     if any(call.args or call.keywords for call in backwards) or max(b.lineno for b in backwards) > update.lineno:
         return False
     places = [
         statement.lineno
         for statement in function.body
-        if isinstance(statement, ast.Expr) and owner_of(statement.value, "zero_grad") in (optimizer, model)
+        if isinstance(statement, ast.Expr) and owner_of(statement.value, "zero_grad") in owners
     ]
     every = [call for call, _ in method_calls(ast.walk(function), "zero_grad")]
     first = min(call.lineno for call in backwards)
     return len(places) == len(every) == 1 and (places[0] < first or places[0] > update.lineno)
 
 
-def _updates_only(program: Program, optimizer: str, model: str) -> bool:
+def _updates_all(program: Program, optimizer: str, models: Set[Optional[str]]) -> bool:
+    """Whether an optimizer is seen to hold the weights of these models, and of no other."""
     known = program.training.optimizers.get(optimizer)
     owners = {
         owner
@@ -165,4 +168,4 @@ def _updates_only(program: Program, optimizer: str, model: str) -> bool:
         for owner in [owner_of(part, "parameters", "named_parameters")]
         if owner is not None
     }
-    return owners == {model}
+    return owners == models

@@ -147,3 +147,43 @@ def test_a_partial_gives_the_model_and_the_optimizer(rewritten):
 def test_a_partial_with_another_models_optimizer_stays(rewritten):
     before = PARTIAL.replace("SGD(net.", "SGD(other.")
     assert rewritten(REWRITE, before) == before
+
+
+TWO_MODELS = """\
+import torch
+from ignite.engine import Engine
+
+encoder = torch.nn.Linear(4, 2)
+decoder = torch.nn.Linear(2, 4)
+optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+encoder.train()
+
+
+def step(engine, batch):
+    optimizer.zero_grad()
+    loss = (decoder(encoder(batch)) - batch).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+
+
+trainer = Engine(step)
+"""
+
+
+def test_models_that_one_optimizer_updates(rewritten):
+    assert "Engine(ipu_step(step))" in rewritten(REWRITE, TWO_MODELS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[*encoder.parameters(), *decoder.parameters()]", "decoder.parameters()"),
+        ("optimizer.zero_grad()", "encoder.zero_grad()"),
+        ("encoder(batch)", "encoder(batch).detach()"),
+    ],
+)
+def test_models_of_which_one_is_treated_otherwise(rewritten, old, new):
+    """It is not updated, keeps its gradients, or gets none."""
+    before = TWO_MODELS.replace(old, new)
+    assert before != TWO_MODELS
+    assert rewritten(REWRITE, before) == before
