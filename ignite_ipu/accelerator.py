@@ -36,11 +36,12 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.arguments import UnsupportedArgumentError
+from ignite_ipu.deferred.capturing import capture_model, captured
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
 from ignite_ipu.deferred.lines import current_line
-from ignite_ipu.deferred.model import CapturedModel, capture_model, captured
+from ignite_ipu.deferred.model import CapturedModel
 from ignite_ipu.deferred.optimizer import capture_optimizer, release_optimizer
 from ignite_ipu.deferred.owners import parameter_of
 from ignite_ipu.deferred.settings import CaptureSettings

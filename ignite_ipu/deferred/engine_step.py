@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.deferred.capturing import capture_model
 from ignite_ipu.deferred.engine_calls import with_known_values
 from ignite_ipu.deferred.errors import CaptureError
-from ignite_ipu.deferred.model import CapturedModel, capture_model
+from ignite_ipu.deferred.model import CapturedModel
 from ignite_ipu.deferred.optimizer import capture_optimizer, captured_by
 from ignite_ipu.deferred.settings import CaptureSettings
 

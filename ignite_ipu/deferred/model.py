@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.buffer_writes import BufferWrites
-from ignite_ipu.deferred.capturing_class import CAPTURE, capturing_class, release_class
+from ignite_ipu.deferred.capturing_class import release_class
 from ignite_ipu.deferred.device_gradients import DeviceGradients
 from ignite_ipu.deferred.early_updates import EarlyUpdate, check_early_read
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
@@ -37,7 +37,7 @@ from ignite_ipu.deferred.weight_edits import WeightEdits
 from ignite_ipu.listing import listed
 from ignite_ipu.session import IPUSession
 
-__all__ = ["CapturedModel", "capture_model", "captured"]
+__all__ = ["CapturedModel"]
 
 _logger = logging.getLogger("ignite_ipu")
 
@@ -467,39 +467,6 @@ class CapturedModel:
         find_optimizers()
         if self.training.optimizer is None:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
-
-
-def capture_model(
-    model: nn.Module,
-    settings: CaptureSettings,
-    postponed: Callable[[], Optional[str]] = lambda: None,
-    clip_remedy: Optional[str] = None,
-) -> CapturedModel:
-    """Capture a model's calls from now on, and return what does; the same again for a captured model.
-
-    Args:
-        model, settings, postponed, clip_remedy: As for `CapturedModel`.
-
-    Raises:
-        SessionError: The model is trained by another engine, or some of it is not on the CPU.
-    """
-    existing: Optional[CapturedModel] = model.__dict__.get(CAPTURE)
-    if existing is not None:
-        return existing
-    with torch._C.DisableTorchFunctionSubclass():
-        owners = {owner[0] for owner in map(parameter_of, model.parameters()) if owner is not None}
-    part_of = next((owner for owner in owners if any(module is model for module in owner.model.modules())), None)
-    capture = CapturedModel(model, settings, postponed, clip_remedy, part_of)
-    model.__dict__[CAPTURE] = capture
-    own_class: Any = type(model)
-    model.__class__ = capturing_class(own_class)
-    return capture
-
-
-def captured(model: Any) -> Optional[CapturedModel]:
-    """Return what captures a model, alone or together with others; None for an ordinary one."""
-    found: Optional[CapturedModel] = getattr(model, "__dict__", {}).get(CAPTURE)
-    return None if found is None else found.whole
 
 
 def _give_up(loss: Loss, problem: str) -> None:
