@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Iterable, List, Sequence, Tuple
 
 from ignite_ipu.programs import Program
@@ -11,6 +12,7 @@ from ignite_ipu.weights import Weights
 
 __all__ = ["Lost", "give_back", "refuse_losses"]
 
+_logger = logging.getLogger("ignite_ipu")
 Lost = Tuple[str, Exception]
 """What could not be brought to the host, and why."""
 
@@ -26,7 +28,11 @@ def give_back(weights: Weights, programs: Iterable[Program]) -> List[Lost]:
         try:
             program.destroy()
         except Exception as error:
-            lost.append((f"the state of the {'training' if program.training else 'inference'} program", error))
+            if program.training:
+                lost.append(("the state of the training program", error))
+            else:
+                # It has nothing but copies of weights.
+                _logger.warning("An inference program was given up: %s: %s", type(error).__name__, error)
             with contextlib.suppress(Exception):
                 program.abandon()
                 program.destroy()
