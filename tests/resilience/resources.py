@@ -6,8 +6,9 @@ import gc
 import os
 import random
 import threading
+import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, Tuple
+from typing import Any, Dict, Iterable, Set, Tuple
 
 import torch
 from ignite.engine import Events
@@ -28,10 +29,22 @@ def in_use() -> Dict[str, int]:
         "files": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "processes": len(_children()),
-        "shared memory": len(os.listdir("/dev/shm")),
         "emulated IPUs": len(machine.machine().users()),
         "memory": int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
     }
+
+
+def _shared_memory() -> Set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def _left_in_shared_memory(before: Set[str], patience: float = 60.0) -> Set[str]:
+    """Return what has come to shared memory and stays: that of other processes goes with them."""
+    left, deadline = _shared_memory() - before, time.monotonic() + patience
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left &= _shared_memory()
+    return left
 
 
 def _children() -> Iterable[str]:
@@ -69,9 +82,12 @@ def check_no_leak(cycles: int, warm_up: int = 5, bytes_per_cycle: int = 4096) ->
         warm_up: Cycles before measuring: allocators and caches grow at first.
         bytes_per_cycle: Memory growth that counts as none; a leaked model would be ten times this.
     """
+    shared_memory = _shared_memory()
     before, after = live_and_die(cycles, warm_up)
     growth = after.pop("memory") - before.pop("memory")
     assert after == before, f"left behind after {cycles} cycles: {before} became {after}"
+    left = _left_in_shared_memory(shared_memory)
+    assert not left, f"left in shared memory after {cycles} cycles: {sorted(left)}"
     allowed = bytes_per_cycle * cycles + (4 << 20)
     assert growth <= allowed, f"{growth} bytes more after {cycles} cycles ({growth / cycles:.0f} each)"
     return f"{cycles} cycles: {growth / cycles:+.0f} bytes each, nothing else left"
