@@ -9,15 +9,14 @@ whoever touches a weight downloads the newest ones first. The same classes tell 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.untouched import plain
-from ignite_ipu.watched_parameters import is_watched
 
-__all__ = ["Touches", "end_touches"]
+__all__ = ["Touches"]
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
@@ -45,7 +44,7 @@ class Touches:
         any: Whether somebody touched a tensor.
         withheld: Called before a touch that may show values, to refuse it; what asks for none then downloads nothing.
             None where values may be seen.
-        ended: Whether the tensors have been given other classes, which tell nothing here.
+        ended: Whether nobody asks any more.
     """
 
     def __init__(
@@ -60,8 +59,13 @@ class Touches:
         self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         # By the same keys, weakly: `parameter.data`, through which somebody may write for as long as it is there.
         self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
-        for tensor_class in {type(tensor) for tensor in tensors} - {torch.Tensor, nn.Parameter}:
+        self._classes = _classes_of(tensors)
+        for tensor_class in self._classes:
             _watch(tensor_class, self)
+
+    def watches(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Tell whether tensors still have the classes that tell here."""
+        return _classes_of(tensors) == self._classes
 
     def forget(self) -> None:
         """Begin anew."""
@@ -78,7 +82,7 @@ class Touches:
     @property
     def serves(self) -> bool:
         """Whether there is still somebody who asks."""
-        return self._before_first() is not None
+        return not self.ended and self._before_first() is not None
 
     def note(self) -> None:
         """Take notice of a touch."""
@@ -100,18 +104,15 @@ class Touches:
         self._replaced = True
 
 
-def end_touches(tensors: Iterable[torch.Tensor]) -> None:
-    """Tell all who ask about tensors that these are about to be given other classes."""
-    for tensor_class in {type(tensor) for tensor in tensors}:
-        for touches in tensor_class.__dict__.get(_HOLDER, ()):
-            touches.ended = True
+def _classes_of(tensors: Iterable[torch.Tensor]) -> Set[Any]:
+    return set(map(type, tensors)) - {torch.Tensor, nn.Parameter}
 
 
 def _watch(tensor_class: Any, touches: Touches) -> None:
     known: Optional[List[Touches]] = tensor_class.__dict__.get(_HOLDER)
     if known is not None:
-        # Models that have weights in common are evaluated, or a program that was set aside trains again.
-        known[:] = [each for each in known if each.serves] if is_watched(tensor_class) else []
+        # Models have weights in common, or a program that was set aside trains again.
+        known[:] = [each for each in known if each.serves]
         known.append(touches)
         return
     holder = [touches]

@@ -42,11 +42,13 @@ def watch_parameters(tensors: Iterable[torch.Tensor]) -> None:
 
     Buffers stay ordinary tensors: PopTorch compiles no training program for a model with others.
     """
+    ordinary = [tensor for tensor in tensors if type(tensor) is nn.Parameter]
+    if not ordinary:
+        return
     members = {"__module__": nn.Parameter.__module__, "__qualname__": nn.Parameter.__qualname__}
     watched = type("Parameter", (_Watched,), members)
-    for tensor in tensors:
-        if type(tensor) is nn.Parameter:
-            tensor.__class__ = watched
+    for tensor in ordinary:
+        tensor.__class__ = watched
 
 
 def unwatch_parameters(tensors: Iterable[torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.registrations import REGISTRATIONS
-from ignite_ipu.touches import Touches, end_touches
+from ignite_ipu.touches import Touches
 from ignite_ipu.untouched import plain, version_of
 from ignite_ipu.watched_parameters import unwatch_parameters, watch_parameters
 
@@ -88,23 +88,32 @@ class Weights:
         copy = _Copy(executor)
         if training:
             self._training = copy
+            self._forget_touches()
             self._touches = Touches(self._tensors, self._note_first_touch)
         else:
             self._inference.append(copy)
-            self._watch()
+            if self._training is None:
+                self._watch()
 
-    def _watch(self) -> None:
-        """Notice writes that PyTorch does not count, also while nobody trains."""
-        if self._training is None and self._touches is None:
-            watch_parameters(self._tensors)
-            self._touches = Touches(self._tensors, self._note_first_touch, on_host=True)
+    def _watch(self) -> bool:
+        """Notice writes that PyTorch does not count, while nobody trains; returns whether some may have been missed."""
+        watch_parameters(self._tensors)
+        if self._touches is not None and self._touches.watches(self._tensors):
+            return False
+        self._forget_touches()
+        self._touches = Touches(self._tensors, self._note_first_touch, on_host=True)
+        return True
 
     def unwatch(self) -> None:
         """Let parameters be ordinary ones, for PopTorch to wrap or for whoever goes on with them natively."""
-        if self._training is None and self._touches is not None:
-            end_touches(self._tensors)
+        if self._training is None:
+            self._forget_touches()
             unwatch_parameters(self._tensors)
-            self._touches = None
+
+    def _forget_touches(self) -> None:
+        if self._touches is not None:
+            self._touches.ended = True
+        self._touches = None
 
     def include(self, step: nn.Module) -> bool:
         """Take charge of what the module of a training program holds beside the model: a loss's buffers and parameters.
@@ -134,11 +143,9 @@ class Weights:
         """Forget an executor that was destroyed."""
         self._inference = [copy for copy in self._inference if copy.executor is not executor]
         if self._training is not None and self._training.executor is executor:
-            self._training = self._touches = None
+            self._training = None
+            self._forget_touches()
             self._host_is_stale = False
-            # What is written until the next look at them is not noticed.
-            for copy in self._inference:
-                copy.stale = True
         if not self._inference:
             self.unwatch()
 
@@ -160,24 +167,23 @@ class Weights:
     def notice_edits(self) -> bool:
         """Find out whether somebody wrote into the host's weights, and tell.
 
-        Costs a look at every tensor if somebody touched one since the last time, and next to nothing if nobody did.
+        Costs a look at every tensor if nobody trains, or if somebody touched one since the last time; else next to
+        nothing.
 
         Raises:
             LostEditError: Somebody wrote through a tensor that shares a weight's memory while the device had newer
                 weights.
         """
-        if self._touches is not None and self._touches.ended:
-            self._touches = None
         touches = self._touches
-        if touches is not None and not touches.any and not self._watched:
+        if self._training is not None and touches is not None and not touches.any and not self._watched:
             return False
         self.looks += 1
         edited = _count_edits(self._tensors) != self._versions or (touches is not None and touches.uncounted_write())
         edited |= bool(self._watched) and self._watched_changed()
         if touches is not None:
             touches.forget()
-        elif self._inference:
-            self._watch()
+        if self._training is None and self._inference:
+            edited |= self._watch()
         if self._lost:
             names, self._lost = self._lost, []
             self._versions = _count_edits(self._tensors)

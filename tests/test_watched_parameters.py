@@ -103,6 +103,53 @@ def test_two_models_with_weights_in_common_both_follow():
         torch.testing.assert_close(found, [native(X), native[1](features), *after], rtol=1e-5, atol=1e-6)
 
 
+def test_buffers_are_looked_at_in_every_evaluation():
+    """They stay ordinary tensors, whose writes PyTorch counts; nothing touches a parameter in between."""
+    model = nn.BatchNorm1d(6)
+    mean = model.running_mean
+    for evaluate in (engine(model), captured(nn.Sequential(model))):
+        for number in range(3):
+            mean.fill_(number)
+            torch.testing.assert_close(evaluate(), X - number, rtol=1e-4, atol=1e-4)
+
+
+def test_a_part_of_a_model_that_is_trained_follows():
+    """The part's evaluator and the trainer both notice what is written, before, during and after the training."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    native = copy.deepcopy(model)
+    features = torch.randn(4, 4)
+    part = create_ipu_evaluator(model[1])
+
+    def check():
+        for edit in (halve, in_place, by_numpy):
+            for network in (model, native):
+                edit(network[1].weight)
+            expected = native[1](features).detach()
+            torch.testing.assert_close(part.run([(features, X)]).output[0], expected, rtol=1e-4, atol=1e-5)
+
+    check()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    optimizer = torch.optim.SGD(native.parameters(), lr=0.1)
+
+    def train():
+        trainer.run([(X, X[:, :2])], max_epochs=1)
+        nn.functional.mse_loss(native(X), X[:, :2]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        train()
+        check()
+        train()
+        for network in (model, native):
+            halve(network[1].bias)
+        train()
+    trainer.ipu.close()
+    check()
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
 def test_before_between_and_after_training():
     """Training takes the parameters over, and gives them back."""
     model = nn.Linear(6, 2)
