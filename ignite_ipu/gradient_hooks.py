@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu.function_guard import FunctionGuard
+from ignite_ipu.function_contexts import FunctionGuard
 from ignite_ipu.listing import listed
 from ignite_ipu.loss_rules import LossError
 

@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Set, Tuple
 import numpy as np
 import torch
 
-from ignite_ipu.function_guard import FunctionGuard
+from ignite_ipu.function_contexts import FunctionGuard
 from ignite_ipu.installed import is_users_file
 
 __all__ = ["Draws", "generator_states"]

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.function_guard import FunctionGuard
+from ignite_ipu.function_contexts import FunctionGuard
 
 __all__ = ["LossError", "LossGuard", "check_loss_module"]
 

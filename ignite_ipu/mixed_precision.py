@@ -11,11 +11,12 @@ A model that is in half precision already (`model.half()`) is left alone.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+
+from ignite_ipu.function_contexts import FunctionContext
 
 __all__ = ["HALF_OPERATIONS", "half_products"]
 
@@ -38,16 +39,9 @@ HALF_OPERATIONS: Dict[Any, int] = {
 }
 
 
-class _HalfProducts(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Tuple[Any, ...] = (),
-        kwargs: Optional[Dict[str, Any]] = None,
-    ) -> Any:
+class _HalfProducts(FunctionContext):
+    def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         activations = HALF_OPERATIONS.get(func, 0)
-        kwargs = kwargs or {}
         if not activations:
             return func(*args, **kwargs)
         halved = [_half(argument) if place < activations else argument for place, argument in enumerate(args)]

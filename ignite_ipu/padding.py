@@ -6,22 +6,17 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+
+from ignite_ipu.function_contexts import FunctionContext
 
 __all__ = ["UntrainedPadding"]
 
 
-class UntrainedPadding(TorchFunctionMode):
+class UntrainedPadding(FunctionContext):
     """Context in which `F.embedding` passes no gradient to the row of its `padding_idx`, in a trace as natively."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Tuple[Any, ...] = (),
-        kwargs: Optional[Dict[str, Any]] = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Return what the function returns, an embedding's rows as they are trained."""
         if func is F.embedding:
             return _embedding(*args, **kwargs)
         return func(*args, **kwargs)

@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.lines import current_line
-from ignite_ipu.function_guard import FunctionGuard
+from ignite_ipu.function_contexts import FunctionGuard
 
 __all__ = ["ON_THE_HOST", "DerivativeGuard"]
 

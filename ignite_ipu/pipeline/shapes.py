@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from ignite_ipu.untouched import plain, requires_grad
+
 _Layout = Tuple[torch.Size, Tuple[int, ...], torch.dtype, torch.device]
 
 
@@ -72,10 +74,9 @@ def _twin(model: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
     memo: Dict[int, Any] = {}
     with torch._C.DisableTorchFunctionSubclass():
         for tensor in (*model.parameters(), *model.buffers()):
-            twin = make(torch.Tensor.detach(tensor).as_subclass(torch.Tensor))
+            twin = make(plain(tensor))
             if isinstance(tensor, nn.Parameter):
-                trained = torch.Tensor.requires_grad.__get__(tensor)  # type: ignore[attr-defined]
-                twin = nn.Parameter(twin, trained)
+                twin = nn.Parameter(twin, requires_grad(tensor))
             memo[id(tensor)] = twin
     return copy.deepcopy(model, memo)
 

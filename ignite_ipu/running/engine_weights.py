@@ -8,6 +8,7 @@ from typing import FrozenSet, Tuple
 import torch
 
 from ignite_ipu.session import IPUSession
+from ignite_ipu.untouched import requires_grad
 
 __all__ = ["EngineWeights"]
 
@@ -42,4 +43,4 @@ class EngineWeights:
 def _trained(tensor: torch.Tensor) -> bool:
     # Asked in the ordinary way, a wrapped parameter would download all weights first.
     with torch._C.DisableTorchFunctionSubclass():
-        return bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
+        return requires_grad(tensor)
