@@ -21,6 +21,7 @@ from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.executable import Executable
+from ignite_ipu.emulator.freed_memory import keep_freed_memory
 from ignite_ipu.emulator.graph import Graph, on_the_host
 from ignite_ipu.emulator.graph_dump import dump
 from ignite_ipu.emulator.host_tensors import HostTensors, receive, shares_memory
@@ -157,6 +158,7 @@ class Program:
         graph = self.graph if self._compiled is None else self._compiled
         executable = Executable(graph, self.batching, weights, trainable, buffers, self._groups, self.random)
         self._executable = executable
+        keep_freed_memory()
         self._meter.add(attaches=1)
         self._count_upload()
         if self._optimizer is not None:

@@ -1,20 +1,23 @@
 """A wrapped model's time over plain eager PyTorch's, with and without torch.compile, and how much memory weights take.
 
 Run `python tests/benchmarks/bench_emulator.py`; `--compile` adds the column of torch.compile, which takes minutes,
-`--memory` measures a model of 100 million parameters in a process of its own. Ratios below 1 mean that the emulator is
-faster. The eager side does what one training call does: forward, backward, and the same optimizer's update. Both run in
-one thread, whose CPU time is compared, so that other processes disturb less; "first" is wall-clock time.
+`--memory` measures a model of 100 million parameters in a process of its own, `--faults` what it brings that freed
+memory is kept. Ratios below 1 mean that the emulator is faster. The eager side does what one training call does:
+forward, backward, and the same optimizer's update. Both run in one thread, whose CPU time is compared, so that other
+processes disturb less; "first" is wall-clock time.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from typing import Any, Callable, Dict, List, Tuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -164,6 +167,35 @@ def memory(parameters: int) -> None:
     )
 
 
+def faults(width: int, keep: bool) -> None:
+    """Print what a step takes when the C library keeps the memory that it frees, or does not."""
+    if not keep:
+        mock.patch("ignite_ipu.emulator.program.keep_freed_memory").start()
+    x, y = torch.randn(64, width), torch.randint(0, 10, (64,))
+    layers = [part for _ in range(3) for part in (nn.Linear(width, width), nn.ReLU())]
+    step, _ = wrapped_step(_WithLoss(nn.Sequential(*layers, nn.Linear(width, 10))), x, y)
+    for _ in range(5):
+        step()
+    count, start = _faults(), time.thread_time()
+    for _ in range(100):
+        step()
+    taken, count = (time.thread_time() - start) * 10, (_faults() - count) // 100
+    print(f"width {width}, {'kept' if keep else 'not kept':<9}{taken:8.2f} ms {count:8} page faults a step")
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+class _WithLoss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.model(x), y)
+
+
 class _Loss(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return poptorch.identity_loss(x, "mean")
@@ -179,11 +211,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--compile", action="store_true", help="add torch.compile")
     parser.add_argument("--memory", action="store_true", help="measure 100 million parameters")
+    parser.add_argument("--faults", action="store_true", help="measure the page faults of steps")
+    parser.add_argument("--only-faults", type=int, nargs=2, metavar=("WIDTH", "KEEP"), help=argparse.SUPPRESS)
     parser.add_argument("--only-memory", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.only_memory:
         memory(args.only_memory)
+        return
+    if args.only_faults:
+        faults(args.only_faults[0], bool(args.only_faults[1]))
         return
     columns = f"{'training':>9} {'inference':>10} {'first (s)':>10}"
     compiled = f" | {'training':>8} {'first (s)':>10} {'inference':>10} {'first (s)':>10}"
@@ -194,6 +231,10 @@ def main() -> None:
         print(compare(name, args.compile), flush=True)
     if args.memory:
         subprocess.run([sys.executable, __file__, "--only-memory", "100000000"], check=True)
+    if args.faults:
+        for width in (640, 1024):
+            for keep in ("0", "1") * 3:
+                subprocess.run([sys.executable, __file__, "--only-faults", str(width), keep], check=True)
 
 
 if __name__ == "__main__":
