@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dis
-import functools
 import os
 import sys
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -46,19 +45,29 @@ class Line(Tuple[CodeType, int]):
         return number
 
 
-def current_line() -> Line:
-    """Return the line of the innermost frame that is the user's own code; the outermost line where none is."""
-    frame: FrameType = sys._getframe(1)
-    while not _is_users(frame.f_code.co_filename):
-        outer: Optional[FrameType] = frame.f_back
-        if outer is None:
-            break
+def current_line(above: int = 0) -> Line:
+    """Return the line of the innermost frame that is the user's own code; the outermost line where none is.
+
+    Args:
+        above: How many of the calls that led here are known to be this library's, and need no look.
+    """
+    frame: FrameType = sys._getframe(above)
+    outer: Optional[FrameType] = frame.f_back
+    while outer is not None:
         frame = outer
+        if _USERS[frame.f_code.co_filename]:
+            break
+        outer = frame.f_back
     return Line((frame.f_code, frame.f_lasti))
 
 
-@functools.lru_cache(maxsize=None)
-def _is_users(file: str) -> bool:
-    if file.startswith(_NOT_THE_USERS) or any(library in file for library in _LIBRARIES):
-        return False
-    return not file.startswith(_STANDARD) or "site-packages" in file
+class _Users(Dict[str, bool]):
+    """Whether files are the user's, found out when one is asked for the first time."""
+
+    def __missing__(self, file: str) -> bool:
+        library = file.startswith(_NOT_THE_USERS) or any(name in file for name in _LIBRARIES)
+        self[file] = not library and (not file.startswith(_STANDARD) or "site-packages" in file)
+        return self[file]
+
+
+_USERS = _Users()

@@ -164,7 +164,7 @@ class CapturedModel:
         return is_trained(self)
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: PlansByModes) -> Any:
-        whole, line = self.whole, current_line()
+        whole, line = self.whole, current_line(above=3)
         whole._edits.look()
         modes = whole.training.modes.now()
         plans = known.last if modes is known.modes else known.of(modes)
@@ -309,7 +309,7 @@ class CapturedModel:
             return
         if self.pending:
             self.training.finish_update()
-            line = current_line()
+            line = current_line(above=2)
             self._run()
             self._uncleared = line
         else:

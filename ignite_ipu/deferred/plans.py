@@ -35,7 +35,7 @@ from ignite_ipu.deferred.structure import PLAIN, Structure, is_tensor, put_toget
 if TYPE_CHECKING:
     from ignite_ipu.deferred.modes import ModesThen
 
-__all__ = ["Plans", "PlansByModes", "changing_numbers", "inferred_plan", "seen_before"]
+__all__ = ["KEYWORDS", "Plans", "PlansByModes", "changing_numbers", "inferred_plan", "keywords_of", "seen_before"]
 
 _META = torch.device("meta")
 _MOST = 4096
@@ -119,6 +119,33 @@ class Plans:
             if len(self._plans) >= _MOST:
                 self._plans.clear()
             self._plans[tuple(key)] = plan
+
+
+class Keywords:
+    """Keyword arguments of a function that are plain values, which a loop repeats as the same objects.
+
+    Attributes:
+        values: They live as long as this, so that their ids stay theirs.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values = tuple(values)
+
+
+KEYWORDS: Dict[Tuple[Any, ...], Keywords] = {}
+"""By function, names, and ids of the values."""
+
+
+def keywords_of(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Keywords:
+    """Return what stands for these keyword arguments in `KEYWORDS`, from now on."""
+    key = (function, *kwargs, *map(id, kwargs.values()))
+    if key not in KEYWORDS:
+        if len(KEYWORDS) >= _MOST:
+            KEYWORDS.clear()
+        KEYWORDS[key] = Keywords(kwargs.values())
+    return KEYWORDS[key]
 
 
 class PlansByModes:

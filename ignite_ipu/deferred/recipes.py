@@ -91,11 +91,32 @@ class Recipes:
         places: Dict[int, int] = {}
         numbers: List[float] = []
         trail: List[Any] = []
+        # Where arguments come from is as small as possible, since it is made for each of them in every step: results
+        # of operations are numbers from 0, inputs numbers below 0, parameters their names, and floats None.
         for position, operation in enumerate(operations):
             positions[operation] = position
             trail.append(operation.plan)
             for leaf in operation.leaves:
-                trail.append(_source(leaf, positions, inputs, places, numbers))
+                kind = type(leaf)
+                if kind is Value:
+                    earlier = positions.get(leaf.operation)
+                    if earlier is not None:
+                        trail.append(earlier << _BITS | leaf.index)
+                        continue
+                    leaf = Input(leaf.get(), leaf.shape)
+                elif kind is Number:
+                    numbers.append(leaf.value)
+                    trail.append(None)
+                    continue
+                if leaf.parameter is not None:
+                    trail.append(_name_of(leaf))
+                    continue
+                key = id(leaf.tensor)
+                place = places.get(key)
+                if place is None:
+                    place = places[key] = len(inputs)
+                    inputs.append(leaf)
+                trail.append(~place)
         for loss in losses:
             trail.append(positions[loss.value.operation] << _BITS | loss.value.index)
         known = tuple(trail)
@@ -130,14 +151,22 @@ class Recipes:
 
 def ancestors(value: Value) -> List[Operation]:
     """Return the operations that a value is computed from, in order."""
-    found = {value.operation: None}
-    waiting = [value.operation]
-    while waiting:
-        for leaf in waiting.pop().leaves:
-            if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
-                found[leaf.operation] = None
-                waiting.append(leaf.operation)
-    return sorted(found, key=by_number)
+    found = [value.operation]
+    known = set(found)
+    last, is_chain = value.operation.number, True
+    for operation in found:
+        for leaf in operation.leaves:
+            if type(leaf) is Value and leaf.tensor is None and leaf.operation not in known:
+                earlier = leaf.operation
+                known.add(earlier)
+                found.append(earlier)
+                is_chain = is_chain and earlier.number < last
+                last = earlier.number
+    if is_chain:
+        found.reverse()
+    else:
+        found.sort(key=by_number)
+    return found
 
 
 def describe_change(old: Recipe, new: Recipe) -> str:
@@ -162,31 +191,9 @@ def describe_change(old: Recipe, new: Recipe) -> str:
     return "another loss goes backward"
 
 
-def _source(
-    leaf: Any, positions: Dict[Operation, int], inputs: List[Input], places: Dict[int, int], numbers: List[float]
-) -> Any:
-    """Return where an argument comes from, as small as possible: it is made for every argument in every step.
-
-    Results of operations are numbers from 0, inputs numbers below 0, parameters their names, and floats None.
-    """
-    kind = type(leaf)
-    if kind is Value:
-        position = positions.get(leaf.operation)
-        if position is not None:
-            return position << _BITS | leaf.index
-        leaf = Input(leaf.get(), leaf.shape)
-    elif kind is Number:
-        numbers.append(leaf.value)
-        return None
-    if leaf.parameter is not None:
-        path = "" if leaf.model is None else leaf.model.path
-        return f"{path}.{leaf.parameter}" if path else leaf.parameter
-    key = id(leaf.tensor)
-    place = places.get(key)
-    if place is None:
-        place = places[key] = len(inputs)
-        inputs.append(leaf)
-    return ~place
+def _name_of(parameter: Input) -> str:
+    path = "" if parameter.model is None else parameter.model.path
+    return f"{path}.{parameter.parameter}" if path else str(parameter.parameter)
 
 
 def _recipe(

@@ -21,7 +21,7 @@ def mark_loss(value: Value) -> None:
     Raises:
         CaptureError: It is no scalar, or was computed from no captured model or from several, or from dropped values.
     """
-    line = current_line()
+    line = current_line(above=2)
     if value.known:
         raise CaptureError(
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."

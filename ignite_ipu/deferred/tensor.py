@@ -19,9 +19,9 @@ from ignite_ipu.deferred.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.input_gradients import ON_THE_HOST
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.owners import parameter_of
-from ignite_ipu.deferred.plans import Plans, changing_numbers, inferred_plan
+from ignite_ipu.deferred.plans import KEYWORDS, Plans, changing_numbers, inferred_plan, keywords_of
 from ignite_ipu.deferred.routing import mark_loss, run_for_read
-from ignite_ipu.deferred.structure import put_together, take_apart, take_call_apart, words
+from ignite_ipu.deferred.structure import PLAIN, put_together, take_apart, take_call_apart, words
 from ignite_ipu.deferred.written import WrittenTensor, in_place_of_written, write_back
 from ignite_ipu.untouched import requires_grad
 
@@ -82,15 +82,19 @@ class DeferredTensor(torch.Tensor):
         numbers: Optional[Container[type]] = _RECORDED.get(func)
         if numbers is not None:
             leaves: List[Any] = []
+            key, values = [func, grad], args
             if kwargs:
-                if _ALPHA in kwargs:
-                    numbers = ()
-                key, values = [func, grad, len(args), *kwargs], (*args, *kwargs.values())
-            else:
-                key, values = [func, grad], args
+                keywords = KEYWORDS.get((func, *kwargs, *map(id, kwargs.values())))
+                if keywords is not None:
+                    key[0] = keywords
+                else:
+                    if _ALPHA in kwargs:
+                        numbers = ()
+                    key += (len(args), *kwargs)
+                    values = (*args, *kwargs.values())
             plan = _PLANS.look_up(key, values, leaves, numbers)
             if plan is not None:
-                return deferred_results(Operation(plan, None, leaves, current_line()))
+                return deferred_results(Operation(plan, None, leaves, current_line(above=1)))
         if WrittenTensor in types:
             args, kwargs = in_place_of_written(args, kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():
@@ -352,6 +356,8 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     plan = inferred_plan(func, structure, leaves, grad, line)
     start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
     _PLANS.learn(start, (*args, *kwargs.values()), numbers, plan)
+    if kwargs and not numbers and _ALPHA not in kwargs and PLAIN.issuperset(map(type, kwargs.values())):
+        _PLANS.learn([keywords_of(func, kwargs), grad], args, numbers, plan)
     _RECORDED[func] = _RECORDED.get(func, numbers) | numbers
     return deferred_results(Operation(plan, None, leaves, line))
 

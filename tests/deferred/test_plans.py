@@ -67,3 +67,34 @@ def test_ctc_loss_of_each_sample() -> None:
     losses.mean().backward()
     with pytest.raises(LossError, match=r"use 'sum' or 'mean'.*ctc_loss at .*test_plans\.py"):
         optimizer.step()
+
+
+def test_keyword_arguments_that_change_from_step_to_step() -> None:
+    """A call with the keyword arguments of one before is of its kind, whatever came in between."""
+    torch.manual_seed(0)
+    native = nn.Linear(4, 5)
+    model = copy.deepcopy(native)
+    capture_model(model, CaptureSettings())
+    x = torch.randn(8, 4, generator=GENERATOR)
+    y = torch.randint(0, 5, (8,), generator=GENERATOR)
+    results: List[List[float]] = []
+    for net in (native, model):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if net is model:
+            capture_optimizer(optimizer)
+        losses: List[Any] = []
+        for step in range(24):
+            scores = net(x)
+            loss = F.cross_entropy(scores, y, ignore_index=step % 3, reduction=("sum", "mean")[step % 2])
+            loss = loss + F.mse_loss(scores, x.new_ones(8, 5), reduction=("mean", "sum")[step % 2])
+            loss = torch.add(loss, other=step * 0.5) + torch.add(scores.mean(), scores.sum(), alpha=step % 2)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        results.append([float(each) for each in losses])
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+    capture = captured(model)
+    # Six bodies, each once with its first number and once for all others.
+    assert capture is not None and capture.training.compilations == 12
