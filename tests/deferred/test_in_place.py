@@ -52,6 +52,33 @@ def fill_diagonals(scores: torch.Tensor, step: int) -> None:
     scores.fill_diagonal_(float(step), wrap=True)
 
 
+def smooth_targets(scores: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        targets = torch.zeros_like(scores)
+        targets.fill_(0.05)
+        targets.scatter_(1, Y.unsqueeze(1), value=0.9)
+    return targets
+
+
+def margins(scores: torch.Tensor) -> torch.Tensor:
+    return scores.new_zeros(scores.shape).index_put_((torch.arange(8), Y), torch.tensor(0.35))
+
+
+def sums_by_class(scores: torch.Tensor) -> torch.Tensor:
+    sums = torch.zeros_like(scores).scatter_add_(1, Y[:, None], X[:, :1])
+    return sums.index_add_(0, Y, X[:, :3], alpha=2).index_fill_(1, torch.tensor([2]), -1.0)
+
+
+def other_rows(scores: torch.Tensor) -> torch.Tensor:
+    rows = torch.empty_like(scores).copy_(X[:, 3:])
+    return rows.index_copy_(0, torch.tensor([1, 0]), scores[:2].detach())
+
+
+def overwritten_with_gradients(scores: torch.Tensor) -> torch.Tensor:
+    kept = (scores * 3).scatter_(1, Y[:, None], scores.exp()[:, :1])
+    return kept + (scores * 1).copy_(scores[:, :1]) + (scores * 1).zero_() + (scores * 1).fill_(scores.mean())
+
+
 def loop(model: Any, optimizer: Any, write: Callable[[torch.Tensor, int], None]) -> List[Any]:
     losses = []
     for step in range(4):
@@ -97,6 +124,24 @@ def test_writes_into_parts(write: Callable[[torch.Tensor, int], None]) -> None:
     own = torch.optim.SGD(native.parameters(), lr=0.1)
     expected = loop(native, own, write)
     for mine, theirs in zip(loop(model, optimizer, write), expected):
+        torch.testing.assert_close(mine.detach(), theirs.detach())
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
+@pytest.mark.parametrize("targets", [smooth_targets, margins, sums_by_class, other_rows, overwritten_with_gradients])
+def test_writes_into_tensors_made_like_what_is_computed(targets: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Targets that a loop builds in place beside the model's output are those of PyTorch, and so are gradients."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    losses = []
+    for net, update in ((native, torch.optim.SGD(native.parameters(), lr=0.1)), (model, optimizer)):
+        for step in range(3):
+            scores = net(X + step)
+            losses.append((scores - targets(scores)).pow(2).mean())
+            losses[-1].backward()
+            update.step()
+            update.zero_grad()
+    for mine, theirs in zip(losses[3:], losses):
         torch.testing.assert_close(mine.detach(), theirs.detach())
     torch.testing.assert_close(model.state_dict(), native.state_dict())
 
