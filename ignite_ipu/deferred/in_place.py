@@ -56,6 +56,7 @@ OUT_OF_PLACE: Dict[str, Callable[..., Any]] = {
         f"{name}_": getattr(torch.Tensor, name)
         for name in words(
             "add sub mul div clamp abs neg exp log sqrt pow relu sigmoid tanh masked_fill "
+            "clamp_min clamp_max round floor ceil sign square reciprocal rsqrt lerp addcmul tril triu "
             "scatter scatter_add index_fill index_add index_copy index_put"
         )
     },

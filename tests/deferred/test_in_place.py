@@ -79,6 +79,14 @@ def overwritten_with_gradients(scores: torch.Tensor) -> torch.Tensor:
     return kept + (scores * 1).copy_(scores[:, :1]) + (scores * 1).zero_() + (scores * 1).fill_(scores.mean())
 
 
+def element_by_element(scores: torch.Tensor) -> torch.Tensor:
+    kept = (scores * 1).clamp_min_(-0.5).clamp_max_(0.5) + (scores * 1).square_().lerp_(X[:, :3], 0.5)
+    kept += (scores.abs() + 1).rsqrt_() + (scores.abs() + 1).reciprocal_()
+    kept += (scores * 1).addcmul_(scores, X[:, :3], value=0.5)
+    kept += (scores * 9).round_() + (scores * 9).floor_() + (scores * 9).ceil_() + (scores * 1).sign_()
+    return kept + (scores @ scores.T).tril_(-1)[:, :3] + (scores @ scores.T).triu_(1)[:, -3:]
+
+
 def loop(model: Any, optimizer: Any, write: Callable[[torch.Tensor, int], None]) -> List[Any]:
     losses = []
     for step in range(4):
@@ -128,7 +136,9 @@ def test_writes_into_parts(write: Callable[[torch.Tensor, int], None]) -> None:
     torch.testing.assert_close(model.state_dict(), native.state_dict())
 
 
-@pytest.mark.parametrize("targets", [smooth_targets, margins, sums_by_class, other_rows, overwritten_with_gradients])
+@pytest.mark.parametrize(
+    "targets", [smooth_targets, margins, sums_by_class, other_rows, overwritten_with_gradients, element_by_element]
+)
 def test_writes_into_tensors_made_like_what_is_computed(targets: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Targets that a loop builds in place beside the model's output are those of PyTorch, and so are gradients."""
     model, optimizer = prepared()
