@@ -107,14 +107,15 @@ class Batching:
 
         Returns:
             Traced shape (s0, ...) becomes (m * s0, ...), a scalar (m,), for m values; one value keeps its shape.
+            Contiguous memory of its own, as the host's buffers for outputs are, whatever forward's strides.
         """
         if self.output_mode is OutputMode.Sum and len(collected) > 1:
             collected = [[torch.stack(steps).sum(0, dtype=steps[0].dtype) for steps in zip(*collected)]]
         values = [value for step in collected for value in step]
         if len(values) == 1:
-            whole = values[0].clone()
+            whole = values[0].clone(memory_format=torch.contiguous_format)
         else:
-            whole = torch.cat([value.reshape(1) for value in values] if values[0].dim() == 0 else values)
+            whole = torch.cat([value.reshape(1) for value in values] if values[0].dim() == 0 else values).contiguous()
         return narrowed(whole)
 
 

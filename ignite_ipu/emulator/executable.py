@@ -69,7 +69,8 @@ class Executable:
         run, arguments = self.graph.run, self.arguments
         if self.random.used is False and self._is_one_pass:
             with torch.no_grad():
-                return [narrowed(result.clone()) for result in run(*inputs, *arguments[0])]
+                results = run(*inputs, *arguments[0])
+                return [narrowed(result.clone(memory_format=torch.contiguous_format)) for result in results]
         with torch.no_grad(), self.random.drawn():
             return self._loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda iteration: None)
 

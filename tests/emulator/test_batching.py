@@ -76,6 +76,39 @@ def test_sums_are_of_the_type_of_what_they_add(dtype):
     assert torch.equal(rows, torch.tensor([[263]]).to(dtype))
 
 
+class Turned(nn.Module):
+    """Returns a transposed view, an image that PyTorch's convolution lays out channels last, and their loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 1).to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        image = self.conv(x)
+        return x.transpose(1, 2), image, poptorch.identity_loss(image, "mean")
+
+
+@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
+@pytest.mark.parametrize("mode", [OutputMode.All, OutputMode.Final, OutputMode.Sum], ids=str)
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_outputs_are_contiguous(wrap, mode, iterations):
+    """The host's buffers for outputs are filled row by row, so that `view` works whatever strides forward's have."""
+    model = Turned()
+    x = torch.arange(iterations * 96.0).reshape(-1, 2, 4, 6)
+    with torch.no_grad():
+        blocks = [model(part)[:2] for part in x.chunk(iterations)]
+    executor = wrap(model, poptorch.Options().deviceIterations(iterations).outputMode(mode))
+    turned, image, _ = executor(x)
+    executor.destroy()
+    views, images = zip(*blocks)
+    expected = {OutputMode.All: torch.cat(views), OutputMode.Final: views[-1], OutputMode.Sum: sum(views)}[mode]
+    assert torch.equal(turned.view(-1), expected.reshape(-1))
+    assert image.is_contiguous()
+    if wrap is poptorch.inferenceModel:
+        expected = {OutputMode.All: torch.cat(images), OutputMode.Final: images[-1], OutputMode.Sum: sum(images)}[mode]
+        assert torch.allclose(image, expected)
+
+
 @given(groups=factors, periods=factors, r=factors, b=factors)
 def test_every_n_returns_each_nth_iteration(groups, periods, r, b):
     """Mode EveryN keeps device iterations N-1, 2N-1, ... ."""
