@@ -18,6 +18,7 @@ from ignite_ipu.running.engine_weights import EngineWeights
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.succession import Succession
 
 __all__ = ["substitute_ignite"]
 
@@ -41,8 +42,9 @@ def substitute_ignite(
     trainer: Any = ignite.engine.create_supervised_trainer
     evaluator: Any = ignite.engine.create_supervised_evaluator
     extra = {} if replication_factor is None else {"replication_factor": replication_factor}
-    patches.set_everywhere("ignite", trainer, _factory(trainer, create_ipu_trainer, code, journal, trained, extra))
-    patches.set_everywhere("ignite", evaluator, _factory(evaluator, create_ipu_evaluator, code, journal, trained, {}))
+    make = functools.partial(_factory, code=code, journal=journal, trained=trained)
+    patches.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, Succession(journal), extra))
+    patches.set_everywhere("ignite", evaluator, make(evaluator, create_ipu_evaluator, None, {}))
     patches.set(Engine, "__init__", _engine(Engine.__init__, code))
     patches.set(IPUEngine, "run", _run(IPUEngine.run, code, journal))
     parallel: Any = vars(ignite.distributed)["Parallel"]
@@ -54,10 +56,11 @@ def substitute_ignite(
 def _factory(
     original: Callable[..., Any],
     ours: Callable[..., Any],
+    succession: Optional[Succession],
+    extra: Dict[str, Any],
     code: ScriptCode,
     journal: Journal,
     trained: EngineWeights,
-    extra: Dict[str, Any],
 ) -> Any:
     signature = inspect.signature(original)
 
@@ -75,12 +78,17 @@ def _factory(
         steps = arguments.get("gradient_accumulation_steps", 1)
         if steps != 1:
             became += f", an iteration of which is one update from {steps} batches"
+        before = "" if succession is None else succession.make_way(arguments["model"], line)
+        if before:
+            became += f", which takes the model over from the trainer of {before}"
         journal.note(line, f"{original.__name__}()", became)
 
         def refuse_frozen(text: str) -> None:
             raise journal.refuse(line, f"{original.__name__}()", text)
 
         engine = ours(**arguments, **extra)
+        if succession is not None:
+            succession.add(engine, line)
         engine.ipu.refuse_frozen = refuse_frozen
         trained.add(engine.ipu)
         return engine
