@@ -382,6 +382,13 @@ def _record_in_place(
     if known and all(leaf.value.known for leaf in _deferred_in((args, kwargs))):
         return func(*_known(args), **_known(kwargs))
     ordinary = not isinstance(target, DeferredTensor)
+    if plain is None and not ordinary:
+        raise CaptureError(
+            f"{name} at {line} writes into a tensor that the step computes, in a way that recording does not follow. "
+            f"Compute a new tensor: by {name_of(func)}(), without the underscore, if PyTorch has that; by "
+            "torch.randn_like(x), torch.rand_like(x) or torch.bernoulli(p) if it draws; or write into it after "
+            "optimizer.step()."
+        )
     if plain is None or (ordinary and name not in OPERATORS):
         raise CaptureError(
             f"{'x[...] = y' if name == '__setitem__' else name} at {line} writes values that do not exist yet into a "

@@ -156,6 +156,14 @@ def test_writes_into_tensors_made_like_what_is_computed(targets: Callable[[torch
     torch.testing.assert_close(model.state_dict(), native.state_dict())
 
 
+def test_draws_in_place_are_refused_with_what_to_write_instead() -> None:
+    """The message of a write that is not followed names the functions that draw within a step."""
+    model, _ = prepared()
+    noise = torch.empty_like(model(X))
+    with pytest.raises(CaptureError, match=r"normal_ at .*test_in_place.py:\d+ .*torch.randn_like\(x\)"):
+        noise.normal_()
+
+
 def test_a_part_that_somebody_looks_into_is_left_alone() -> None:
     """A view would show what is written, which a copy does not; the way out is in the message."""
     model, optimizer = prepared()
