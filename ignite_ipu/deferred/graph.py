@@ -213,7 +213,9 @@ class Value:
         self.tensor = tensor if tensor.dtype is dtype else tensor.to(dtype)
 
     def is_needed(self, device: Container[Operation]) -> bool:
-        """Tell whether operations besides those on the device may ask for this value."""
+        """Tell whether somebody besides the operations on the device may ask for this value."""
+        if self.handle() is not None:
+            return True
         for consumer in self.consumers:
             operation = consumer()
             if operation is not None and operation not in device:

@@ -151,22 +151,14 @@ class Recipes:
 
 def ancestors(value: Value) -> List[Operation]:
     """Return the operations that a value is computed from, in order."""
-    found = [value.operation]
-    known = set(found)
-    last, is_chain = value.operation.number, True
-    for operation in found:
-        for leaf in operation.leaves:
-            if type(leaf) is Value and leaf.tensor is None and leaf.operation not in known:
-                earlier = leaf.operation
-                known.add(earlier)
-                found.append(earlier)
-                is_chain = is_chain and earlier.number < last
-                last = earlier.number
-    if is_chain:
-        found.reverse()
-    else:
-        found.sort(key=by_number)
-    return found
+    found = {value.operation: None}
+    waiting = [value.operation]
+    while waiting:
+        for leaf in waiting.pop().leaves:
+            if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
+                found[leaf.operation] = None
+                waiting.append(leaf.operation)
+    return sorted(found, key=by_number)
 
 
 def describe_change(old: Recipe, new: Recipe) -> str:

@@ -385,9 +385,8 @@ def _record_in_place(
     if plain is None and not ordinary:
         raise CaptureError(
             f"{name} at {line} writes into a tensor that the step computes, in a way that recording does not follow. "
-            f"Compute a new tensor: by {name_of(func)}(), without the underscore, if PyTorch has that; by "
-            "torch.randn_like(x), torch.rand_like(x) or torch.bernoulli(p) if it draws; or write into it after "
-            "optimizer.step()."
+            "Compute a new tensor (x = x ** y for x **= y, torch.logical_and(x, y) for x.logical_and_(y), "
+            "torch.randn_like(x) for x.normal_()), or write into it after optimizer.step()."
         )
     if plain is None or (ordinary and name not in OPERATORS):
         raise CaptureError(

@@ -463,7 +463,7 @@ def _needed(batches: Sequence[MicroBatch]) -> List[Needed]:
         for position, operation in enumerate(batch.operations):
             for reference in operation.results:
                 value = reference()
-                if value is not None and (value.handle() is not None or value.is_needed(device)):
+                if value is not None and value.is_needed(device):
                     needed.append(((position, value.index), number, value))
     return needed
 

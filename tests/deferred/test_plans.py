@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, List
+from typing import Callable, Iterator
 
 import pytest
 import torch
@@ -18,6 +18,23 @@ X = torch.randn(12, 3, 4, generator=GENERATOR)
 TARGETS = torch.randint(1, 6, (3, 4), generator=GENERATOR)
 
 
+def compilations_of(classes: int, train: Callable[..., Iterator[torch.Tensor]]) -> int:
+    """Train a layer natively and captured, for the same losses and weights; returns how often it was compiled."""
+    torch.manual_seed(0)
+    native = nn.Linear(4, classes)
+    model = copy.deepcopy(native)
+    capture_model(model, CaptureSettings())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    capture_optimizer(optimizer)
+    expected = list(train(native, torch.optim.SGD(native.parameters(), lr=0.1)))
+    losses = list(train(model, optimizer))
+    assert list(map(float, losses)) == pytest.approx(list(map(float, expected)), rel=1e-5)
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+    capture = captured(model)
+    assert capture is not None
+    return capture.training.compilations
+
+
 def unbatched(scores: torch.Tensor, targets: torch.Tensor, used: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     return F.ctc_loss(scores[:, 0], targets[0], used[0], sizes[0])
 
@@ -29,30 +46,19 @@ def concatenated(scores: torch.Tensor, targets: torch.Tensor, used: torch.Tensor
 @pytest.mark.parametrize("loss", [F.ctc_loss, nn.CTCLoss(reduction="sum", zero_infinity=True), unbatched, concatenated])
 def test_ctc_loss_with_lengths_in_tensors(loss: Callable[..., torch.Tensor]) -> None:
     """Losses and weights are the native ones, by one program, while lengths change and gradients accumulate."""
-    torch.manual_seed(0)
-    native = nn.Linear(4, 6)
-    model = copy.deepcopy(native)
-    capture_model(model, CaptureSettings())
-    results: List[List[float]] = []
-    for net in (native, model):
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        if net is model:
-            capture_optimizer(optimizer)
-        losses: List[Any] = []
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         for step in range(6):
             used, sizes = torch.tensor([12, 11, 12 - step]), torch.tensor([4, 3, 1 + step % 3])
             value = loss(net(X).log_softmax(-1), TARGETS, used, sizes)
             assert value.shape == ()
             value.backward()
-            losses.append(value.detach())
+            yield value.detach()
             if step % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-        results.append([float(each) for each in losses])
-    assert results[1] == pytest.approx(results[0], rel=1e-5)
-    torch.testing.assert_close(model.state_dict(), native.state_dict())
-    capture = captured(model)
-    assert capture is not None and capture.training.compilations == 1
+
+    assert compilations_of(6, train) == 1
 
 
 def test_ctc_loss_of_each_sample() -> None:
@@ -71,18 +77,10 @@ def test_ctc_loss_of_each_sample() -> None:
 
 def test_keyword_arguments_that_change_from_step_to_step() -> None:
     """A call with the keyword arguments of one before is of its kind, whatever came in between."""
-    torch.manual_seed(0)
-    native = nn.Linear(4, 5)
-    model = copy.deepcopy(native)
-    capture_model(model, CaptureSettings())
     x = torch.randn(8, 4, generator=GENERATOR)
     y = torch.randint(0, 5, (8,), generator=GENERATOR)
-    results: List[List[float]] = []
-    for net in (native, model):
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        if net is model:
-            capture_optimizer(optimizer)
-        losses: List[Any] = []
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         for step in range(24):
             scores = net(x)
             loss = F.cross_entropy(scores, y, ignore_index=step % 3, reduction=("sum", "mean")[step % 2])
@@ -91,10 +89,7 @@ def test_keyword_arguments_that_change_from_step_to_step() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            losses.append(loss.detach())
-        results.append([float(each) for each in losses])
-    assert results[1] == pytest.approx(results[0], rel=1e-5)
-    torch.testing.assert_close(model.state_dict(), native.state_dict())
-    capture = captured(model)
+            yield loss.detach()
+
     # Six bodies, each once with its first number and once for all others.
-    assert capture is not None and capture.training.compilations == 12
+    assert compilations_of(5, train) == 12
