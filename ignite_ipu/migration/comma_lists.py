@@ -19,9 +19,7 @@ _SPACE = cst.SimpleWhitespace(" ")
 
 def without_arguments(call: cst.Call, dropped: Sequence[cst.Arg]) -> cst.Call:
     """Return a call without some of its arguments."""
-    gaps: List[Gap] = [call.whitespace_before_args]
-    gaps += [_gap_behind(arg, arg.whitespace_after_arg) for arg in call.args]
-    kept, gaps = _without(call.args, gaps, dropped)
+    kept, gaps = _without(call.args, _gaps_of(call), dropped)
     if not kept:
         return call.with_changes(args=[], whitespace_before_args=gaps[0])
     return _rebuilt(call, kept, gaps)
@@ -29,8 +27,7 @@ def without_arguments(call: cst.Call, dropped: Sequence[cst.Arg]) -> cst.Call:
 
 def with_argument(call: cst.Call, argument: cst.Arg) -> cst.Call:
     """Return a call with one more argument at its end, on a line of its own if the others are."""
-    gaps: List[Gap] = [call.whitespace_before_args]
-    gaps += [_gap_behind(arg, arg.whitespace_after_arg) for arg in call.args]
+    gaps = _gaps_of(call)
     if call.args:
         before, end = gaps[-2:]
         gaps[-1] = _SPACE
@@ -64,6 +61,10 @@ def without_names(node: cst.ImportFrom, dropped: Sequence[cst.ImportAlias]) -> c
         lpar=node.lpar.with_changes(whitespace_after=gaps[0]),
         rpar=node.rpar.with_changes(whitespace_before=_NONE if trailing else gaps[-1]),
     )
+
+
+def _gaps_of(call: cst.Call) -> List[Gap]:
+    return [call.whitespace_before_args, *(_gap_behind(arg, arg.whitespace_after_arg) for arg in call.args)]
 
 
 def _gap_behind(item: Union[cst.Arg, cst.ImportAlias], without_comma: Gap) -> Gap:
