@@ -1,4 +1,4 @@
-"""Whether some code of PyTorch's is being run, as Python's stack tells."""
+"""Whether some code of PyTorch's is being run, or asks for something, as Python's stack tells."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from types import CodeType, FrameType
 from typing import Optional
 
 import torch
+from torch.distributions import Distribution
 
-__all__ = ["called_by_distributions", "frame_of"]
+__all__ = ["called_by_distributions", "frame_of", "is_argument_check"]
 
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
+# Both ask whether all values are valid.
+_ARGUMENT_CHECKS = (Distribution.__init__.__code__, Distribution._validate_sample.__code__)
 
 
 def frame_of(code: CodeType) -> Optional[FrameType]:
@@ -28,3 +32,11 @@ def called_by_distributions() -> bool:
     while frame is not None and not frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
         frame = frame.f_back
     return frame is not None
+
+
+def is_argument_check() -> bool:
+    """Tell whether what called this library is the check of a distribution's parameters or of a sample."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code in _ARGUMENT_CHECKS

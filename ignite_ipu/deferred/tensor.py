@@ -11,6 +11,7 @@ from torch.overrides import enable_reentrant_dispatch
 
 from ignite_ipu.deferred.buffer_writes import NORMALISATIONS, refuse_statistics
 from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.frames import is_argument_check
 from ignite_ipu.deferred.functions import applied_function, refuse_function
 from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
@@ -249,6 +250,9 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         )
     if name in _METADATA:
         return func(*args, **kwargs)
+    if name == "__bool__" and not args[0].value.known and is_argument_check():
+        # PopTorch leaves these checks out of what it traces.
+        return True
     if name in _READS or (name == "where" and len(args) + len(kwargs) == 1):
         return _with_values(func, args, kwargs, f"{name_of(func)}()")
     if name in ("cpu", "pin_memory") and not args[0].value.known:

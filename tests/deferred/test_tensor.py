@@ -128,18 +128,6 @@ def test_reading_before_backward_is_an_error(read: Any) -> None:
         read(loss)
 
 
-def test_a_check_of_a_distribution_is_named_and_can_be_left_out() -> None:
-    """`torch.distributions` reads its arguments to validate them; without that the loss is one like any other."""
-    model, optimizer = prepared()
-    with pytest.raises(EarlyReadError, match=r"test_tensor.py:\d+ asks .* leave it out with validate_args=False"):
-        torch.distributions.Categorical(logits=model(X), validate_args=True)
-    scores = model(X)
-    loss = -torch.distributions.Categorical(logits=scores, validate_args=False).log_prob(Y).mean()
-    loss.backward()
-    optimizer.step()
-    torch.testing.assert_close(loss.item(), F.cross_entropy(scores.detach(), Y).item())
-
-
 def test_a_function_that_checks_values_is_refused() -> None:
     """`gaussian_nll_loss` raises for variances below zero, which nobody knows yet."""
     model, _ = prepared()
