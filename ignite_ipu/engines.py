@@ -56,7 +56,7 @@ class IPUEngine(Engine):
         """Run as `Engine.run` does, over PopTorch's loader for `data`.
 
         Raises:
-            LoaderError: The data is smaller than one device call, or empty.
+            LoaderError: The data is smaller than one device call, or empty (a `ValueError`, too, as Ignite's).
         """
         return super().run(self._swapped(data), *args, **kwargs)
 
@@ -181,7 +181,7 @@ class IPUTrainer(IPUEngine):
         `state.max_epochs = None`, which is Ignite's way to begin anew.
 
         Raises:
-            LoaderError: The data is smaller than one device call, or empty.
+            LoaderError: The data is smaller than one device call, or empty (a `ValueError`, too, as Ignite's).
             ValueError: `max_epochs` or `max_iters` lies before the epoch or iteration that was loaded.
         """
         start = self._start(*args, **kwargs)

@@ -30,6 +30,10 @@ class LoaderError(RuntimeError):
     """Data that cannot feed a compiled model, or a loader that failed."""
 
 
+class _EmptyData(LoaderError, ValueError):
+    """Data of length zero, for which Ignite's engines raise a `ValueError`."""
+
+
 class ReadyBatches(List[Any]):
     """Batches of which it is known that each fills a device call."""
 
@@ -70,7 +74,8 @@ class Loaders:
         In training it is said once that they are cut where a loader's batches are joined.
 
         Raises:
-            LoaderError: The data is smaller than one device call, empty, or cut for other options than the model's.
+            LoaderError: The data is smaller than one device call, cut for other options than the model's, or empty
+                (a `ValueError`, too).
         """
         if data is None:
             return None
@@ -86,7 +91,7 @@ class Loaders:
         if hasattr(data, "__len__"):
             with contextlib.suppress(TypeError):
                 if not len(data):
-                    raise LoaderError("The data contains no batches, so there is nothing to run on.")
+                    raise _EmptyData("The data contains no batches, so there is nothing to run on.")
                 return data
         return _Batches(data)
 
@@ -161,7 +166,7 @@ class Loaders:
     def _make(self, loader: DataLoader[Any]) -> Any:
         samples = _sample_count(loader, self._training)
         if samples == 0:
-            raise LoaderError("The data set (or its sampler) contains no samples, so there is nothing to run on.")
+            raise _EmptyData("The data set (or its sampler) contains no samples, so there is nothing to run on.")
         geometry = self.geometry(loader)
         if geometry is None:
             raise LoaderError(

@@ -11,6 +11,7 @@ from typing import Any, Iterator, List
 
 import pytest
 import torch
+from ignite.engine import Engine
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -294,9 +295,12 @@ def test_data_smaller_than_a_call() -> None:
 )
 @pytest.mark.parametrize("swap", [training, evaluation])
 def test_empty_data_is_an_error(data: Any, swap: Any) -> None:
-    """Known to be empty: refused before running."""
-    with pytest.raises(LoaderError, match="nothing to run on"):
+    """Known to be empty: refused before running, by an error that is Ignite's `ValueError`, too."""
+    with pytest.raises(LoaderError, match="nothing to run on") as caught:
         swap(data)
+    with pytest.raises(ValueError, match="zero size"):
+        Engine(lambda engine, batch: None).run([])
+    assert isinstance(caught.value, ValueError)
 
 
 def test_streams_that_yield_nothing() -> None:
