@@ -19,9 +19,9 @@ _OF_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 _ON_ALL: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in _OF_MODULES]
 # Asked in the ordinary way, a parameter that PopTorch has wrapped downloads the weights first.
 _OF_TENSORS: List[Callable[[torch.Tensor], Optional[Dict[Any, Any]]]] = [
-    getattr(torch._C.TensorBase, kind).__get__
+    getattr(torch.Tensor, kind).__get__
     for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
-    if hasattr(torch._C.TensorBase, kind)  # the latter came with PyTorch 2.1
+    if hasattr(torch.Tensor, kind)  # the latter came with PyTorch 2.1
 ]
 _REGISTER = [
     getattr(torch.Tensor, name)

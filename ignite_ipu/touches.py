@@ -162,7 +162,7 @@ def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> List[weakref.ref[
     return [reference for reference in references if reference() is not None]
 
 
-_SET_DATA: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _name(func: Any) -> str:

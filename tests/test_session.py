@@ -54,7 +54,7 @@ def test_an_epoch_and_its_validations_cost_one_copy_each_way():
     training = counts(trainer.ipu.training)
     assert (training.weight_downloads, training.weight_uploads) == (4, 1)
     assert (counts(evaluation).weight_uploads, counts(evaluation).weight_downloads) == (4, 0)
-    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     assert training.weight_download_bytes == 4 * size
 
 

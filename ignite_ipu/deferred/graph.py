@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "by_number", "keep_inputs", "name_of"]
 
 _META = torch.device("meta")
+# Before PyTorch 2.1 no storage tells whether its memory is PyTorch's: none counts as if it were.
+_is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
 by_number: Callable[[Operation], int] = operator.attrgetter("number")
 
 
@@ -160,7 +162,7 @@ class Input:
         tensor = self.tensor
         if self.parameter is not None or type(tensor) is not torch.Tensor or tensor._version != self._version:
             return
-        if not tensor.untyped_storage().resizable():
+        if not _is_resizable(tensor.untyped_storage()):
             copy = copies.get(id(tensor))
             self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy
             self._version = self.tensor._version

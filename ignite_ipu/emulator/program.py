@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Collection, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -230,7 +230,7 @@ class Program:
             )
         if self._executable is not None:
             self._executable.set_buffers({name: plain(value) for name, value in buffers.items()})
-            self._meter.add(weight_upload_bytes=sum(plain(value).nbytes for value in buffers.values()))
+            self._meter.add(weight_upload_bytes=_size(map(plain, buffers.values())))
 
     def download(self) -> None:
         """Copy parameters and buffers from the device into the host's tensors."""
@@ -238,17 +238,16 @@ class Program:
         if executable is None:
             return
         self._report_edits()
-        moved = 0
+        moved: List[torch.Tensor] = []
         with torch.no_grad():
             for name in executable.weights:
-                value = executable.host_weight(name)
-                receive(self._host.parameters[name], value)
-                moved += value.nbytes
+                moved.append(executable.host_weight(name))
+                receive(self._host.parameters[name], moved[-1])
             for name, value in executable.buffers[0].items():
+                moved.append(value)
                 receive(self._host.buffers[name], value)
-                moved += value.nbytes
         self._host_versions = self._versions()
-        self._meter.add(weight_downloads=1, weight_download_bytes=moved)
+        self._meter.add(weight_downloads=1, weight_download_bytes=_size(moved))
 
     def memory(self) -> Dict[str, int]:
         """Return how many bytes the device holds of what kind; nothing while it is not attached."""
@@ -256,9 +255,9 @@ class Program:
         if executable is None:
             return {}
         return {
-            "weights": sum(weight.nbytes for weight in executable.weights.values()),
-            "buffers": sum(buffer.nbytes for own in executable.buffers for buffer in own.values()),
-            "constants": sum(constant.nbytes for constant in self.graph.constants),
+            "weights": _size(executable.weights.values()),
+            "buffers": _size(buffer for own in executable.buffers for buffer in own.values()),
+            "constants": _size(self.graph.constants),
             "optimizer_state": 0 if self._step is None else self._step.optimizer.state_bytes,
         }
 
@@ -418,7 +417,12 @@ class Program:
         assert executable is not None
         tensors = [*executable.weights.values(), *executable.buffers[0].values()]
         self._host_versions = self._versions()
-        self._meter.add(weight_uploads=1, weight_upload_bytes=sum(tensor.nbytes for tensor in tensors))
+        self._meter.add(weight_uploads=1, weight_upload_bytes=_size(tensors))
+
+
+def _size(tensors: Iterable[torch.Tensor]) -> int:
+    """Return how many bytes tensors take; `Tensor.nbytes` came with PyTorch 2.1."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _repeated(positions: Sequence[Optional[int]]) -> List[int]:

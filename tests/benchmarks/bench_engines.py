@@ -150,7 +150,7 @@ def evaluation_after_training() -> None:
             for source, target in zip(sources, targets):
                 target.copy_(source)
 
-    size = sum(source.nbytes for source in sources)
+    size = sum(source.numel() * source.element_size() for source in sources)
     row(f"one switch to evaluation / memcpy both ways of {size >> 20} MiB", "about 1", ratio(switch, copy), 1)
 
 
