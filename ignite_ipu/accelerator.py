@@ -72,6 +72,8 @@ _REFUSED_VARIABLES = {
 }
 _CLIP_REMEDY = "use accelerator.clip_grad_norm_(model.parameters(), ...), or IPUAccelerator(max_grad_norm=...)"
 _PRECISIONS = (None, "no", "fp16")
+# What `optimizer.zero_grad()` means: before version 0.28 of accelerate gradients become zero.
+_SETS_TO_NONE = tuple(map(int, accelerate.__version__.split(".")[:2])) >= (0, 28)
 
 
 class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
@@ -348,9 +350,11 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def end_training(self) -> None:
         """End trackers as accelerate does, and give the IPUs back; the models hold the newest weights."""
-        super().end_training()
-        for model in self._captured():
-            model.session.release()
+        try:
+            super().end_training()
+        finally:
+            for model in self._captured():
+                model.session.release()
 
     def _captured(self) -> List[CapturedModel]:
         # Models that are trained together are one.
@@ -371,8 +375,7 @@ class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
     def zero_grad(self, set_to_none: Optional[bool] = None) -> None:
         """Drop what was not used for an update when gradients are complete."""
         if self.gradient_state.sync_gradients:
-            # None means what it means to the optimizer when it is left out.
-            self.optimizer.zero_grad(set_to_none is not False)
+            self.optimizer.zero_grad(_SETS_TO_NONE if set_to_none is None else set_to_none)
 
 
 def _wrapped(optimizer: Any) -> torch.optim.Optimizer:

@@ -8,14 +8,20 @@ from types import CodeType, FrameType
 from typing import Optional
 
 import torch
-from torch.distributions import Distribution
+from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Uniform
 
 __all__ = ["called_by_distributions", "frame_of", "is_argument_check"]
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
-# Both ask whether all values are valid.
-_ARGUMENT_CHECKS = (Distribution.__init__.__code__, Distribution._validate_sample.__code__)
+# All of these ask whether all values are valid, if anything.
+_ARGUMENT_CHECKS = (
+    Distribution.__init__.__code__,
+    Distribution._validate_sample.__code__,
+    ContinuousBernoulli.__init__.__code__,
+    Geometric.__init__.__code__,
+    Uniform.__init__.__code__,
+)
 
 
 def frame_of(code: CodeType) -> Optional[FrameType]:

@@ -225,7 +225,9 @@ def _inferred(
         with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass():
             result = _SHAPES.get(function, function)(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error).lower() and "data-dependent" not in str(error):
+        # Some versions say so by the type alone.
+        text = f"{type(error).__name__} {error}".lower()
+        if not any(sign in text for sign in ("meta", "data-dependent", "dynamicoutputshape")):
             raise
         raise CaptureError(
             f"{name_of(function)} at {line} needs values to know the shape of its result or to check its arguments, "
@@ -254,5 +256,28 @@ def _ctc_loss(
     return log_probs.sum()
 
 
+def _cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: Optional[torch.Tensor] = None,
+    size_average: Optional[bool] = None,
+    ignore_index: int = -100,
+    reduce: Optional[bool] = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Return what has the shape of a cross entropy, of which PyTorch 2.0 has no meta kernel for smoothed labels."""
+    return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction)
+
+
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Return what has the shape of a one-hot encoding, of which PyTorch 2.0 has no meta kernel."""
+    return F.one_hot(tensor) if num_classes < 0 else tensor.new_empty((*tensor.shape, num_classes))
+
+
 # What tells the shapes of a function's results in its place.
-_SHAPES: Dict[Callable[..., Any], Callable[..., Any]] = {F.ctc_loss: _ctc_loss}
+_SHAPES: Dict[Callable[..., Any], Callable[..., Any]] = {
+    F.cross_entropy: _cross_entropy,
+    F.ctc_loss: _ctc_loss,
+    F.one_hot: _one_hot,
+}

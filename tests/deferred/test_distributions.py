@@ -11,10 +11,12 @@ from torch import nn
 from torch.distributions import (
     Bernoulli,
     Categorical,
+    ContinuousBernoulli,
     Distribution,
     Geometric,
     Independent,
     MixtureSameFamily,
+    MultivariateNormal,
     Normal,
     TransformedDistribution,
     Uniform,
@@ -70,6 +72,8 @@ LOSSES = {
         .mean()
     ),
     "transformed": lambda scores: -TransformedDistribution(normal(scores), [TanhTransform()]).log_prob(Y * 0.9).mean(),
+    "trials": lambda scores: -Geometric(scores.sigmoid()).log_prob(Y[:, :1]).mean(),
+    "shares": lambda scores: -ContinuousBernoulli(scores.sigmoid()).log_prob(X[:, :1]).mean(),
     "bounds": lambda scores: Uniform(scores[:, :2], scores[:, :2] + scores[:, 2:].exp()).rsample().square().mean(),
 }
 
@@ -109,12 +113,10 @@ def test_checks_are_made_again_once_values_are_known() -> None:
 
 def test_other_checks_are_named_and_can_be_left_out() -> None:
     """Some distributions have more of them."""
-    model, optimizer = prepared()
-    with pytest.raises(
-        EarlyReadError, match=r"test_distributions.py:\d+ asks .* leave it out with validate_args=False"
-    ):
-        Geometric(probs=model(X).sigmoid())
-    train(model, optimizer, lambda scores: -Geometric(scores.sigmoid(), validate_args=False).log_prob(Y[:, :1]).mean())
+    model, _ = prepared()
+    covariance = torch.diag_embed(model(X).exp())
+    with pytest.raises(EarlyReadError, match=r"distributions.py:\d+ asks .* leave it out with validate_args=False"):
+        MultivariateNormal(torch.zeros(4), covariance)
 
 
 class Asking(Transform):

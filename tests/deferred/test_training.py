@@ -380,7 +380,7 @@ def test_dropout_and_batch_norm_train() -> None:
 
     def make() -> nn.Module:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         model.train()
