@@ -168,8 +168,8 @@ class DeviceGradients:
             raise CaptureError(
                 f"backward() at {current_line()} would add to gradients that the host has computed or set before "
                 f"({listed(list(found.values()))}), but an update on the device is of its own gradients alone. Call "
-                "optimizer.zero_grad() before the loop, not with set_to_none=False, which leaves gradients of zero; or "
-                "use them by optimizer.step() before the model is prepared."
+                "optimizer.zero_grad(set_to_none=True) before the loop (with False gradients of zero are left); or use "
+                "them by optimizer.step() before the model is prepared."
             )
 
     def clear_those_of_the_host(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:

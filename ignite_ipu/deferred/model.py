@@ -330,8 +330,8 @@ class CapturedModel:
             raise CaptureError(
                 f"step() at {current_line()} follows no backward(), and gradients were made zero, not None, at "
                 f"{self.training.zeroed}: PyTorch would update weights with gradients of zero, by their momentum and "
-                "weight decay, while a device updates after a backward pass alone. Call zero_grad() without "
-                "set_to_none=False, or step() after backward() only."
+                "weight decay, while a device updates after a backward pass alone. Call "
+                "zero_grad(set_to_none=True), or step() after backward() only."
             )
 
     def zero_grad(self, set_to_none: bool = True, parameters: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:

@@ -269,7 +269,7 @@ class CapturedTraining:
         raise CaptureError(
             f"The gradients were made zero, not None, at {self.zeroed}, and {change}. PyTorch would update {moved} "
             "with a gradient of zero, by their momentum and weight decay, while a device leaves them alone. "
-            "Call zero_grad() without set_to_none=False, with which PyTorch leaves them alone, too."
+            "Call zero_grad(set_to_none=True), with which PyTorch leaves them alone, too."
         )
 
     def trained_in(self, losses: Sequence[Loss]) -> Sequence[bool]:

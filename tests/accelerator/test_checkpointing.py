@@ -8,9 +8,15 @@ import sys
 from pathlib import Path
 from typing import List
 
+import accelerate.utils
+import pytest
 import torch
 
 from tests.accelerate_state import forget
+
+if not hasattr(accelerate.utils, "DataLoaderConfiguration"):
+    pytest.skip("accelerate 0.30 brought the configuration of loaders", allow_module_level=True)
+
 from tests.accelerator import checkpointing_script
 
 

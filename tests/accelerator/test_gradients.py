@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from ignite.engine import Engine
 from torch import nn
 
@@ -213,7 +214,13 @@ def alternate(model: nn.Module, optimizer: Any, set_to_none: Any) -> None:
         optimizer.zero_grad(set_to_none=set_to_none)
 
 
-@pytest.mark.parametrize("set_to_none", [True, None])
+_LEAVES_NONE = "set_to_none = True" in inspect.getsource(AcceleratedOptimizer.zero_grad)
+
+
+@pytest.mark.parametrize(
+    "set_to_none",
+    [True, pytest.param(None, marks=pytest.mark.skipif(not _LEAVES_NONE, reason="zeros before accelerate 0.28"))],
+)
 def test_weights_without_gradients_are_left_alone(set_to_none: Any) -> None:
     """Neither weight decay nor momentum moves the head that was not called, as in PyTorch."""
     torch.manual_seed(0)
@@ -229,7 +236,7 @@ def test_gradients_of_zero_are_refused_where_they_matter() -> None:
     """PyTorch moves the other head by its momentum then; a shorter batch makes no difference."""
     model = Heads()
     model, optimizer = IPUAccelerator().prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-    with pytest.raises(CaptureError, match=r"made zero, not None, at .*Call zero_grad\(\) without set_to_none=False"):
+    with pytest.raises(CaptureError, match=r"made zero, not None, at .*Call zero_grad\(set_to_none=True\)"):
         alternate(model, optimizer, False)
     optimizer.zero_grad(set_to_none=False)
     with pytest.raises(CaptureError, match="follows no backward"):
@@ -339,7 +346,11 @@ def loop(accelerator: Any, model: nn.Module, before: Callable[[nn.Module, Any], 
 
 @pytest.mark.parametrize(
     "before",
-    [lambda model, _: model.zero_grad(), lambda _, optimizer: optimizer.zero_grad(), lambda model, _: drop_all(model)],
+    [
+        lambda model, _: model.zero_grad(),
+        lambda _, optimizer: optimizer.zero_grad(set_to_none=True),
+        lambda model, _: drop_all(model),
+    ],
 )
 def test_gradients_from_before_are_cleared_as_natively(before: Callable[[nn.Module, Any], None]) -> None:
     """A loop that clears first trains what it trains natively."""
@@ -357,7 +368,7 @@ def test_gradients_from_before_are_not_lost_without_notice(before: Callable[[nn.
     model = net()
     gradient = model[0].weight.grad
     with pytest.raises(
-        CaptureError, match=r"would add to gradients that the host .*0\.weight.*optimizer\.zero_grad\(\)"
+        CaptureError, match=r"would add to gradients that the host .*0\.weight.*zero_grad\(set_to_none=True\)"
     ) as error:
         loop(IPUAccelerator(), model, before)
     assert __file__ in str(error.value)
@@ -388,7 +399,7 @@ def test_a_host_loop_between_two_captures() -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(CaptureError, match="would add to gradients that the host has computed"):
         backward(accelerator, model)
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=True)
     backward(accelerator, model)
     optimizer.step()
 
@@ -456,15 +467,13 @@ def make_zero(model: nn.Module, optimizer: Any) -> None:
 
 
 def clear_twice(model: nn.Module, optimizer: Any) -> None:
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=True)
     drop_those_of_trained(model, optimizer)
 
 
 def test_freezing_with_gradients_of_zero_is_refused() -> None:
     """PyTorch goes on decaying the frozen layer, whose gradients are not None."""
-    with pytest.raises(
-        CaptureError, match=r"frozen after the update before\..* zero_grad\(\) without set_to_none=False"
-    ):
+    with pytest.raises(CaptureError, match=r"frozen after the update before\..* zero_grad\(set_to_none=True\)"):
         freeze_in_a_loop(IPUAccelerator(), make_zero)
 
 

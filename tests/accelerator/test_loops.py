@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -354,13 +355,18 @@ def test_half_precision_products() -> None:
     assert 1e-6 < difference < 0.2
 
 
-@pytest.mark.parametrize("safe", [True, False])
+_SAVES_SAFELY = "safe_serialization" in inspect.signature(Accelerator.save_state).parameters
+_SAFE = pytest.mark.skipif(not _SAVES_SAFELY, reason="accelerate 0.25 brought safetensors to save_state")
+
+
+@pytest.mark.parametrize("safe", [pytest.param(True, marks=_SAFE), False])
 def test_resuming_in_the_middle_of_an_epoch_is_bit_exact(tmp_path: Path, safe: bool) -> None:
     """save_state, load_state and skip_first_batches continue as if nothing had happened, dropout included."""
 
     def run(stop: int, resume: bool) -> nn.Module:
         forget()
         accelerator = IPUAccelerator(seed=7)
+        options = {"safe_serialization": safe} if _SAVES_SAFELY else {}
         set_seed(5)
         model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.Linear(16, 2))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -375,7 +381,7 @@ def test_resuming_in_the_middle_of_an_epoch_is_bit_exact(tmp_path: Path, safe: b
         model.train()
         for number, (x, y) in enumerate(accelerator.skip_first_batches(loader, first), start=first):
             if number == 5 and not resume:
-                accelerator.save_state(str(tmp_path / "state"), safe_serialization=safe)
+                accelerator.save_state(str(tmp_path / "state"), **options)
             if number == stop:
                 break
             accelerator.backward(F.cross_entropy(model(x), y))
@@ -412,11 +418,12 @@ def test_checkpoints_with_automatic_names(tmp_path: Path) -> None:
     assert torch.equal(model.state_dict()["0.weight"], states[2]["0.weight"]) and hooked == [1, 1, 1]
 
 
+@pytest.mark.skipif(not hasattr(Accelerator, "save_model"), reason="accelerate 0.21 brought save_model")
 def test_saved_models_and_state_dicts(tmp_path: Path) -> None:
     """save_model and get_state_dict hold the trained weights."""
     accelerator = IPUAccelerator()
     model, _ = loop(accelerator, epochs=1)
-    accelerator.save_model(model, str(tmp_path))
+    accelerator.save_model(model, str(tmp_path), safe_serialization=True)
     from safetensors.torch import load_file
 
     saved, state = load_file(str(tmp_path / "model.safetensors")), accelerator.get_state_dict(model)
@@ -424,6 +431,10 @@ def test_saved_models_and_state_dicts(tmp_path: Path) -> None:
         assert torch.equal(saved[name], value) and torch.equal(state[name], value)
 
 
+@pytest.mark.skipif(
+    "reduce_batch_size_fn" not in inspect.signature(find_executable_batch_size).parameters,
+    reason="accelerate 1.1 brought other sizes than halves",
+)
 def test_batch_size_found_after_running_out_of_memory() -> None:
     """accelerate's own retry works, and a variant keeps the batch of an update by accumulating more."""
     accelerator = IPUAccelerator()
@@ -452,6 +463,7 @@ def test_batch_size_found_after_running_out_of_memory() -> None:
     assert counters(model).optimizer_updates == 2
 
 
+@pytest.mark.skipif(not hasattr(Accelerator, "set_trigger"), reason="accelerate 0.23 brought triggers")
 def test_early_stopping_trigger_and_trackers(tmp_path: Path) -> None:
     """set_trigger, trackers and printing see values that the step settled."""
     logged: List[Any] = []
@@ -515,6 +527,7 @@ def test_loaders_of_poptorch_are_refused() -> None:
         IPUAccelerator().prepare(loader)
 
 
+@pytest.mark.skipif(not hasattr(Accelerator, "profile"), reason="accelerate 0.33 brought profile")
 def test_autocast_and_profile_are_accelerates_own() -> None:
     """Their contexts surround a loop; what the device computes in is `mixed_precision`'s affair."""
     accelerator = IPUAccelerator()

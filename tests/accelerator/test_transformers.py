@@ -56,7 +56,16 @@ def classifier() -> nn.Module:
 
 def language_model() -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=LENGTH, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        vocab_size=WORDS,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=LENGTH,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        bos_token_id=WORDS - 1,
+        eos_token_id=WORDS - 1,
     )
     return transformers.GPT2LMHeadModel(config)  # type: ignore[no-any-return]
 
@@ -136,7 +145,8 @@ def test_generation_in_the_middle_of_training() -> None:
     model.eval()
     prompt, settings = ids[:, :4], {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     generated = accelerator.unwrap_model(model).generate(prompt, use_cache=False, **settings)
-    with pytest.raises(CaptureError, match=r"Cache keeps in Python.*use_cache=False.*copy\.deepcopy"):
-        accelerator.unwrap_model(model).generate(prompt, **settings)
+    if hasattr(transformers, "DynamicCache"):  # older caches are tuples, which the model returns
+        with pytest.raises(CaptureError, match=r"Cache keeps in Python.*use_cache=False.*copy\.deepcopy"):
+            accelerator.unwrap_model(model).generate(prompt, **settings)
     own = copy.deepcopy(accelerator.unwrap_model(model))
     assert torch.equal(own.generate(prompt, **settings), generated)

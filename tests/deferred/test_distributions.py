@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
 import pytest
 import torch
@@ -30,6 +30,15 @@ from ignite_ipu.deferred import CaptureSettings, EarlyReadError, capture_model, 
 X = torch.rand(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, :2] > 0.5).float()
 Loss = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _checks() -> Iterator[None]:
+    """Check arguments, as PyTorch does by default; importing transformers has turned that off in some versions."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(True)
+    yield
+    Distribution.set_default_validate_args(before)
 
 
 def network() -> Tuple[nn.Module, torch.optim.Optimizer]:
@@ -81,7 +90,6 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_train_to_native_weights(name: str) -> None:
     """With the checks of arguments that are on by default; samples are drawn by the loop, on the host."""
-    assert Distribution._validate_args
     (native, native_optimizer), (model, optimizer) = network(), prepared()
     torch.manual_seed(3)
     train(native, native_optimizer, LOSSES[name])

@@ -83,9 +83,11 @@ SEEN: Dict[str, Callable[[Any, Any], Any]] = {
 def test_what_an_early_update_has_changed_is_not_shown(name: str, updates: int) -> None:
     """PyTorch would show it before the update; the error names both lines, and after step() all is as natively."""
     model, optimizer = read_early(IPUAccelerator(), updates)
-    with pytest.raises(CaptureError, match=r"made the update run before optimizer\.step\(\), and now weights") as error:
+    # PyTorch 2.0 puts errors of loading into one of its own.
+    kind = RuntimeError if name == "loading" else CaptureError
+    with pytest.raises(kind, match=r"made the update run before optimizer\.step\(\), and now weights") as error:
         SEEN[name](model, optimizer)
-    assert str(error.value).count(f"{__file__}:") == 2
+    assert str(error.value).count(f"{__file__}:") >= 2
     assert "Call optimizer.step() first, or read the value after optimizer.step()." in str(error.value)
     optimizer.step()
     found = copy.deepcopy(model.state_dict())
@@ -96,7 +98,7 @@ def test_what_an_early_update_has_changed_is_not_shown(name: str, updates: int) 
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("save", ["save_model", "save_state"])
+@pytest.mark.parametrize("save", [name for name in ("save_model", "save_state") if hasattr(Accelerator, name)])
 def test_stopping_at_a_target_without_step(save: str, tmp_path: Path) -> None:
     """PyTorch saves the weights of before; they can be saved after step()."""
     accelerator = IPUAccelerator()
@@ -127,11 +129,11 @@ def test_layers_that_are_frozen_after_an_early_read() -> None:
         model, optimizer = read_early(accelerator, 2)
         model[0].requires_grad_(False)
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
         for _ in range(2):
             accelerator.backward(F.cross_entropy(model(X), Y))
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
         return list(model.parameters())
 
     expected = run(Accelerator(cpu=True))
@@ -144,6 +146,7 @@ def test_layers_that_are_frozen_after_an_early_read() -> None:
 def test_weights_are_not_lost(updates: int, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """What gives the IPUs back brings the weights, and says that they include the update."""
     accelerator = IPUAccelerator()
+    accelerator.init_trackers("run")  # older versions end training only if there are some
     model, _ = read_early(accelerator, updates)
     if how == "close":
         accelerator._captured()[0].close()

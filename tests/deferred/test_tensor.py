@@ -444,6 +444,10 @@ def test_recording_does_not_run_the_model() -> None:
     assert hook.call_count == 2  # once to find the shapes, once in the trace
 
 
+@pytest.mark.skipif(
+    "handle_torch_function" not in torch.autograd.backward.__code__.co_names,
+    reason="torch.autograd.backward does not ask classes of tensors in PyTorch 2.0",
+)
 def test_autograds_own_functions() -> None:
     """torch.autograd.backward is backward; gradients themselves cannot be had."""
     model, optimizer = prepared()

@@ -6,6 +6,7 @@ import collections
 import copy
 import logging
 from typing import Any, Callable, Dict, List, Tuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -427,6 +428,13 @@ def test_weights_edited_by_the_loop() -> None:
     both(loop)
 
 
+_TELLS_MEMORY = pytest.mark.skipif(
+    not hasattr(torch.UntypedStorage, "resizable"),
+    reason="PyTorch 2.0 does not tell whose memory a tensor has, so that it is copied",
+)
+
+
+@_TELLS_MEMORY
 def test_input_changed_before_the_step_is_refused() -> None:
     """A buffer that the loop reuses would train on the wrong values."""
     model, optimizer = prepared()
@@ -437,6 +445,7 @@ def test_input_changed_before_the_step_is_refused() -> None:
         optimizer.step()
 
 
+@_TELLS_MEMORY
 def test_a_metric_read_after_its_tensor_was_written_into_is_refused() -> None:
     """It is computed when it is read; read before the write, or of a copy, it is PyTorch's."""
 
@@ -607,6 +616,12 @@ def test_closing_says_what_is_lost_and_gives_everything_back() -> None:
 
 def test_hooks_on_steps_are_called() -> None:
     """One that clamps weights after each step, and one that schedules before it, have their native effect."""
+    ordinary = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    called = mock.Mock(return_value=None)
+    ordinary.register_step_pre_hook(called)
+    ordinary.step()
+    if not called.called:
+        pytest.skip("PyTorch 2.0 forgets hooks on steps once torch.compile was used in the process")
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
         rates: List[float] = []
@@ -752,6 +767,7 @@ def test_a_model_is_captured_again_after_close() -> None:
     assert [loss.item() for loss in found] == pytest.approx([loss.item() for loss in expected])
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_lazy_layers() -> None:
     """The first call gives them their weights, which nobody has edited then."""
 
