@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional, Sequence
 
 from ignite_ipu.deferred.engine_calls import CALLS
 from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
-from ignite_ipu.deferred.frames import called_by_distributions
+from ignite_ipu.deferred.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.deferred.graph import Value
 from ignite_ipu.deferred.lines import Line, current_line
 from ignite_ipu.deferred.recipes import Loss, ancestors
@@ -65,7 +65,7 @@ def check_early_read(model: CapturedModel, value: Value, what: str, line: Line) 
     if not own <= {operation for loss in model.pending for operation in loss.operations}:
         remedy = (
             "It is a check of torch.distributions: leave it out with validate_args=False."
-            if called_by_distributions()
+            if called_by(DISTRIBUTIONS)
             else "Move the line after backward (or optimizer.step()); to keep a sum, add loss.detach() and read "
             "the sum later. For a forward pass without training, call model.eval() or use torch.no_grad()."
         )

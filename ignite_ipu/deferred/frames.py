@@ -10,10 +10,13 @@ from typing import Optional
 import torch
 from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Uniform
 
-__all__ = ["called_by_distributions", "frame_of", "is_argument_check"]
+__all__ = ["DISTRIBUTIONS", "TRANSFORMS", "called_by", "frame_of", "is_argument_check"]
+
+DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
+TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch") + os.sep
+"""Where PyTorch's distributions and the transforms of torch.func are."""
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
 # All of these ask whether all values are valid, if anything.
 _ARGUMENT_CHECKS = (
     Distribution.__init__.__code__,
@@ -32,10 +35,10 @@ def frame_of(code: CodeType) -> Optional[FrameType]:
     return frame
 
 
-def called_by_distributions() -> bool:
-    """Tell whether `torch.distributions` called what is being run."""
+def called_by(folder: str) -> bool:
+    """Tell whether code in a folder called what is being run."""
     frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
+    while frame is not None and not frame.f_code.co_filename.startswith(folder):
         frame = frame.f_back
     return frame is not None
 

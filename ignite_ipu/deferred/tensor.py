@@ -12,7 +12,7 @@ from torch.overrides import enable_reentrant_dispatch
 from ignite_ipu.deferred.buffer_writes import NORMALISATIONS, refuse_statistics
 from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.frames import is_argument_check
-from ignite_ipu.deferred.functions import applied_function, refuse_function
+from ignite_ipu.deferred.functions import applied_function, refuse_function, refuse_script
 from ignite_ipu.deferred.graph import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.host_gradients import refuse_weights_of_the_host
 from ignite_ipu.deferred.in_place import OPERATORS, OUT_OF_PLACE, diagonal_masked
@@ -108,6 +108,7 @@ class DeferredTensor(torch.Tensor):
         # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an
         # autograd.Function returns just as it got it comes here, too.
         _refuse_functions(args, kwargs)
+        refuse_script()
         # Autograd is switched off here, and with it what tells whether a result depends on weights.
         with enable_reentrant_dispatch():
             return _call(func, args, kwargs or {})
