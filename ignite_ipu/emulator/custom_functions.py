@@ -9,7 +9,10 @@ import contextlib
 from typing import Any, Iterator, Tuple
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
+
+from ignite_ipu.emulator.explanations import checkpoint_refused
 
 
 @contextlib.contextmanager
@@ -41,6 +44,8 @@ def forward_only() -> Iterator[None]:
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if cls is CheckpointFunction and torch.is_grad_enabled():
+        raise checkpoint_refused()  # its forward takes no gradients: those are of its backward, which never runs
     if cls.setup_context is not torch.autograd.Function.setup_context:
         return cls.forward(*args, **kwargs)
     return cls.forward(_Context(), *args, **kwargs)

@@ -11,6 +11,9 @@ from ignite_ipu.emulator.errors import Error, backend_error
 
 _NO_MODULE = "module 'torch' has no attribute 'ipu'"
 _COMPILER = "torch._dynamo"
+_RECOMPUTATION = (
+    "The compiler saves memory by itself where poptorch.recomputationCheckpoint(tensor) tells it to: use that instead."
+)
 _COMPILES = os.path.join("torch", "_dynamo", "convert_frame.py")
 
 
@@ -32,12 +35,19 @@ def explained() -> Iterator[None]:
         raise backend_error(explanation) from error
 
 
+def checkpoint_refused() -> Error:
+    """Return the error for PyTorch's checkpoints, which autograd computes again."""
+    return backend_error(
+        "Unsupported ops found in compiled model: torch.utils.checkpoint leaves gradients to autograd, which has no "
+        f"part in the compiled step: there would be none. {_RECOMPUTATION}"
+    )
+
+
 def _explanation(error: Exception) -> Optional[str]:
     if isinstance(error, AttributeError) and _NO_MODULE in str(error):
         return (
             "Unsupported ops found in compiled model: PyTorch looked for a module torch.ipu, as torch.utils.checkpoint "
-            "does. The compiler saves memory by itself where poptorch.recomputationCheckpoint(tensor) tells it to: use "
-            "that instead."
+            f"does. {_RECOMPUTATION}"
         )
     if type(error).__module__.startswith(_COMPILER) or _passed_through(error.__traceback__, _COMPILES):
         return (
