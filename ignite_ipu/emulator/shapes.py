@@ -47,4 +47,37 @@ def _bincount(kernel: _Kernel) -> _Kernel:
     return bincount
 
 
-_FIXED: Dict[str, Callable[[_Kernel], _Kernel]] = {"bincount": _bincount, "ctc_loss": _ctc_loss}
+def _one_hot(kernel: _Kernel) -> _Kernel:
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        if num_classes < 0:
+            raise backend_error(
+                "one_hot: dynamic output shape is not supported, and without num_classes the largest value decides. "
+                "Pass num_classes, above every value."
+            )
+        if tensor.is_meta and tensor.dtype is torch.int64:  # PyTorch 2.0 has no meta kernel
+            return tensor.new_empty((*tensor.shape, num_classes))
+        encoded: torch.Tensor = kernel(tensor, num_classes)
+        return encoded
+
+    return one_hot
+
+
+def _repeat_interleave(kernel: _Kernel) -> _Kernel:
+    def repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        repeats, dim = [*args, *[None] * 2][:2]
+        repeats, dim = kwargs.get("repeats", repeats), kwargs.get("dim", dim)
+        if input.is_meta and isinstance(repeats, int) and kwargs.get("output_size") is None:
+            # PyTorch 2.0 asks for the length even where the repeats are a number.
+            kwargs["output_size"] = repeats * (input.numel() if dim is None else input.size(dim))
+        repeated: torch.Tensor = kernel(input, *args, **kwargs)
+        return repeated
+
+    return repeat_interleave
+
+
+_FIXED: Dict[str, Callable[[_Kernel], _Kernel]] = {
+    "bincount": _bincount,
+    "ctc_loss": _ctc_loss,
+    "one_hot": _one_hot,
+    "repeat_interleave": _repeat_interleave,
+}

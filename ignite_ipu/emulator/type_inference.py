@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any, Callable, Dict, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Set, Tuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.emulator import operators, places
 from ignite_ipu.emulator.call_names import name_of
@@ -20,7 +21,10 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 # Where PyTorch keeps what stands for its kernels where tensors have no values.
 _STAND_INS = tuple(_TORCH + name for name in ("_meta_registrations.py", "_decomp", "_refs", "_prims", "_subclasses"))
 _NEEDS_VALUE = ("data-dependent", "item()", "Meta tensor")
-_ADVICE = " You may have run into this message"  # what follows is about registering operators
+_READS_VALUE = "aten::_local_scalar_dense"  # how PyTorch 2.0 says so
+# What follows is about registering operators; PyTorch 2.0 lists all kernels there are.
+_ADVICE = (" You may have run into this message", " This could be because the operator doesn't exist")
+_DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 _NESTED = "Nested tensors do not compile: make the layer with nn.TransformerEncoder(..., enable_nested_tensor=False)."
 _GROUPED = "Multiply the groups with torch.bmm (experts_implementation='batched_mm' for models of transformers)."
@@ -56,7 +60,9 @@ def infer(
     except Error:
         raise
     except NotImplementedError as error:
-        raise _failed(kernel, error) from error
+        if _READS_VALUE in str(error):
+            raise needs_value(name_of(kernel)) from error
+        return _inferred_on_host(kernel, args, kwargs, error)
     except Exception as error:
         text = str(error)
         if isinstance(error, RuntimeError) and "meta" in text.lower() and any(part in text for part in _NEEDS_VALUE):
@@ -70,9 +76,50 @@ def infer(
         raise
 
 
+def _inferred_on_host(
+    kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], cause: NotImplementedError
+) -> Any:
+    try:
+        with torch.random.fork_rng(devices=[]), _OnHost():  # type: ignore[no-untyped-call]
+            return kernel(*args, **kwargs)
+    except NotImplementedError:
+        raise _failed(kernel, cause) from cause
+
+
+class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Asks the CPU's kernels, of zeros, where PyTorch has none for tensors without values: an older one lacks some."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Mapping[str, Any]] = None
+    ) -> Any:
+        given: Dict[str, Any] = dict(kwargs or {})
+        try:
+            return func(*args, **given)
+        except NotImplementedError:
+            if not operators.support(func.overloadpacket.__name__).works or set(_DATA_DEPENDENT) & set(func.tags):
+                raise
+            metas: Dict[int, Any] = {}
+
+            def sent(value: Any) -> Any:
+                host = _on_host(value)
+                metas[id(host)] = value
+                return host
+
+            def received(value: Any) -> Any:
+                if not isinstance(value, torch.Tensor):
+                    return value
+                return metas[id(value)] if id(value) in metas else value.to("meta")
+
+            host_args, host_kwargs = map_leaves((args, given), sent)
+            return map_leaves(func(*host_args, **host_kwargs), received)
+
+
 def _failed(kernel: Callable[..., Any], error: Exception) -> Error:
     name = name_of(kernel)
-    reason = (str(error) or type(error).__name__).split(_ADVICE)[0].rstrip(". \n")
+    reason = str(error) or type(error).__name__
+    for advice in _ADVICE:
+        reason = reason.split(advice)[0]
+    reason = reason.rstrip(". \n")
     return backend_error(
         f"Type inference failed for {name}, called {places.here()}: {reason}. {_REMEDIES.get(name, _LISTED)}"
     )

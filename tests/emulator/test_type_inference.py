@@ -7,10 +7,12 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.type_inference import infer
+from tests.emulator.calls import Calls
 
 _GROUPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
 HERE = re.escape(__file__) + r":\d+"
@@ -35,6 +37,16 @@ class Pads(nn.Module):
         return self.layers(x, src_key_padding_mask=padding)
 
 
+class Trains(nn.Module):
+    def __init__(self, function, weight):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(weight.clone())
+
+    def forward(self, x):
+        result = self.function(x @ self.weight)
+        return result, poptorch.identity_loss(result, "sum")
+
+
 class Multiplies(nn.Module):
     def forward(self, x, y):
         return x @ y
@@ -57,6 +69,40 @@ def test_an_operator_that_pytorch_cannot_infer_is_named_with_its_line():
         poptorch.inferenceModel(Pads().eval())(x, padding)
     model = Pads(enable_nested_tensor=False).eval()
     torch.testing.assert_close(poptorch.inferenceModel(model)(x, padding), model(x, padding).detach())
+
+
+WITHOUT_VALUES = {
+    "median": lambda x: x.median(1).values,
+    "of all": torch.median,
+    "count_nonzero": lambda x: x * torch.count_nonzero(x > 0, 1)[:, None],
+    "max_pool3d": lambda x: F.max_pool3d(x.reshape(1, 1, 2, 3, 4), 2),
+    "rrelu": lambda x: F.rrelu(x, 0.25, 0.25, training=True),
+    "rrelu in place": lambda x: F.rrelu(x * 2, 0.25, 0.25, training=True, inplace=True),
+    "repeat_interleave": lambda x: x.repeat_interleave(2),
+    "repeat_interleave along": lambda x: torch.repeat_interleave(x, 3, dim=-1),
+    "repeat_interleave by name": lambda x: x.repeat_interleave(repeats=2, dim=0),
+    "one_hot": lambda x: x * F.one_hot((x[:, 0] > 0).long(), num_classes=6),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_VALUES)
+def test_results_and_gradients_of_what_an_older_pytorch_cannot_infer(name):
+    """It asks the kernels for the host."""
+    function = WITHOUT_VALUES[name]
+    x, weight = torch.randn(4, 6), torch.randn(6, 6)
+    model = Trains(function, weight)
+    expected = function(x @ model.weight)
+    expected.sum().backward()
+    executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    found, _ = executor(x)
+    torch.testing.assert_close(found, expected.detach())
+    torch.testing.assert_close(weight - model.weight.detach(), model.weight.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_a_code_needs_a_length():
+    """Without one its shape depends on the data."""
+    with pytest.raises(poptorch.Error, match=r"one_hot: dynamic output shape.*Pass num_classes"):
+        poptorch.inferenceModel(Calls(lambda x: F.one_hot(x.long())))(torch.ones(2))
 
 
 @pytest.mark.parametrize("function", [Multiplies(), poptorch.inferenceModel(Multiplies())])
