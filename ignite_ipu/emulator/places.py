@@ -29,6 +29,10 @@ _REMEDIES = {
         "PyTorch looks whether the mask is causal only where it is not told: pass is_causal=True or False along with "
         "mask (tgt_is_causal with tgt_mask, src_is_causal with nn.Transformer's src_mask)."
     ),
+    ("nn/modules/transformer.py", "forward"): (  # of PyTorch 2.0, whose nn.Transformer cannot be told
+        "PyTorch looks whether an encoder's mask is causal only where it is not told: pass is_causal=True or False "
+        "along with mask; in place of nn.Transformer, call its encoder so and then its decoder."
+    ),
 }
 _KEEP_IN_TENSORS = "Keep the computation in tensors (torch.where makes a choice)."
 

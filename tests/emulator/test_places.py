@@ -12,6 +12,8 @@ import ignite_ipu.emulator as poptorch
 
 X = torch.randn(2, 5, 8)
 MASK = nn.Transformer.generate_square_subsequent_mask(5)
+# Whether PyTorch can be told that masks are causal wherever it looks for it.
+IS_TOLD = hasattr(nn.modules.transformer, "_detect_is_causal_mask")
 HERE = re.escape(__file__) + r":\d+"
 
 
@@ -70,6 +72,7 @@ def test_a_layer_that_nothing_of_the_models_own_calls_is_named_by_itself():
         poptorch.inferenceModel(nn.Sequential(Calls(Erf())), options_without(__file__))(X)
 
 
+@pytest.mark.skipif(not IS_TOLD, reason="PyTorch 2.1 brought the function, and the arguments of nn.Transformer")
 @pytest.mark.parametrize(
     ("kind", "masks", "remedy"),
     [
@@ -89,6 +92,22 @@ def test_pytorchs_look_at_masks_is_named_and_how_to_do_without(kind, masks, reme
         poptorch.inferenceModel(model)(*inputs, **masks)
     found = poptorch.inferenceModel(model)(*inputs, **masks, **remedy)
     torch.testing.assert_close(found, model(*inputs, **masks).detach())
+
+
+@pytest.mark.skipif(IS_TOLD, reason="PyTorch 2.0 looks in the encoder itself, and at its mask alone")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_pytorchs_earlier_look_at_masks_is_named_too(is_causal):
+    encoder, whole = layers("Encoder"), layers("Transformer")
+    words = r"in TransformerEncoder\.forward of torch .*pass is_causal=.*call its encoder so and then its decoder"
+    with pytest.raises(poptorch.Error, match=words):
+        poptorch.inferenceModel(encoder)(X, mask=MASK)
+    with pytest.raises(poptorch.Error, match=words):
+        poptorch.inferenceModel(whole)(X, X, src_mask=MASK)
+    found = poptorch.inferenceModel(encoder)(X, mask=MASK, is_causal=is_causal)
+    torch.testing.assert_close(found, encoder(X, mask=MASK).detach())
+    parts = Calls(lambda x: whole.decoder(x, whole.encoder(x, mask=MASK.to(x.device), is_causal=is_causal)))
+    parts.whole = whole
+    torch.testing.assert_close(poptorch.inferenceModel(parts.eval())(X), whole(X, X, src_mask=MASK).detach())
 
 
 class Erf(nn.Module):
