@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from ignite_ipu import UnsupportedArgumentError, backend, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.emulator import loss_scaling
 from ignite_ipu.mixed_precision import HALF_OPERATIONS, half_products
+from tests.half_precision import needs_half_precision
 from tests.supervised import network, pair, task
 
 
@@ -34,6 +35,7 @@ class Types(nn.Module):
         return self.linear(x)
 
 
+@needs_half_precision
 def test_results_are_float32_and_weights_stay_so():
     """Half precision begins and ends inside an operation; the one copy of the weights is in float32."""
     model = Types()
@@ -69,6 +71,7 @@ def test_products_round_their_activations_to_half(function):
     assert result.dtype is torch.float32 and float(result[0, 0]) == 1.0
 
 
+@needs_half_precision
 def test_integers_and_half_models_are_left_alone():
     spy = torch.bmm
     for dtype in (torch.int32, torch.float16):
@@ -77,6 +80,7 @@ def test_integers_and_half_models_are_left_alone():
             assert spy(value, value).dtype is dtype
 
 
+@needs_half_precision
 def test_training_and_evaluation_stay_close_to_float32():
     losses = {}
     for mode in (None, "amp"):
@@ -93,7 +97,7 @@ def test_training_and_evaluation_stay_close_to_float32():
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
-@pytest.mark.parametrize("chosen", ["emulator", "native"])
+@pytest.mark.parametrize("chosen", [pytest.param("emulator", marks=needs_half_precision), "native"])
 def test_a_scaler_scales_the_loss_on_either_side(chosen, monkeypatch):
     """As natively, where a GradScaler does: training goes where it goes in single precision."""
     monkeypatch.setenv(backend.VARIABLE, chosen)
@@ -110,6 +114,7 @@ def test_a_scaler_scales_the_loss_on_either_side(chosen, monkeypatch):
         create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), scaler=True)
 
 
+@needs_half_precision
 def test_a_half_model_trains_with_half_inputs():
     model = network().half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -14,6 +14,7 @@ from ignite_ipu.cli import main
 from ignite_ipu.layer_outputs import LayerOutputs
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.parity import ParityError, Setup, compare_training
+from tests.half_precision import needs_half_precision
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +62,14 @@ def test_the_same_steps_agree(factors):
     assert "drop" in report.remarks[0]
 
 
+@needs_half_precision
 def test_half_precision_agrees_within_its_tolerance_only():
     assert compare_training(make, steps=2, half=True).agrees
     first = compare_training(make, steps=2, half=True, tolerance=1e-6).first
     assert (first.step, first.kind, first.name, first.dtype) == (1, "output", "conv", "float32")
 
 
+@needs_half_precision
 def test_a_model_in_half_precision_is_compared_in_half_precision():
     def halved():
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).half()
@@ -253,6 +256,15 @@ def test_the_command_reports_and_exits(tmp_path, capsys):
     path.write_text(FILE)
     assert main(["parity", f"{path}:make", "--steps", "2", "--gradient-accumulation", "2"]) == 0
     assert "They agree" in capsys.readouterr().out
+    assert main(["parity", f"{path}:make", "--tolerance", "0", "--json"]) in (0, 1)
+    report = json.loads(capsys.readouterr().out)
+    assert report["steps"] == 3 and report["agrees"] == (report["first"] is None)
+
+
+@needs_half_precision
+def test_the_command_compares_in_half_precision(tmp_path, capsys):
+    path = tmp_path / "setup_for_parity.py"
+    path.write_text(FILE)
     assert main(["parity", f"{path}:make", "--half", "--tolerance", "0", "--json"]) in (0, 1)
     report = json.loads(capsys.readouterr().out)
     assert report["steps"] == 3 and report["agrees"] == (report["first"] is None)

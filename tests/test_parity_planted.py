@@ -13,9 +13,13 @@ from ignite_ipu import backend, create_ipu_trainer
 from ignite_ipu.handlers import Gradients
 from ignite_ipu.parity import compare_training
 from ignite_ipu.session import SessionError
+from tests.half_precision import needs_half_precision
 
 EVERY_WAY = [
-    {"gradient_accumulation_steps": accumulation, "replication_factor": replicas, "half": half}
+    pytest.param(
+        {"gradient_accumulation_steps": accumulation, "replication_factor": replicas, "half": half},
+        marks=needs_half_precision if half else (),
+    )
     for accumulation, replicas, half in itertools.product((1, 2), (1, 2), (False, True))
 ]
 
@@ -108,6 +112,7 @@ def test_values_that_are_not_finite_are_called_so():
     assert "output of planted in update 1 (float32): not finite where the native values are" in str(first)
 
 
+@needs_half_precision
 def test_another_type_is_a_difference_even_where_values_are_close():
     torch.manual_seed(0)
     first = compare_training(factory_with(lambda inner, x: inner(x).half()), steps=1, tolerance=0.1).first
@@ -128,6 +133,7 @@ def test_an_error_of_the_backward_pass_is_bracketed():
     assert "that of head.weight agrees: the backward pass differs between there and planted.inner.bias" in text
 
 
+@needs_half_precision
 def test_adam_is_said_to_make_updates_of_rounding():
     """The gradient of a bias in front of batch normalisation is rounding alone, and Adam divides by its size."""
 

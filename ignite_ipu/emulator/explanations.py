@@ -7,9 +7,12 @@ import os
 from types import TracebackType
 from typing import Iterator, Optional
 
+import torch
+
 from ignite_ipu.emulator.errors import Error, backend_error
 
 _NO_MODULE = "module 'torch' has no attribute 'ipu'"
+_NO_HALF_KERNEL = "not implemented for 'Half'"
 _COMPILER = "torch._dynamo"
 _RECOMPUTATION = (
     "The compiler saves memory by itself where poptorch.recomputationCheckpoint(tensor) tells it to: use that instead."
@@ -33,6 +36,16 @@ def explained() -> Iterator[None]:
         if explanation is None:
             raise
         raise backend_error(explanation) from error
+
+
+def without_half_kernel(error: RuntimeError) -> Optional[Error]:
+    """Return the back end's error for one of a program that ran, if the host lacks a kernel in float16."""
+    if _NO_HALF_KERNEL not in str(error):
+        return None
+    return backend_error(
+        f"PyTorch {torch.__version__} cannot compute this in float16 on a CPU, as the emulator does: {error}. Newer "
+        "versions have more of these kernels: run the emulator with one of them, or the model in float32."
+    )
 
 
 def checkpoint_refused() -> Error:

@@ -21,6 +21,7 @@ from ignite_ipu.emulator.device import Device, Meter, acquire
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.executable import Executable
+from ignite_ipu.emulator.explanations import without_half_kernel
 from ignite_ipu.emulator.freed_memory import keep_freed_memory
 from ignite_ipu.emulator.graph import Graph, on_the_host
 from ignite_ipu.emulator.graph_dump import dump
@@ -194,8 +195,14 @@ class Program:
         executable = self._executable
         if executable is None:
             return []  # forward returns constants alone
-        with number_formats.by_default(self.capture.default_dtype):
-            return self._run(executable, inputs)
+        try:
+            with number_formats.by_default(self.capture.default_dtype):
+                return self._run(executable, inputs)
+        except RuntimeError as error:
+            explained = without_half_kernel(error)
+            if explained is None:
+                raise
+            raise explained from error
 
     def _run(self, executable: Executable, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
         if self._synthetic:

@@ -12,6 +12,7 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator import autocast, autocasting
 from ignite_ipu.emulator.autocasting import Policy
 from tests.emulator.calls import Calls
+from tests.half_precision import needs_half_precision
 
 X = torch.randn(2, 3, 8)
 
@@ -45,6 +46,7 @@ def test_a_model_is_not_cast_unless_asked():
     assert types(run(Net(), X)) == "float float float"
 
 
+@needs_half_precision
 def test_model_level():
     """Convolutions run in half; the values are those of a half model."""
     net = Net()
@@ -57,6 +59,7 @@ def test_model_level():
     assert types(run(net, X)) == "float float float"
 
 
+@needs_half_precision
 def test_layer_level_is_hierarchical():
     """The innermost setting counts, for the layer and for all layers in it."""
     net = nn.Sequential(Net())
@@ -72,6 +75,7 @@ def test_layer_level_is_hierarchical():
     assert types(run(net, X)) == "float float float"
 
 
+@needs_half_precision
 def test_a_layer_called_past_its_parent_is_cast_too():
     """Whoever calls it, a layer belongs to the module that was marked."""
 
@@ -88,6 +92,7 @@ def test_a_layer_called_past_its_parent_is_cast_too():
     assert types(run(model, X)) == "half"
 
 
+@needs_half_precision
 def test_a_layer_that_is_not_cast_computes_in_the_types_it_gets():
     """An excluded linear layer after a half one gets half; without autocast products of both types would fail."""
     a, b = torch.randn(2, 4), torch.randn(4, 3)
@@ -102,6 +107,7 @@ def test_a_layer_that_is_not_cast_computes_in_the_types_it_gets():
     assert types(run(Calls(forward), a, b.repeat(1, 1))) == "half float float"
 
 
+@needs_half_precision
 def test_decorator():
     """It holds for the function's body, wherever it is called."""
 
@@ -145,11 +151,13 @@ SQUARE = torch.randn(2, 2)
 @pytest.mark.parametrize(
     ("function", "types", "expected"),
     [
-        (torch.matmul, (torch.float32, torch.float32), torch.float16),
-        (torch.mm, (torch.float16, torch.float32), torch.float16),
+        pytest.param(torch.matmul, (torch.float32, torch.float32), torch.float16, marks=needs_half_precision),
+        pytest.param(torch.mm, (torch.float16, torch.float32), torch.float16, marks=needs_half_precision),
         (lambda a, b: torch.softmax(a, 1), (torch.float16, torch.float16), torch.float32),
         (lambda a, b: torch.exp(a), (torch.float16, torch.float16), torch.float32),
-        (lambda a, b: torch.relu(a), (torch.float16, torch.float16), torch.float16),
+        pytest.param(
+            lambda a, b: torch.relu(a), (torch.float16, torch.float16), torch.float16, marks=needs_half_precision
+        ),
         (lambda a, b: torch.cat([a, b]), (torch.float16, torch.float32), torch.float32),
         (lambda a, b: torch.stack([a, b]), (torch.float16, torch.float16), torch.float16),
         (lambda a, b: a + b, (torch.float16, torch.float16), torch.float16),
@@ -163,15 +171,35 @@ def test_default_policy(function, types, expected):
 @pytest.mark.parametrize(
     ("policy", "function", "types", "expected"),
     [
-        (Policy(fp16=[torch.relu]), torch.relu, (torch.float32,), torch.float16),
+        pytest.param(
+            Policy(fp16=[torch.relu]), torch.relu, (torch.float32,), torch.float16, marks=needs_half_precision
+        ),
         (Policy(fp32=[torch.matmul]), torch.matmul, (torch.float16, torch.float16), torch.float32),
         (Policy(fp32=["matmul"]), torch.matmul, (torch.float16, torch.float16), torch.float32),
         (Policy(promote=[torch.matmul]), torch.matmul, (torch.float16, torch.float32), torch.float32),
-        (Policy(promote=[torch.matmul]), torch.matmul, (torch.float16, torch.float16), torch.float16),
-        (Policy(demote=[torch.matmul]), torch.matmul, (torch.float16, torch.float32), torch.float16),
+        pytest.param(
+            Policy(promote=[torch.matmul]),
+            torch.matmul,
+            (torch.float16, torch.float16),
+            torch.float16,
+            marks=needs_half_precision,
+        ),
+        pytest.param(
+            Policy(demote=[torch.matmul]),
+            torch.matmul,
+            (torch.float16, torch.float32),
+            torch.float16,
+            marks=needs_half_precision,
+        ),
         (Policy(demote=[torch.matmul]), torch.matmul, (torch.float32, torch.float32), torch.float32),
         (Policy(demote=[torch.add]), lambda a, b: a + b, (torch.float16, torch.float32), torch.float16),
-        (Policy(fp16=[nn.Softmax]), lambda a: nn.Softmax(1)(a), (torch.float32,), torch.float16),
+        pytest.param(
+            Policy(fp16=[nn.Softmax]),
+            lambda a: nn.Softmax(1)(a),
+            (torch.float32,),
+            torch.float16,
+            marks=needs_half_precision,
+        ),
         (Policy(fp16=[]), torch.matmul, (torch.float32, torch.float32), torch.float32),
     ],
 )
@@ -184,6 +212,7 @@ def test_integers_are_never_cast():
     assert cast(Policy(fp16=["add"]), lambda a: (a + 1).int() + torch.ones(2, 2).int(), SQUARE) is torch.int32
 
 
+@needs_half_precision
 def test_gradients_reach_float_weights():
     """Training through half products updates the float weights."""
 

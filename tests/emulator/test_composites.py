@@ -12,6 +12,7 @@ from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from tests.emulator.calls import Calls
+from tests.half_precision import needs_half_precision
 
 
 class Distance(nn.Module):
@@ -78,7 +79,7 @@ def test_functions_of_single_values_have_no_values_to_work_on(forward):
 
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("own_sizes", [False, True])
-@pytest.mark.parametrize("half", ["weights", "input"])
+@pytest.mark.parametrize("half", ["weights", pytest.param("input", marks=needs_half_precision)])
 def test_the_layers_of_attention_follow_their_activation(half, own_sizes, batch_first):
     """A linear layer with mixed types computes in the type of its input, and those of attention are no others."""
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Optional
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
+from tests import half_precision
 from tests.emulator.calls import Calls
+from tests.half_precision import needs_half_precision
 
 HALF, FLOAT = torch.float16, torch.float32
 
@@ -21,6 +24,16 @@ def run(model: Any, *inputs: torch.Tensor, options: Optional[poptorch.Options] =
         return executor(*inputs)
     finally:
         executor.destroy()
+
+
+@pytest.mark.skipif(half_precision.computed(), reason="this PyTorch computes in half precision on a CPU")
+@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
+def test_a_host_that_cannot_compute_in_half_precision_is_named(wrap):
+    model = Calls(lambda x: poptorch.identity_loss(torch.tanh(x), "mean"))
+    model.weight = nn.Parameter(torch.ones(2).half())
+    words = rf"PyTorch {re.escape(torch.__version__)} cannot compute this in float16 on a CPU.*\"tanh.*float32"
+    with pytest.raises(poptorch.Error, match=words):
+        wrap(model)(torch.ones(2).half())
 
 
 # -- half and float -----------------------------------------------------------------------------------------------
@@ -45,7 +58,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("layer", "x"), LAYERS)
-@pytest.mark.parametrize("activation", [HALF, FLOAT])
+@pytest.mark.parametrize("activation", [pytest.param(HALF, marks=needs_half_precision), FLOAT])
 @pytest.mark.parametrize("weight", [HALF, FLOAT])
 def test_layers_follow_the_activation(layer, x, activation, weight):
     """The weight is cast to the input's type, which is the result's too."""
@@ -65,6 +78,7 @@ def test_casts_are_ordinary_casts():
     assert two.item() == np.float32(np.float16(np.float32(1 / 3)))
 
 
+@needs_half_precision
 def test_a_half_model_keeps_half_statistics_unless_cast():
     """`model.half()` takes the running statistics along; casting them back before wrapping keeps them float."""
     net = nn.Sequential(nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3)).half()

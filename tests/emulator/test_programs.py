@@ -19,8 +19,10 @@ import pytest
 import torch
 
 import ignite_ipu.emulator as emulator
+from tests.half_precision import needs_half_precision
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
+IN_HALF_PRECISION = {"autocast", "inference_model"}
 
 # What the user guide's chapter on features names: functions, classes, options, attributes, environment variables.
 GUIDE = """
@@ -72,7 +74,13 @@ def count_attributes(x: torch.Tensor, **attributes: Any) -> torch.Tensor:
     return torch.full_like(x, float(len(attributes)))
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=[program.stem for program in PROGRAMS])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.stem, marks=needs_half_precision if program.stem in IN_HALF_PRECISION else ())
+        for program in PROGRAMS
+    ],
+)
 def test_a_program_runs_and_finds_what_it_claims(program: Path) -> None:
     emulator.run_script(str(program))
 

@@ -1,0 +1,23 @@
+"""What tests of half precision need of the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def computed() -> bool:
+    """Tell whether PyTorch has the kernels for a CPU; 2.0 has hardly one, and later versions brought them by and by."""
+    half = torch.ones(1, 1, 1, dtype=torch.float16)
+    try:
+        for compute in (torch.bmm, torch.conv1d):
+            compute(half, half)
+        half.sin()
+    except RuntimeError:
+        return False
+    return True
+
+
+needs_half_precision = pytest.mark.skipif(
+    not computed(), reason="this PyTorch cannot compute in half precision on a CPU"
+)
