@@ -288,8 +288,9 @@ def _run_on_device(
     def observed(model: nn.Module, x: Any) -> Any:
         with LayerOutputs(model) as layers:
             prediction = how.call(model, x)
-        returned[:] = layers.outputs
-        names.update(layers.names)
+        if backend.poptorch().isRunningOnIpu():  # a call on the host may follow the trace
+            returned[:] = layers.outputs
+            names.update(layers.names)
         return (prediction, *layers.outputs.values())
 
     with _users("The micro-batches of an update cannot be joined"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -103,6 +104,18 @@ def test_the_layer_with_the_error_is_named(otherwise, kind, name, factors):
     torch.manual_seed(0)
     first = compare_training(factory_with(otherwise), steps=1, **factors).first
     assert (first.step, first.kind, first.name) == (1, kind, name), first
+
+
+def test_layers_are_named_as_the_device_called_them():
+    """A model that asks for the time is called on the host, too, where the container's output is its layer's."""
+
+    def otherwise(inner, x):
+        time.perf_counter()
+        return inner(x) * 1.1
+
+    torch.manual_seed(0)
+    first = compare_training(factory_with(otherwise), steps=1).first
+    assert (first.kind, first.name) == ("output", "planted"), first
 
 
 def test_values_that_are_not_finite_are_called_so():
