@@ -40,12 +40,8 @@ def explained() -> Iterator[None]:
 
 def without_half_kernel(error: RuntimeError) -> Optional[Error]:
     """Return the back end's error for one of a program that ran, if the host lacks a kernel in float16."""
-    if _NO_HALF_KERNEL not in str(error):
-        return None
-    return backend_error(
-        f"PyTorch {torch.__version__} cannot compute this in float16 on a CPU, as the emulator does: {error}. Newer "
-        "versions have more of these kernels: run the emulator with one of them, or the model in float32."
-    )
+    explanation = _half_explanation(error)
+    return None if explanation is None else backend_error(explanation)
 
 
 def checkpoint_refused() -> Error:
@@ -53,6 +49,15 @@ def checkpoint_refused() -> Error:
     return backend_error(
         "Unsupported ops found in compiled model: torch.utils.checkpoint leaves gradients to autograd, which has no "
         f"part in the compiled step: there would be none. {_RECOMPUTATION}"
+    )
+
+
+def _half_explanation(error: Exception) -> Optional[str]:
+    if not isinstance(error, RuntimeError) or _NO_HALF_KERNEL not in str(error):
+        return None
+    return (
+        f"PyTorch {torch.__version__} cannot compute this in float16 on a CPU, as the emulator does: {error}. Newer "
+        "versions have more of these kernels: run the emulator with one of them, or the model in float32."
     )
 
 
@@ -67,7 +72,7 @@ def _explanation(error: Exception) -> Optional[str]:
             "torch.compile is not supported in a model for the IPU, and forward calls a function that it compiled: "
             "PopTorch compiles the model. Call the function that it was made from."
         )
-    return None
+    return _half_explanation(error)
 
 
 def _passed_through(traceback: Optional[TracebackType], file: str) -> bool:

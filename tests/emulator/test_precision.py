@@ -28,10 +28,13 @@ def run(model: Any, *inputs: torch.Tensor, options: Optional[poptorch.Options] =
 
 @pytest.mark.skipif(half_precision.computed(), reason="this PyTorch computes in half precision on a CPU")
 @pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
-def test_a_host_that_cannot_compute_in_half_precision_is_named(wrap):
-    model = Calls(lambda x: poptorch.identity_loss(torch.tanh(x), "mean"))
+@pytest.mark.parametrize("operator", [torch.tanh, torch.median])
+def test_a_host_that_cannot_compute_in_half_precision_is_named(wrap, operator):
+    """Also where it is asked what the operator returns."""
+    model = Calls(lambda x: poptorch.identity_loss(operator(x), "mean"))
     model.weight = nn.Parameter(torch.ones(2).half())
-    words = rf"PyTorch {re.escape(torch.__version__)} cannot compute this in float16 on a CPU.*\"tanh.*float32"
+    version = re.escape(torch.__version__)
+    words = rf"PyTorch {version} cannot compute this in float16 on a CPU.*\"{operator.__name__}.*float32"
     with pytest.raises(poptorch.Error, match=words):
         wrap(model)(torch.ones(2).half())
 
