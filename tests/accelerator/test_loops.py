@@ -21,6 +21,7 @@ from ignite_ipu.deferred import CaptureError, EarlyReadError, captured
 from ignite_ipu.emulator import faults
 from ignite_ipu.processes import ProcessesError
 from tests.accelerate_state import forget
+from tests.half_precision import needs_half_precision
 
 SAMPLES = 52
 X = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
@@ -342,6 +343,7 @@ def test_number_formats_an_ipu_lacks(precision: str) -> None:
         IPUAccelerator(mixed_precision=precision)
 
 
+@needs_half_precision
 def test_half_precision_products() -> None:
     """fp16 computes matrix products in half precision; training stays close to float32."""
     native, _ = loop(Accelerator(cpu=True))
