@@ -4,15 +4,17 @@
 BIN := .venv/bin
 # Set-up is repeated when what it installs may have changed, told by content: a fresh checkout has no telling dates.
 SETUP := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1)
+SETUP_OLDEST := $(shell cat pyproject.toml constraints-oldest.txt | cksum | cut -d ' ' -f 1)
 # Parallelism is over test processes; threads inside them would only compete.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test lint types docs bench resilience format clean
+.PHONY: help demo test oldest lint types docs bench resilience format clean
 
 help:
 	@echo "make demo     train on handwritten digits, print the accuracy, draw the learning curve in demo-output/"
 	@echo "make test     every check: lint, types, tests (source valid on Python 3.8 among them), documentation"
+	@echo "make oldest   the tests with Python 3.8 and PyTorch 2.0, where IPUs are: needs python3.8, fetches two gigabytes"
 	@echo "make lint | types | docs | bench    one of them, or the benchmarks"
 	@echo "make resilience   break runs, files and machines in full: hours; the tests do a sample"
 	@echo "make format   format the code and mend what the linter can"
@@ -25,6 +27,9 @@ demo: .venv/ready-examples-$(SETUP)
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 	@$(MAKE) --no-print-directory docs
+
+oldest: .venv-oldest/ready-$(SETUP_OLDEST)
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/ready-dev-$(SETUP)
 	$(BIN)/ruff check .
@@ -53,6 +58,13 @@ format: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$*]"
 	@rm -f .venv/ready-$*-*
+	@touch $@
+
+.venv-oldest/ready-$(SETUP_OLDEST):
+	@echo "Setting up .venv-oldest: a few minutes the first time"
+	$(or $(PYTHON),python3.8) -m venv --clear .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt hatchling editables
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --no-build-isolation --editable ".[test]"
 	@touch $@
 
 # torch 2.13.0, which constraints.txt names, is built for Python 3.10 to 3.14.
