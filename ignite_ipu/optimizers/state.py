@@ -7,12 +7,14 @@ moments of the update formulas. Which is which stands in `kinds.py`.
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence
+import functools
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
+from torch import nn
 
 from ignite_ipu.optimizers.errors import OptimizerError
-from ignite_ipu.optimizers.kinds import Kind
+from ignite_ipu.optimizers.kinds import RMSPROP, Kind
 
 __all__ = ["STEP", "state_from_torch", "state_to_torch"]
 
@@ -27,8 +29,8 @@ def state_to_torch(
     *,
     steps: float = 0.0,
     loss_scaling: float = 1.0,
-) -> Dict[int, Dict[str, torch.Tensor]]:
-    """Return torch's state for a device's.
+) -> Dict[int, Dict[str, Any]]:
+    """Return torch's state for a device's, in the types that the installed torch keeps it in.
 
     Args:
         device_state: What PopTorch's optimizer has under `ipu_state`.
@@ -41,13 +43,13 @@ def state_to_torch(
     Returns:
         State by parameter number; parameters the device keeps no state for (it never updated them) have none.
     """
-    state: Dict[int, Dict[str, torch.Tensor]] = {}
+    state: Dict[int, Dict[str, Any]] = {}
     for group in param_groups:
         slots = kind.slots_in_torch(group)
         for number in group["params"]:
             name = names[number]
             found = {slot: device_state.get(_entry(prefix, name)) for slot, prefix in slots.items()}
-            present = {
+            present: Dict[str, Any] = {
                 slot: _copied(tensor, loss_scaling if slot in kind.scaled else 1.0)
                 for slot, tensor in found.items()
                 if tensor is not None
@@ -57,7 +59,7 @@ def state_to_torch(
             if kind.counts_steps:
                 counted = device_state.get(_entry(STEP, name)) if kind.device_counts_steps else None
                 step = float(counted.reshape(-1)[0]) if counted is not None else float(steps)
-                present = {"step": torch.tensor(step, dtype=torch.float32), **present}
+                present = {"step": _step_in_torch(step, kind), **present}
             state[number] = present
     return state
 
@@ -140,6 +142,22 @@ def _check_entries(entries: Mapping[str, Any], name: str, kind: Kind) -> None:
             f"The state of {name} has entries {strange}, which {kind.name} does not have ({sorted(known)}). The state "
             "was saved by another kind of optimizer."
         )
+
+
+def _step_in_torch(step: float, kind: Kind) -> Union[int, torch.Tensor]:
+    if kind is RMSPROP and _rmsprop_counts_in_python():
+        return int(step)
+    return torch.tensor(step, dtype=torch.float32)
+
+
+@functools.lru_cache(maxsize=None)
+def _rmsprop_counts_in_python() -> bool:
+    """Tell whether RMSprop counts its steps in a Python number, as PyTorch 2.0 does, and not in a tensor."""
+    optimizer = torch.optim.RMSprop([nn.Parameter(torch.zeros(1))])
+    # Where the count is a tensor, loading makes one of the number in an old checkpoint.
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: {"step": 0}}})
+    (entries,) = optimizer.state.values()
+    return not isinstance(entries["step"], torch.Tensor)
 
 
 def _copied(tensor: torch.Tensor, scaling: float) -> torch.Tensor:

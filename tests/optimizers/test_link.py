@@ -178,7 +178,9 @@ def test_whatever_changes_the_mathematics_is_sent_or_refused(made: Any, name: st
 def test_what_the_conversion_settled_cannot_change_before_compilation_either(name: str) -> None:
     """The device's optimizer does not know it, so it would be ignored."""
     _, optimizer, link = linked(lambda parameters: torch.optim.Adam(parameters, weight_decay=0.1))
-    optimizer.param_groups[0][name] = not optimizer.param_groups[0].get(name, False)
+    if name not in optimizer.param_groups[0]:
+        pytest.skip(f"torch.optim.Adam of this PyTorch has no {name}")
+    optimizer.param_groups[0][name] = not optimizer.param_groups[0][name]
     for send in (link.prepare, lambda: link.push(Executor(compiled=False))):
         with pytest.raises(ConstantAttributeError, match=name):
             send()

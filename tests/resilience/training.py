@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
 from ignite.engine import Events
@@ -171,7 +171,8 @@ class Run:
         }
 
 
-def digest(value: torch.Tensor) -> str:
+def digest(value: Union[torch.Tensor, int]) -> str:
+    value = torch.as_tensor(value)  # RMSprop's step count is an integer in PyTorch 2.0
     content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if value.dim() else value.reshape(1)
     return hashlib.sha256(repr(tuple(value.shape)).encode() + content.numpy().tobytes()).hexdigest()[:16]
 
