@@ -24,8 +24,8 @@ from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
 __all__ = ["Change", "OptimizerLink", "SavedState", "Settings"]
 
-# Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at this, older ones at the count.
-_STEPPED = "_opt_called"
+# Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
+_STEPPED, _STEP_COUNT = "_opt_called", "_step_count"
 _parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemgetter("params")
 _LOSS_SCALING = "loss_scaling"
 _LOSS_SCALING_ON_DEVICE = "lossScaling_FLOAT"
@@ -204,12 +204,15 @@ class OptimizerLink:
         self._steps += updates
         source = self._source.__dict__
         source[_STEPPED] = True
-        if "_step_count" in source:
-            source["_step_count"] += updates
+        if _STEP_COUNT in source:
+            source[_STEP_COUNT] += updates
 
     def note_earlier_steps(self) -> None:
         """Note that there were updates, maybe in a process before this one: schedules may step without a warning."""
-        self._source.__dict__[_STEPPED] = True
+        source = self._source.__dict__
+        source[_STEPPED] = True
+        if _STEP_COUNT in source:
+            source[_STEP_COUNT] = max(source[_STEP_COUNT], 1)
 
     def refresh_state(self) -> None:
         """Bring the state that the user's optimizer shows up to date with the device's."""
