@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import logging
 from collections import OrderedDict
 from typing import Any, Callable, Iterable, List, Mapping, Optional, Set, Tuple
@@ -25,6 +26,8 @@ from ignite_ipu.session import IPUSession
 __all__ = ["DeterministicIPUTrainer", "IPUEngine", "IPUTrainer"]
 
 _logger = logging.getLogger("ignite_ipu")
+# Of Ignite's versions not all take max_iters, nor what comes after it at the same place.
+_RUN = inspect.signature(Engine.run)
 
 
 class IPUEngine(Engine):
@@ -89,7 +92,7 @@ class _Start(enum.Enum):
     OWN = "what this engine has done itself, or nothing"
     LOADED = "a position that was loaded"
     LOADED_END = "the end of a run that was loaded"
-    REFUSED = "a position that was loaded, and lies behind the end that is asked for"
+    REFUSED = "a position that was loaded, with arguments that Ignite refuses: an end that lies before it, for example"
 
 
 class IPUTrainer(IPUEngine):
@@ -208,19 +211,22 @@ class IPUTrainer(IPUEngine):
         return state
 
     def _start(self, *args: Any, **kwargs: Any) -> _Start:
-        """Return what a run with these limits starts from."""
+        """Return what a run with these arguments starts from."""
         if not self._loaded:
             return _Start.OWN
-        if self._is_past(*args, **kwargs):
+        try:
+            given = _RUN.bind(self, None, *args, **kwargs).arguments
+        except TypeError:
             return _Start.REFUSED
-        reached = self._has_reached(*args, **kwargs)
+        limits = given.get("max_epochs"), given.get("max_iters")
+        if self._is_past(*limits):
+            return _Start.REFUSED
+        reached = self._has_reached(*limits)
         if self._begins_anew() or (reached and self.state.iteration in self._ends):
             return _Start.OWN
         return _Start.LOADED_END if reached else _Start.LOADED
 
-    def _has_reached(
-        self, max_epochs: Optional[int] = None, max_iters: Optional[int] = None, *rest: Any, **kw: Any
-    ) -> bool:
+    def _has_reached(self, max_epochs: Optional[int], max_iters: Optional[int]) -> bool:
         state = self.state
         epochs = max_epochs if max_epochs is not None else state.max_epochs
         iterations = max_iters if max_iters is not None else getattr(state, "max_iters", None)
@@ -231,9 +237,7 @@ class IPUTrainer(IPUEngine):
     def _begins_anew(self) -> bool:
         return self.state.max_epochs is None and getattr(self.state, "max_iters", None) is None
 
-    def _is_past(
-        self, max_epochs: Optional[int] = None, max_iters: Optional[int] = None, *rest: Any, **kw: Any
-    ) -> bool:
+    def _is_past(self, max_epochs: Optional[int], max_iters: Optional[int]) -> bool:
         """Tell whether Ignite refuses to shorten the run that was loaded so far."""
         state = self.state
         if max_epochs is not None and state.max_epochs is not None and max_epochs < state.epoch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from ignite_ipu import IPUSession, create_ipu_evaluator, create_ipu_trainer, ipu
 from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
+# After `data`: there is not in every Ignite a `max_iters`.
+LIMITS = list(inspect.signature(Engine.run).parameters)[2:]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +273,10 @@ def test_a_resumed_run_ends_with_the_uninterrupted_runs_weights(tmp_path):
     [
         ({"epoch": 3, "max_epochs": 3, "epoch_length": 8}, {"max_epochs": 1}, {"max_epochs": 5}),
         ({"iteration": 20, "max_epochs": 9, "epoch_length": 8}, {"max_epochs": 1}, {"max_epochs": 3}),
-        ({"iteration": 20, "max_iters": 20, "epoch_length": 8}, {"max_iters": 10}, {"max_iters": 30}),
+        pytest.param(
+            *({"iteration": 20, "max_iters": 20, "epoch_length": 8}, {"max_iters": 10}, {"max_iters": 30}),
+            marks=pytest.mark.skipif("max_iters" not in LIMITS, reason="Engine.run has no max_iters in this Ignite"),
+        ),
     ],
 )
 def test_an_end_before_the_loaded_position_is_refused_as_natively(saved, shorter, longer):
@@ -288,6 +294,15 @@ def test_an_end_before_the_loaded_position_is_refused_as_natively(saved, shorter
         iterations.append((len(made), state.iteration))
     assert refusals[0] == refusals[1]
     assert iterations[0] == iterations[1]
+
+
+def test_a_loaded_run_takes_its_limits_by_their_places():
+    """`epoch_length` is the last of them, after `max_iters` where there is one."""
+    trainer = create_ipu_trainer(*pair(), CROSS_ENTROPY)
+    trainer.load_state_dict({"iteration": 20, "max_epochs": 5, "epoch_length": 8})
+    given = [{"max_epochs": 5, "epoch_length": 8}.get(name) for name in LIMITS[: LIMITS.index("epoch_length") + 1]]
+    state = trainer.run(DataLoader(task(), batch_size=8), *given)
+    assert (state.epoch, state.iteration) == (5, 40)
 
 
 def test_a_run_that_is_loaded_at_its_end_stays_ended():
@@ -361,11 +376,26 @@ def test_an_operator_that_no_ipu_has_is_named_with_the_users_line():
         trainer.run(DataLoader(task(), batch_size=8))
 
 
-def test_an_operator_that_a_stock_layer_uses_is_named_with_the_layer():
+@pytest.mark.parametrize(
+    ("layer", "used"),
+    [
+        pytest.param(
+            nn.utils.parametrizations.spectral_norm,
+            "vdot is",
+            marks=pytest.mark.skipif(
+                "vdot" not in inspect.getsource(nn.utils.parametrizations),
+                reason="this PyTorch's spectral_norm uses dot, which an IPU has",
+            ),
+        ),
+        (functools.partial(nn.utils.parametrizations.orthogonal, orthogonal_map="cayley"), "linalg_solve,"),
+    ],
+    ids=["spectral_norm", "orthogonal"],
+)
+def test_an_operator_that_a_stock_layer_uses_is_named_with_the_layer(layer, used):
     """No line of the model's own runs, and Ignite's is not it."""
-    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
+    model = nn.Sequential(layer(nn.Linear(4, 4)))
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
-    with pytest.raises(poptorch.Error, match=r"vdot is used in the module '.*0\.parametrizations\.weight\.0'"):
+    with pytest.raises(poptorch.Error, match=rf"{used} used in the module '.*0\.parametrizations\.weight\.0'"):
         trainer.run([(torch.randn(2, 4), torch.randn(2, 4))])
 
 
