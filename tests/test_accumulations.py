@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 
+import ignite.metrics
 import pytest
 import torch
 from ignite.engine import Events
@@ -16,7 +17,6 @@ from ignite.metrics import (
     EpochMetric,
     Loss,
     Metric,
-    MetricGroup,
     Precision,
     Recall,
     RunningAverage,
@@ -64,6 +64,7 @@ def flat_mean(predictions, targets):
 
 def metrics():
     precision, recall = Precision(average=False), Recall(average=False)
+    group = getattr(ignite.metrics, "MetricGroup", None)  # of Ignite 0.5.2
     return {
         "accuracy": (Accuracy(), {}),
         "loss": (Loss(nn.functional.cross_entropy), {}),
@@ -73,7 +74,7 @@ def metrics():
         "f1": ((precision * recall * 2 / (precision + recall + 1e-20)).mean(), {}),
         "matrix": (ConfusionMatrix(3), {}),
         "all outputs": (EpochMetric(flat_mean, check_compute_fn=False), {}),
-        "group": (MetricGroup({"a": Accuracy(), "l": Loss(nn.functional.cross_entropy)}), {}),
+        **({"group": (group({"a": Accuracy(), "l": Loss(nn.functional.cross_entropy)}), {})} if group else {}),
         "batches": (Accuracy(), {"usage": BatchWise()}),
         "epochs": (RunningAverage(Accuracy()), {"usage": RunningEpochWise()}),
         "words": (Words(), {}),

@@ -78,12 +78,19 @@ def readers_in(path: Path) -> Iterator[Tuple[str, int]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
-        name = ast.unparse(node.func)
+        name = _dotted(node.func)
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         if name in _FUNCTIONS and not _writes(name, node):
             yield name, node.lineno
         elif method in _METHODS:
             yield method, node.lineno
+
+
+def _dotted(function: ast.expr) -> str:
+    """Return a name or a chain of attributes as it is written; `ast.unparse` came with Python 3.9."""
+    if isinstance(function, ast.Attribute):
+        return f"{_dotted(function.value)}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else "..."
 
 
 def _writes(name: str, call: ast.Call) -> bool:
