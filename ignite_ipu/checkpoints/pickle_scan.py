@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional
 
 from ignite_ipu.checkpoints.errors import CheckpointError
 
-__all__ = ["scan_pickle"]
+__all__ = ["READABLE", "scan_pickle"]
 
 _DEEPEST = 64
 _LARGEST = 20_000_000
@@ -35,6 +35,7 @@ _FUNCTIONS = (
     "builtins.set",
     "__builtin__.set",
 )
+READABLE = frozenset((*_TYPES, *_FUNCTIONS))
 _DICTIONARIES = ("collections.OrderedDict", "collections.Counter")
 
 
@@ -190,7 +191,7 @@ def scan_pickle(data: bytes) -> None:
                 _refuse("the name of something in it does not end")
             position += len(lines[0]) + len(lines[1]) + 2
             name = b".".join(lines[:2]).decode("ascii", "backslashreplace")
-            if name not in _TYPES and name not in _FUNCTIONS:
+            if name not in READABLE:
                 _refuse(f"it holds a {name}, which would take code to rebuild")
             machine.stack.append(_Node("global", name=name))
         elif code == b".":

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Set, Union
 
 import torch
 
+from ignite_ipu.checkpoints import plain_pickle
 from ignite_ipu.checkpoints.errors import CheckpointError
 from ignite_ipu.checkpoints.pickle_scan import scan_pickle
 
@@ -43,7 +44,7 @@ def read_checkpoint(path: Path) -> Any:
     pickled = _check(path)
     try:
         scan_pickle(pickled)
-        content = torch.load(os.fspath(path), map_location="cpu", weights_only=True)
+        content = _load(os.fspath(path))
         for tensor in _tensors(content):
             _check_tensor(tensor)
     except CheckpointError as error:
@@ -53,6 +54,12 @@ def read_checkpoint(path: Path) -> Any:
             f"{os.fspath(path)} holds no checkpoint: {type(error).__name__}: {_first_line(error)}"
         ) from error
     return content
+
+
+def _load(name: str) -> Any:
+    if plain_pickle.is_needed():
+        return torch.load(name, map_location="cpu", pickle_module=plain_pickle, weights_only=False)
+    return torch.load(name, map_location="cpu", weights_only=True)
 
 
 def _check(path: Path) -> bytes:

@@ -28,6 +28,7 @@ _NAMED_TO_RUN = "the program that the user names to be run"
 _KERNEL = "the kernel's own files"
 
 READERS: Dict[str, Dict[str, str]] = {
+    "checkpoints/plain_pickle.py": {"torch.load": "what it has just written in memory itself"},
     "checkpoints/reading.py": {
         "open": "checkpoints",
         "zipfile.ZipFile": "checkpoints",
