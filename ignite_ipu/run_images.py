@@ -9,6 +9,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
+from ignite_ipu.checkpoints.own_methods import without_methods
 from ignite_ipu.checkpoints.writing import write_checkpoint
 from ignite_ipu.replay import Snapshot
 
@@ -62,7 +63,7 @@ class RunImages:
             name: None if name in self._positions else copy.deepcopy(value)
             for name, value in model.state_dict().items()
         }
-        states = {name: copy.deepcopy(value.state_dict()) for name, value in self._objects.items()}
+        states = {name: copy.deepcopy(without_methods(value.state_dict())) for name, value in self._objects.items()}
         self.newest = RunImage(iteration, snapshot, states, extra)
 
     def write(self, folder: Path) -> Optional[Path]:

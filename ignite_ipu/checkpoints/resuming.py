@@ -14,6 +14,7 @@ from torch import nn
 
 from ignite_ipu.checkpoints.errors import CheckpointError
 from ignite_ipu.checkpoints.matching import differences
+from ignite_ipu.checkpoints.own_methods import without_methods
 from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
 
 __all__ = ["load_checkpoint", "newest_checkpoint", "resume_from"]
@@ -96,7 +97,7 @@ def load_checkpoint(path: Folder, to_load: Mapping[str, Any]) -> None:
     name = ""
     try:
         for name, target in _large_ones_last(to_load):
-            before[name] = copy.deepcopy(target.state_dict())
+            before[name] = copy.deepcopy(without_methods(target.state_dict()))
             target.load_state_dict(content[name])
     except BaseException as error:
         for changed, state in before.items():

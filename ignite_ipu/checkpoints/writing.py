@@ -14,6 +14,7 @@ import torch
 from ignite.handlers.checkpoint import BaseSaveHandler
 
 from ignite_ipu.checkpoints.errors import CheckpointError
+from ignite_ipu.checkpoints.own_methods import without_methods
 from ignite_ipu.whole_files import remove_unfinished, whole_file
 
 __all__ = ["CheckpointSaver", "write_checkpoint"]
@@ -33,7 +34,7 @@ def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(target) as file:
-            torch.save(content, file)
+            torch.save(without_methods(content), file)
     except (OSError, RuntimeError) as error:
         raise _explained(error, target) from error
 
