@@ -36,6 +36,11 @@ _FUNCTIONS = (
     "__builtin__.set",
 )
 READABLE = frozenset((*_TYPES, *_FUNCTIONS))
+_METHOD = (
+    ". So are methods written, which some schedulers keep in their state: CheckpointSaver leaves these out. If you "
+    "trust the file, load it with Checkpoint.load_objects(objects, torch.load(path, weights_only=False))"
+)
+_HINTS = {"builtins.getattr": _METHOD, "__builtin__.getattr": _METHOD}
 _DICTIONARIES = ("collections.OrderedDict", "collections.Counter")
 
 
@@ -192,7 +197,7 @@ def scan_pickle(data: bytes) -> None:
             position += len(lines[0]) + len(lines[1]) + 2
             name = b".".join(lines[:2]).decode("ascii", "backslashreplace")
             if name not in READABLE:
-                _refuse(f"it holds a {name}, which would take code to rebuild")
+                _refuse(f"it holds a {name}, which would take code to rebuild{_HINTS.get(name, '')}")
             machine.stack.append(_Node("global", name=name))
         elif code == b".":
             if len(machine.stack) != 1 or machine.marks or position != end:

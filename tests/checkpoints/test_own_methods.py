@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_trainer
-from ignite_ipu.checkpoints import read_checkpoint, resume_from, write_checkpoint
+from ignite_ipu.checkpoints import CheckpointError, read_checkpoint, resume_from, write_checkpoint
 from ignite_ipu.checkpoints.own_methods import without_methods
 from ignite_ipu.handlers import Recovery
 from ignite_ipu.stopping import RecoveryError
@@ -66,6 +66,13 @@ def test_ignites_schedulers_are_read(tmp_path, make):
     handler = ReduceLROnPlateauScheduler(optimizer, "loss") if make is None else make(SCHEDULERS["linear"](optimizer))
     write_checkpoint(tmp_path / "a.pt", {"scheduler": handler.state_dict()})
     handler.load_state_dict(read_checkpoint(tmp_path / "a.pt")["scheduler"])
+
+
+def test_a_file_of_another_saver_with_a_method_is_refused(tmp_path):
+    """The error says what wrote it so, and what to do."""
+    torch.save({"layer": nn.Linear(1, 1).forward}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"getattr.*CheckpointSaver leaves these out.*Checkpoint\.load_objects"):
+        read_checkpoint(tmp_path / "a.pt")
 
 
 def test_a_failed_run_with_such_a_schedule_goes_on(tmp_path):
