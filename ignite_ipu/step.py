@@ -204,7 +204,8 @@ def changed_on_host(model: nn.Module, call: Callable[[], Any]) -> List[str]:
         with _copied_buffers(model), reads_noted(model, model.training, roots, draws):
             return call()
 
-    with natively(), torch.random.fork_rng(devices=[]), torch.no_grad():
+    # Without gradients PyTorch's checkpoints warn that there are none.
+    with natively(), without_checkpointing(training=False), torch.random.fork_rng(devices=[]), torch.no_grad():
         return changed_by_every(model, looked_at)[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
@@ -107,11 +108,20 @@ class Checkpointed(nn.Module):
         return self.last(checkpoint(self.layers, x, use_reentrant=self.how["use_reentrant"]))
 
 
+class Timed(Checkpointed):
+    """Asks for the time, so that the host looks what a call of it changes."""
+
+    def forward(self, x):
+        self.since = time.monotonic() * 0
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("network", [Checkpointed, Timed])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing_changes_no_number(use_reentrant):
+def test_checkpointing_changes_no_number(use_reentrant, network):
     """PyTorch's checkpointing asks for a module torch.ipu, and detaches; the device needs neither."""
     torch.manual_seed(0)
-    model = Checkpointed(use_reentrant=use_reentrant)
+    model = network(use_reentrant=use_reentrant)
     plain = copy.deepcopy(model)
     data = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
