@@ -6,7 +6,7 @@ import gc
 import multiprocessing
 import os
 import random
-from typing import Dict, Iterator
+from typing import Any, Dict, Iterator
 
 import hypothesis
 import numpy as np
@@ -22,6 +22,13 @@ hypothesis.settings.load_profile("ignite_ipu")
 
 # Set by pytest around each phase of a test, and by third-party libraries when they are first imported.
 _NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
+
+# torch.compile of PyTorch 2.0 takes the hooks off the optimizers' step(), for as long as the process lives.
+_STEPS: Dict[Any, Any] = {}
+if not hasattr(torch, "compiler"):
+    for _kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
+        _kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first of a class puts them on
+        _STEPS[_kind] = _kind.step
 
 
 def _environment() -> Dict[str, str]:
@@ -41,6 +48,14 @@ def _environment_is_left_alone() -> Iterator[None]:
         else:
             del os.environ[name]
     assert not changed, f"the test left environment variables changed: {', '.join(changed)}; use monkeypatch.setenv"
+
+
+@pytest.fixture(autouse=True)
+def _optimizers_keep_their_hooks() -> Iterator[None]:
+    """Give the classes of optimizers their `step` back."""
+    yield
+    for kind, step in _STEPS.items():
+        kind.step = step
 
 
 @pytest.fixture(autouse=True)
