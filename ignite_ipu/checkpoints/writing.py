@@ -25,7 +25,7 @@ def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
 
     Args:
         path: Where to; its directory is made if it does not exist.
-        content: What `torch.save` can write.
+        content: What `torch.save` can write. Methods that schedulers keep in their state are left out.
 
     Raises:
         CheckpointError: The disk is full or refuses; what was there before is still there.
