@@ -18,7 +18,7 @@ _OWNERS = ("torch", "ignite")
 
 
 def without_methods(state: Any, depth: int = 0) -> Any:
-    """Return a state without the methods and functions of PyTorch and Ignite in it; itself, if it has none."""
+    """Return a state without the methods of PyTorch's and Ignite's classes in it; itself, if it has none."""
     if depth == _DEEPEST:
         return state
     if isinstance(state, dict):
@@ -36,5 +36,6 @@ def without_methods(state: Any, depth: int = 0) -> Any:
 
 
 def _is_method(value: Any) -> bool:
-    kinds = (types.MethodType, types.FunctionType)
-    return isinstance(value, kinds) and str(value.__module__).partition(".")[0] in _OWNERS
+    is_static = isinstance(value, types.FunctionType) and "." in value.__qualname__
+    is_method = is_static or isinstance(value, types.MethodType)
+    return is_method and str(value.__module__).partition(".")[0] in _OWNERS

@@ -31,6 +31,11 @@ SCHEDULERS = {
 }
 
 
+class Owner:
+    def own(self):
+        pass
+
+
 def scheduled(make):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(100_000))], lr=0.5, momentum=0.9)
     return optimizer, make(optimizer)
@@ -97,8 +102,8 @@ def test_a_failed_run_with_such_a_schedule_goes_on(tmp_path):
 
 
 def test_only_what_holds_a_method_is_made_anew():
-    """A user's own functions stay, which torch.save may refuse by name."""
-    state = {"a": [1, (torch.ones(1), {"b": print})], "c": {"d": copy.copy}}
+    """Functions stay, and a user's own methods."""
+    state = {"a": [1, (torch.ones(1), {"b": print})], "c": {"d": copy.copy, "e": nn.functional.relu, "f": Owner().own}}
     assert without_methods(state) is state
     changed = without_methods({**state, "e": {"f": nn.Linear(1, 1).forward, "g": 1}})
     assert changed == {**state, "e": {"g": 1}}
