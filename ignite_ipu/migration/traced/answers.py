@@ -31,16 +31,47 @@ class Answers(TorchFunctionMode):
         self.doubles: Dict[Optional[Place], str] = {}
         self._results: DefaultDict[_Key, List[Any]] = defaultdict(list)
         self._taken: CounterType[_Key] = Counter()
+        self._calls = 0
+        self._own_indexing: Any = None
+
+    def __enter__(self) -> Any:
+        self._watch_indexing()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._own_indexing is None:
+            del torch.Tensor.__getitem__
+        else:
+            torch.Tensor.__getitem__ = self._own_indexing  # type: ignore[method-assign]
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _watch_indexing(self) -> None:
+        """Keep what indexing gives also where modes do not see it: they do since PyTorch 2.1."""
+        self._own_indexing = vars(torch.Tensor).get("__getitem__")
+        original: Any = torch.Tensor.__getitem__
+
+        def get_item(tensor: torch.Tensor, index: Any) -> Any:
+            before = self._calls
+            result = original(tensor, index)
+            if self._calls == before:
+                self._keep(original, result)
+            return result
+
+        torch.Tensor.__getitem__ = get_item  # type: ignore[assignment,method-assign]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self._keep(func, result)
+        return result
+
+    def _keep(self, func: Callable[..., Any], result: Any) -> None:
+        self._calls += 1
         name, place = name_of(func), current_place()
         self._results[place, name].append(_kept(result))
         if isinstance(result, torch.Tensor) and result.dtype is torch.float64:
             self.doubles.setdefault(place, name)
-        return result
 
     def again(self) -> Answers:
         """Begin with the first results again, for another trace of the same forward."""

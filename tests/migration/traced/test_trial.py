@@ -101,6 +101,7 @@ def test_only_the_caller_sees_what_is_left_behind(tmp_path, monkeypatch, capsys)
     assert os.environ[backend.VARIABLE] == "native"
     assert capsys.readouterr().out == ""
     assert "__getattribute__" not in vars(torch.nn.Linear)
+    assert "__getitem__" not in vars(torch.Tensor)
 
 
 PLAIN = """
