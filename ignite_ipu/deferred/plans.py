@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["KEYWORDS", "Plans", "PlansByModes", "changing_numbers", "inferred_plan", "keywords_of", "seen_before"]
 
 _META = torch.device("meta")
+# What follows in errors of PyTorch 2.0 is a list of its backends.
+_ADVICE = " This could be because"
 _MOST = 4096
 _MOST_MODES = 16
 _ARITHMETIC = frozenset(["add", "sub", "mul", "div", "radd", "rsub", "rmul", "rdiv", "truediv", "rtruediv"])
@@ -233,7 +235,7 @@ def _inferred(
             f"{name_of(function)} at {line} needs values to know the shape of its result or to check its arguments, "
             "and the step has not run yet. Keep shapes fixed (for example torch.where, or a mask that multiplies), "
             "write the formula out without the check, or compute it after optimizer.step(). "
-            f"({type(error).__name__}: {error})"
+            f"({type(error).__name__}: {str(error).split(_ADVICE)[0]})"
         ) from error
     tensors: List[torch.Tensor] = []
     result_structure = take_apart(result, tensors)
@@ -275,9 +277,18 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return F.one_hot(tensor) if num_classes < 0 else tensor.new_empty((*tensor.shape, num_classes))
 
 
+def _multinomial(
+    input: torch.Tensor, num_samples: int, replacement: bool = False, generator: Optional[torch.Generator] = None
+) -> torch.Tensor:
+    """Return what has the shape of drawn indices, of which PyTorch 2.0 has no meta kernel."""
+    return input.new_empty((*input.shape[:-1], num_samples), dtype=torch.int64)
+
+
 # What tells the shapes of a function's results in its place.
 _SHAPES: Dict[Callable[..., Any], Callable[..., Any]] = {
     F.cross_entropy: _cross_entropy,
     F.ctc_loss: _ctc_loss,
     F.one_hot: _one_hot,
+    torch.multinomial: _multinomial,
+    torch.Tensor.multinomial: _multinomial,
 }

@@ -75,6 +75,17 @@ def test_ctc_loss_of_each_sample() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("draw", [torch.multinomial, torch.Tensor.multinomial])
+def test_drawn_indices(draw: Callable[..., torch.Tensor]) -> None:
+    """They have the shape and type that they have natively."""
+    model = nn.Linear(4, 6)
+    capture_model(model, CaptureSettings())
+    capture_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    scores = model(X[0]).softmax(-1)
+    for many, given in ((draw(scores, 2), (3, 2)), (draw(scores[0], num_samples=1, replacement=True), (1,))):
+        assert (tuple(many.shape), many.dtype) == (given, torch.int64)
+
+
 def test_keyword_arguments_that_change_from_step_to_step() -> None:
     """A call with the keyword arguments of one before is of its kind, whatever came in between."""
     x = torch.randn(8, 4, generator=GENERATOR)

@@ -27,7 +27,7 @@ REFUSED = {
     "gradient_penalty": ("model(x)", "requires gradients"),
     "hogwild": ("model.share_memory()", "Hogwild"),
     "lbfgs": ("optimizer.step(closure)", "closure"),
-    "reinforce": ("Categorical(probs)", "before the step has run"),
+    "reinforce": ("action.item()", "before the step has run"),
     "two_optimizers": ("loss.backward()", "several captured models"),
 }
 # Why results differ by more than rounding.
