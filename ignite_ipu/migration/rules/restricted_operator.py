@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
+from typing import Iterator, Optional
 
 from ignite_ipu.migration.evaluations import without_gradients
 from ignite_ipu.migration.findings import Hit, Rule, Severity
@@ -18,7 +18,7 @@ def check(program: Program) -> Iterator[Hit]:
         name = program.names.called(call)
         if name in REFUSED_LOSSES and not without_gradients(program, call):
             yield Hit(call, f"{name} is not supported", REFUSED_LOSSES[name])
-        for restriction in RESTRICTIONS.get(name or "", ()):
+        for restriction in RESTRICTIONS.get(_order_of(name, call), ()):
             value = argument(call, restriction.argument, restriction.position)
             if restriction.by_hand and not program.training.executors:
                 continue
@@ -29,6 +29,13 @@ def check(program: Program) -> Iterator[Hit]:
             value = argument(fact.node, "sorted")
             if value is not None and constant(value) is False:
                 yield Hit(value, "topk with sorted=False is not supported", "Leave sorted at its default.")
+
+
+def _order_of(name: Optional[str], call: ast.Call) -> str:
+    """Return the name of the layer or function whose positional arguments a call has."""
+    if name == "torch.nn.RNN" and isinstance(constant(argument(call, "", 3)), bool):
+        return "torch.nn.LSTM"  # before PyTorch 2.1, where the nonlinearity was no positional argument
+    return name or ""
 
 
 RULE = Rule(

@@ -36,6 +36,18 @@ def test_positional_arguments(lines):
     assert lines(RULE, code) == [3, 4, 5, 6]
 
 
+def test_an_rnn_without_a_positional_nonlinearity(lines):
+    """Before PyTorch 2.1 a bias came in its place."""
+    code = """
+        from torch import nn
+        nn.RNN(4, 8, 1, False)
+        nn.RNN(4, 8, 1, True, False)
+        nn.RNN(4, 8, 1, True, False, 0.5)
+        nn.RNN(4, 8, 1, True, False, 0.0, True)
+    """
+    assert lines(RULE, code) == [2, 4, 5]
+
+
 def test_defaults_and_unknown_values(lines):
     """Values that are not literals may be fine."""
     code = """
