@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch.optim.swa_utils
+from torch import nn
 
 from ignite_ipu.natively import natively
 from ignite_ipu.running.journal import Journal
@@ -23,13 +26,30 @@ def substitute_averages(patches: Patches, code: ScriptCode, journal: Journal) ->
 
 
 def _on_the_host(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
     def update_bn(*args: Any, **kwargs: Any) -> Any:
         line = code.line_of(sys._getframe(1))
         if line is None:
             return original(*args, **kwargs)
         journal.note(line, "update_bn()", "forward passes on the host")
-        with natively():
+        model = signature.bind(*args, **kwargs).arguments["model"]
+        with natively(), _kept_buffers(model):
             return original(*args, **kwargs)
 
     return update_bn
+
+
+@contextlib.contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Have the new statistics in the buffers of before, which the device knows: PyTorch 2.0 makes new ones."""
+    named = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
+    before = [getattr(module, name) for module, name in named]
+    try:
+        yield
+    finally:
+        for (module, name), buffer in zip(named, before):
+            new = getattr(module, name)
+            if new is not buffer:
+                setattr(module, name, buffer.copy_(new))
