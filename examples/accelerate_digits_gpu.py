@@ -21,6 +21,7 @@ parser.add_argument("--resume", help="state to continue from")
 args = parser.parse_args()
 
 accelerator = Accelerator(gradient_accumulation_steps=2)
+accelerator.init_trackers("digits")
 set_seed(42)
 
 images, labels = load_digits(return_X_y=True)

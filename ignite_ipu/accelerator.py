@@ -122,6 +122,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         # The host's part of the work is that of a single process on a CPU.
         arguments["cpu"] = True
         super().__init__(**arguments)
+        # accelerate 0.20 has none before init_trackers(), and log() and end_training() look at them.
+        self.trackers: List[Any] = getattr(self, "trackers", [])
         _refuse_state(self)
         self.capture_settings = CaptureSettings(
             options=options,

@@ -558,3 +558,17 @@ def _plain_pair() -> tuple:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_without_trackers() -> None:
+    """What is logged goes nowhere, and training ends."""
+    accelerator = IPUAccelerator()
+    model, optimizer, train, _, _ = parts(accelerator)
+    for x, y in train:
+        loss = F.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.log({"loss": loss})
+    accelerator.end_training()
+    assert torch.isfinite(loss)
