@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 import torch
+from ignite.contrib.handlers import ProgressBar
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
-from ignite.handlers import Checkpoint, CosineAnnealingScheduler, DiskSaver, ProgressBar
+from ignite.handlers import Checkpoint, CosineAnnealingScheduler, DiskSaver
 from ignite.metrics import Accuracy, Loss, RunningAverage
 from sklearn.datasets import load_digits
 from torch import nn

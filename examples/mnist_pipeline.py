@@ -11,8 +11,8 @@ import os
 from typing import Optional, Sequence, Tuple
 
 import torch
+from ignite.contrib.handlers import ProgressBar
 from ignite.engine import Engine, Events
-from ignite.handlers import ProgressBar
 from ignite.metrics import Accuracy, Average
 from torch import nn
 from torch.nn import functional as F
