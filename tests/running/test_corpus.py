@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.half_precision import needs_half_precision
 
 pytest.importorskip("sklearn")
 
@@ -39,6 +43,8 @@ TOLERANCE = {
     ),
     "vae": (0.02, "its noise is drawn on the device"),
 }
+if "lerp_(" not in inspect.getsource(inspect.getmodule(torch.optim.Adam)):
+    TOLERANCE["triplets"] = (0.005, "PyTorch 2.0's Adam rounds its averages otherwise, which 60 steps magnify")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,14 @@ def numbers(result):
     return [float(result)]
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name not in REFUSED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=needs_half_precision if name == "amp_ignite" else ())
+        for name in SCRIPTS
+        if name not in REFUSED
+    ],
+)
 def test_scripts_end_with_the_native_result(name, results):
     native, run, substitutions, updates = results[name]
     assert isinstance(run, dict), run

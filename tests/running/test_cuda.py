@@ -44,7 +44,7 @@ def test_calls_that_steer_a_gpu_are_left_out_and_logged_once(run):
         "current_stream()",
         "get_device_properties(0)",
         "get_rng_state()",
-        "temperature()",
+        "utilization()",
         "Stream()",
         "Event(enable_timing=True)",
         "CUDAGraph()",

@@ -8,6 +8,7 @@ import pytest
 
 from ignite_ipu import emulator
 from ignite_ipu.running import RunError
+from tests.half_precision import needs_half_precision
 
 HEAD = """
 import torch
@@ -156,6 +157,7 @@ print(model[1].weight.grad)
     assert ran.output == ["None", "{None}", "None"]
 
 
+@needs_half_precision
 def test_a_scaler_becomes_automatic_loss_scaling(run):
     ran = run(
         HEAD
@@ -276,7 +278,7 @@ def test_a_main_function_in_parallel_resumes_from_its_checkpoint_as_natively(run
             optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True))
             loss_fn = nn.CrossEntropyLoss().to(idist.device())
             schedule = PiecewiseLinear(optimizer, "lr", [(0, 0.0), (4, 0.2), (8, 0.0)])
-            scaler = torch.amp.GradScaler("cuda", enabled=False)
+            scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)(enabled=False)
 
             def step(engine, batch):
                 x, y = (part.to(idist.device(), non_blocking=True) for part in batch)

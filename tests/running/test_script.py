@@ -138,7 +138,7 @@ def attributes():
         ignite.engine.Engine,
         torch.utils.data.DataLoader,
         torch.autocast,
-        torch.amp.GradScaler,
+        getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler),
     )
     return [{name: id(value) for name, value in vars(owner).items()} for owner in owners]
 

@@ -86,7 +86,7 @@ for number, x in enumerate(batches):
     queue[number * 2 : number * 2 + 8] = key
 """,
     "a teacher that follows in place through data": """
-student = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device)
+student = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)).to(device)
 teacher = copy.deepcopy(student).eval()
 optimizer = torch.optim.Adam(student.parameters(), lr=0.1)
 for x in batches:

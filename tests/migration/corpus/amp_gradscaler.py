@@ -18,12 +18,12 @@ loader = DataLoader(TensorDataset(features[:1280], labels[:1280]), batch_size=64
 net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 loss_fn = nn.CrossEntropyLoss()
-scaler = torch.amp.GradScaler(device, enabled=use_amp)
+scaler = torch.cuda.amp.GradScaler(enabled=use_amp)
 
 for epoch in range(2):
     for input, target in loader:
         input, target = input.to(device), target.to(device)
-        with torch.autocast(device_type=device, dtype=torch.float16, enabled=use_amp):
+        with torch.autocast(device_type=device, enabled=use_amp):
             output = net(input)
             loss = loss_fn(output, target)
         scaler.scale(loss).backward()

@@ -6,8 +6,8 @@ from argparse import ArgumentParser
 
 import torch
 import torch.nn.functional as F
+from ignite.contrib.handlers import TensorboardLogger, global_step_from_engine
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
-from ignite.handlers.tensorboard_logger import TensorboardLogger, global_step_from_engine
 from ignite.metrics import Accuracy
 from sklearn.datasets import load_digits
 from torch import nn

@@ -15,8 +15,9 @@ def test_every_spelling(lines):
         with autocast(): pass
         with torch.autocast("cuda"): pass
         create_supervised_trainer(m, o, l, amp_mode="apex", scaler=s)
+        s = torch.amp.GradScaler("cuda")
     """
-    assert lines(RULE, code) == [4, 5, 6, 7, 7]
+    assert lines(RULE, code) == [4, 5, 6, 7, 7, 8]
 
 
 def test_what_ipu_trainers_have(lines):
