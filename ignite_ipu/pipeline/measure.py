@@ -136,6 +136,10 @@ def _plain_operators() -> Iterator[None]:
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     attention.enable_flash_sdp(False)
     attention.enable_mem_efficient_sdp(False)
+    # Since PyTorch 2.5 attention in half precision is computed in float32, unless this is switched on.
+    allowed = getattr(attention, "fp16_bf16_reduction_math_sdp_allowed", bool)()
+    allow = getattr(attention, "allow_fp16_bf16_reduction_math_sdp", bool)
+    allow(True)
     try:
         # Without gradients, encoder layers become a single operator.
         with torch.enable_grad():
@@ -144,6 +148,7 @@ def _plain_operators() -> Iterator[None]:
         torch.backends.mkldnn.enabled = mkldnn
         attention.enable_flash_sdp(flash)
         attention.enable_mem_efficient_sdp(efficient)
+        allow(allowed)
 
 
 def _restore_environment(before: Dict[str, str]) -> None:

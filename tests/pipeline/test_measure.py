@@ -7,8 +7,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from ignite_ipu.pipeline import PlanError, measure
 
@@ -60,6 +58,16 @@ def transformer():
     return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
 
 
+@pytest.fixture
+def math_attention():
+    """Attention is made of operators that torch counts."""
+    switches = torch.backends.cuda  # they rule the CPU, too
+    before = switches.flash_sdp_enabled()
+    switches.enable_flash_sdp(False)
+    yield
+    switches.enable_flash_sdp(before)
+
+
 MODELS = [
     pytest.param(Convolutions, torch.randn(2, 3, 16, 16), id="convolutions"),
     pytest.param(transformer, torch.randn(2, 7, 16), id="transformer"),
@@ -69,11 +77,12 @@ MODELS = [
 
 @pytest.mark.parametrize("fake", [True, False])
 @pytest.mark.parametrize(("make", "inputs"), MODELS[:2])
-def test_operations_are_those_torch_counts(make, inputs, fake):
+def test_operations_are_those_torch_counts(make, inputs, fake, math_attention):
     """Forward and backward operations, summed over layers, equal torch.utils.flop_counter's for a real run."""
+    flop_counter = pytest.importorskip("torch.utils.flop_counter", reason="PyTorch 2.1 brought it")
     model = make()
     profile = measure(model, inputs, fake=fake)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with flop_counter.FlopCounterMode(display=False) as counter:
         output = model(inputs)
     forward = counter.get_total_flops()
     with counter:
@@ -260,3 +269,23 @@ def test_layers_that_never_run_are_reported():
 
     with pytest.raises(PlanError, match="none of the chosen layers"):
         measure(Functional(), torch.ones(2, 4))
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True, dropout=0.1)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x)[0])
+
+
+def test_attention_in_half_precision_keeps_half_of_what_it_keeps_in_float32():
+    """Newer versions of PyTorch compute it in float32 on a CPU; an IPU does not."""
+    kept = []
+    for dtype in (torch.float32, torch.float16):
+        with torch.device("meta"):
+            profile = measure(Attending().to(dtype), torch.zeros(4, 10, 16, dtype=dtype))
+        kept.append(sum(layer.saved_bytes for layer in profile.layers))
+    assert kept[0] == 2 * kept[1] > 0
