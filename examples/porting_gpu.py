@@ -59,7 +59,7 @@ def main():
     model = ClassificationModel().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     criterion = nn.CrossEntropyLoss()
-    for epoch in range(6):
+    for epoch in range(4):
         loss = train(model, device, train_loader, optimizer, criterion)
         print(f"epoch {epoch + 1}: loss {loss:.4f}")
     accuracy = test(model, device, test_loader)
