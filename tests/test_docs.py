@@ -10,6 +10,8 @@ from typing import Iterator, NamedTuple
 import pytest
 from markdown_it import MarkdownIt
 
+from tests.half_precision import needs_half_precision
+
 _ROOT = Path(__file__).parents[1]
 _PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 _PAGES = [page for page in _PAGES if "_build" not in page.parts]
@@ -47,7 +49,11 @@ def run_blocks(path: Path) -> None:
         exec(compile("\n" * block.line + block.code, str(path), "exec", dont_inherit=True), namespace)
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+_IN_HALF_PRECISION = [_ROOT / "docs" / name for name in ("command-line.md", "precision.md")]
+_RUN = [pytest.param(page, marks=needs_half_precision if page in _IN_HALF_PRECISION else ()) for page in _PAGES]
+
+
+@pytest.mark.parametrize("page", _RUN, ids=[str(page.relative_to(_ROOT)) for page in _PAGES])
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_blocks(page)

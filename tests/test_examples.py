@@ -10,6 +10,8 @@ from typing import Dict, List
 
 import pytest
 
+from tests.half_precision import needs_half_precision
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # Arguments that make an example quick; without a row it runs as it is.
 QUICK: Dict[str, List[str]] = {
@@ -21,7 +23,13 @@ QUICK: Dict[str, List[str]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.name, marks=needs_half_precision if path.name == "half_precision.py" else ())
+        for path in sorted(EXAMPLES.glob("*.py"))
+    ],
+)
 def test_it_runs(name, tmp_path):
     """An example ends without an error, in an empty directory."""
     command = [sys.executable, str(EXAMPLES / name), *QUICK.get(name, [])]
