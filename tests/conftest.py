@@ -26,7 +26,7 @@ _NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", 
 # torch.compile of PyTorch 2.0 takes the hooks off the optimizers' step(), for as long as the process lives.
 _STEPS: Dict[Any, Any] = {}
 if not hasattr(torch, "compiler"):
-    for _kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
+    for _kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.LBFGS):
         _kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first of a class puts them on
         _STEPS[_kind] = _kind.step
 

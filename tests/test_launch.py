@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ignite_ipu import cli
 from ignite_ipu.instance import rendezvous
@@ -121,6 +122,10 @@ def _launch(*words):
     )
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.0."),
+    reason="PyTorch 2.0 can wait for ever when it destroys restarted process groups",
+)
 def test_two_processes_train_as_one_even_when_one_of_them_dies(tmp_path):
     """Weights, losses and metrics of two processes are those of one; the job survives an accident by its checkpoint."""
     alone = subprocess.run(
