@@ -10,13 +10,14 @@ from typing import Optional
 import torch
 from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Uniform
 
+from ignite_ipu.deferred.lines import OURS
+
 __all__ = ["DISTRIBUTIONS", "TRANSFORMS", "called_by", "frame_of", "is_argument_check"]
 
 DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
 TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch") + os.sep
 """Where PyTorch's distributions and the transforms of torch.func are."""
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # All of these ask whether all values are valid, if anything.
 _ARGUMENT_CHECKS = (
     Distribution.__init__.__code__,
@@ -46,6 +47,6 @@ def called_by(folder: str) -> bool:
 def is_argument_check() -> bool:
     """Tell whether what called this library is the check of a distribution's parameters or of a sample."""
     frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
     return frame is not None and frame.f_code in _ARGUMENT_CHECKS

@@ -10,11 +10,13 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-__all__ = ["Line", "current_line"]
+__all__ = ["OURS", "Line", "current_line"]
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""Where this library's files are."""
+
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_NOT_THE_USERS = (_OURS, _TORCH, "<frozen")
+_NOT_THE_USERS = (OURS, _TORCH, "<frozen")
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("accelerate", "ignite", "torch"))
 _CALL = compile("function(*args, **kwargs)", "", "eval")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Iterator, List, Optional
 
 import pytest
@@ -15,6 +16,7 @@ from tests.emulator.calls import Calls
 from tests.half_precision import needs_half_precision
 
 X = torch.randn(2, 3, 8)
+in_half = functools.partial(pytest.param, marks=needs_half_precision)
 
 
 class Net(nn.Module):
@@ -151,13 +153,11 @@ SQUARE = torch.randn(2, 2)
 @pytest.mark.parametrize(
     ("function", "types", "expected"),
     [
-        pytest.param(torch.matmul, (torch.float32, torch.float32), torch.float16, marks=needs_half_precision),
-        pytest.param(torch.mm, (torch.float16, torch.float32), torch.float16, marks=needs_half_precision),
+        in_half(torch.matmul, (torch.float32, torch.float32), torch.float16),
+        in_half(torch.mm, (torch.float16, torch.float32), torch.float16),
         (lambda a, b: torch.softmax(a, 1), (torch.float16, torch.float16), torch.float32),
         (lambda a, b: torch.exp(a), (torch.float16, torch.float16), torch.float32),
-        pytest.param(
-            lambda a, b: torch.relu(a), (torch.float16, torch.float16), torch.float16, marks=needs_half_precision
-        ),
+        in_half(lambda a, b: torch.relu(a), (torch.float16, torch.float16), torch.float16),
         (lambda a, b: torch.cat([a, b]), (torch.float16, torch.float32), torch.float32),
         (lambda a, b: torch.stack([a, b]), (torch.float16, torch.float16), torch.float16),
         (lambda a, b: a + b, (torch.float16, torch.float16), torch.float16),
@@ -171,35 +171,15 @@ def test_default_policy(function, types, expected):
 @pytest.mark.parametrize(
     ("policy", "function", "types", "expected"),
     [
-        pytest.param(
-            Policy(fp16=[torch.relu]), torch.relu, (torch.float32,), torch.float16, marks=needs_half_precision
-        ),
+        in_half(Policy(fp16=[torch.relu]), torch.relu, (torch.float32,), torch.float16),
         (Policy(fp32=[torch.matmul]), torch.matmul, (torch.float16, torch.float16), torch.float32),
         (Policy(fp32=["matmul"]), torch.matmul, (torch.float16, torch.float16), torch.float32),
         (Policy(promote=[torch.matmul]), torch.matmul, (torch.float16, torch.float32), torch.float32),
-        pytest.param(
-            Policy(promote=[torch.matmul]),
-            torch.matmul,
-            (torch.float16, torch.float16),
-            torch.float16,
-            marks=needs_half_precision,
-        ),
-        pytest.param(
-            Policy(demote=[torch.matmul]),
-            torch.matmul,
-            (torch.float16, torch.float32),
-            torch.float16,
-            marks=needs_half_precision,
-        ),
+        in_half(Policy(promote=[torch.matmul]), torch.matmul, (torch.float16, torch.float16), torch.float16),
+        in_half(Policy(demote=[torch.matmul]), torch.matmul, (torch.float16, torch.float32), torch.float16),
         (Policy(demote=[torch.matmul]), torch.matmul, (torch.float32, torch.float32), torch.float32),
         (Policy(demote=[torch.add]), lambda a, b: a + b, (torch.float16, torch.float32), torch.float16),
-        pytest.param(
-            Policy(fp16=[nn.Softmax]),
-            lambda a: nn.Softmax(1)(a),
-            (torch.float32,),
-            torch.float16,
-            marks=needs_half_precision,
-        ),
+        in_half(Policy(fp16=[nn.Softmax]), lambda a: nn.Softmax(1)(a), (torch.float32,), torch.float16),
         (Policy(fp16=[]), torch.matmul, (torch.float32, torch.float32), torch.float32),
     ],
 )
