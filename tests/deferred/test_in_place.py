@@ -119,7 +119,10 @@ def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
         set_by_a_computed_mask,
         set_by_indices,
         set_inputs,
-        set_computed,
+        pytest.param(
+            set_computed,
+            marks=pytest.mark.skipif(torch.__version__.startswith("2.0."), reason="PyTorch 2.0 has no gradient of it"),
+        ),
         set_twice,
         fill_diagonal,
         fill_diagonals,
@@ -130,10 +133,7 @@ def test_writes_into_parts(write: Callable[[torch.Tensor, int], None]) -> None:
     model, optimizer = prepared()
     native = copy.deepcopy(model)
     own = torch.optim.SGD(native.parameters(), lr=0.1)
-    try:
-        expected = loop(native, own, write)
-    except RuntimeError as error:
-        pytest.skip(f"this version of PyTorch has no gradient of it: {error}")
+    expected = loop(native, own, write)
     for mine, theirs in zip(loop(model, optimizer, write), expected):
         torch.testing.assert_close(mine.detach(), theirs.detach())
     torch.testing.assert_close(model.state_dict(), native.state_dict())
