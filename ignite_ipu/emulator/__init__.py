@@ -45,7 +45,7 @@ from ignite_ipu.emulator.faults import Fault, inject_faults
 from ignite_ipu.emulator.hardware import ipuHardwareIsAvailable, ipuHardwareVersion, poptorchAtExit
 from ignite_ipu.emulator.installation import Installation, install, run_script
 from ignite_ipu.emulator.introspection import accessAttributes, getIpuTensorId
-from ignite_ipu.emulator.logs import setLogLevel
+from ignite_ipu.emulator.logs import logger, setLogLevel
 from ignite_ipu.emulator.ops import (
     CPU,
     MultiConv,
@@ -175,6 +175,7 @@ __all__ = [
     "ipu_print_tensor",
     "isRunningOnIpu",
     "load",
+    "logger",
     "module_repr",
     "nearest",
     "nop",

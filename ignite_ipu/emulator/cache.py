@@ -45,9 +45,9 @@ _NO_PART_OF_THE_KEY = frozenset(
         "use_model",
         "distributed_process_id",
         "ipuof_configs",
-        "popart.cachePath",
-        "popart.enableEngineCaching",
-        "popart.engineOptions",
+        "cachePath",
+        "enableEngineCaching",
+        "engineOptions",
     ]
 )
 

@@ -236,7 +236,10 @@ _REMARKS: Dict[str, str] = {
     "poptorch.Options.useIpuId": "Ids are numbered as `gc-info` numbers them.",
     "poptorch.Options.enableSyntheticData": "Integer inputs become zeros, since they may be indices.",
     "poptorch.Options.enableExecutableCaching": "What an entry saves: see the notes on the cache.",
-    "poptorch.Options.anchorTensor": "Tensors are named as `getTensorNames` lists them, not as on an IPU.",
+    "poptorch.Options.anchorTensor": (
+        "Parameters, buffers, gradients and updated weights are named as in PopTorch, results of operators as "
+        "`getTensorNames` lists them, not as on an IPU."
+    ),
     "poptorch.PoplarExecutor.getPerfCounters": _HOST_CLOCK,
     "poptorch.PoplarExecutor.getLatency": _HOST_CLOCK,
     "poptorch.PoplarExecutor.getHostIpuLatency": _HOST_CLOCK,

@@ -160,7 +160,6 @@ class PoplarExecutor:
 
         Raises:
             Error: The model is not compiled, no buffers are listed, or one is not on the device.
-            KeyError: A listed buffer is not the model's.
         """
         program = self._compiled("copyNamedBuffersToDevice")
         self._weight_copies.buffers_to_device(program, self._options._Popart._value("updatableNamedBuffers", []))
@@ -203,7 +202,10 @@ class PoplarExecutor:
         self._compile(self._signature.bind(args, kwargs))
 
     def getTensorNames(self) -> List[str]:
-        """Return the names of the compiled graph's tensors, weight gradients included when training.
+        """Return the names of the compiled graph's tensors, each of which can be anchored.
+
+        Parameters and buffers have the model's names. In training each trained parameter `p` has `Gradient___p` and
+        `UpdatedVar___p` besides.
 
         Raises:
             AssertionError: The model is not compiled.
@@ -215,7 +217,8 @@ class PoplarExecutor:
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the value that an anchored tensor had in the last run, stacked as the output mode says.
 
-        A weight's gradient is the reduced one of the last update, whatever the output mode.
+        A weight's gradient is the reduced one of the last update, and an updated weight the one after it, whatever the
+        output mode.
 
         Raises:
             AssertionError: No such anchor, or the model has not run.

@@ -40,7 +40,7 @@ class Graph:
         positions: For each tensor of `structure`, its place in what `run` returns; None for a frozen one.
         frozen: Tensors of `structure` that depend on no value on the device, by place in `structure`.
         loss: Place of the loss in what `run` returns; None in inference.
-        extras: Place of each further value asked for in what `run` returns, by node name.
+        extras: Place of each further value asked for in what `run` returns, by the name asked for.
         written: Places of what `run` takes and forward modifies in place, among all that it takes.
         written_inputs: Places of the inputs that forward modifies in place.
         written_buffers: Names of the buffers that forward modifies in place.
@@ -70,7 +70,7 @@ def build(
     capture: Capture,
     structure: Any,
     loss: Optional[fx.Node],
-    extras: Iterable[fx.Node] = (),
+    extras: Optional[Mapping[str, fx.Node]] = None,
     fold: Optional[Fold] = None,
 ) -> Graph:
     """Turn a finished capture into a graph that runs.
@@ -78,7 +78,7 @@ def build(
     Args:
         structure: What forward returned.
         loss: The node that gradients are taken of; None in inference.
-        extras: Nodes whose values are wanted besides what forward returned, as they are when they are computed.
+        extras: Nodes, by name, whose values are wanted besides what forward returned, as they are when computed.
         fold: Returns the nodes whose values are known already; None computes them.
     """
     folded = (fold or fold_constants)(capture)
@@ -103,7 +103,7 @@ def build(
             frozen[index] = narrowed(value) if isinstance(leaf, IpuTensor) else value
     # Arithmetic after a loss has no gradient, and arithmetic in place (`loss += penalty`) is no exception.
     loss_place = None if loss is None else place(_unchanged(capture, loss))
-    extra_places = {node.name: place(_unchanged(capture, node)) for node in extras}
+    extra_places = {name: place(_unchanged(capture, node)) for name, node in (extras or {}).items()}
 
     taken = [
         traced.origin for traced in (*capture.inputs.values(), *capture.weights.values(), *capture.buffers.values())

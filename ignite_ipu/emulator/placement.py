@@ -122,14 +122,14 @@ class Placement:
         return 1 + sum(before != after for before, after in zip(ipus, ipus[1:]))
 
     @property
+    def is_pipelined_execution(self) -> bool:
+        """Whether the strategy is `PipelinedExecution`, which pipelines where there is more than one IPU."""
+        return isinstance(self._strategy, PipelinedExecution) and not isinstance(self._strategy, ShardedExecution)
+
+    @property
     def pipelined(self) -> bool:
         """Whether stages overlap: a pipelined strategy with more than one IPU."""
-        strategy = self._strategy
-        return (
-            isinstance(strategy, PipelinedExecution)
-            and not isinstance(strategy, ShardedExecution)
-            and self.ipus_per_replica > 1
-        )
+        return self.is_pipelined_execution and self.ipus_per_replica > 1
 
     def ipus(self, options: Options) -> int:
         """Return how many IPUs all replicas of this process take, rounded up to a power of two where asked to.
@@ -148,7 +148,10 @@ class Placement:
                 "Place it on a power of two, or call options.autoRoundNumIPUs(True) to leave the others idle."
             )
         if reserved > MOST_IPUS:
-            raise backend_error(f"Too many IPUs requested: {reserved}, where {MOST_IPUS} is the most there can be.")
+            raise backend_error(
+                f"Too many IPUs requested: {reserved}, and one process has {MOST_IPUS} at most. Spread the replicas "
+                "over several processes, each with its own IPUs: PopRun starts them (`ignite-ipu launch`)."
+            )
         return reserved
 
     def check(self, options: Options, training: bool) -> None:

@@ -63,12 +63,12 @@ class Precision:
 
 def from_options(options: Options) -> Precision:
     """Return what `options.Precision` says."""
-    precision, back_end = options.Precision, options._Popart.options
+    precision, back_end = options.Precision, options._Popart
     policy = (precision.autocast_policy or Policy()) if precision.autocast_enabled else None
     return Precision(
         policy=policy,
-        floating_point_exceptions=bool(back_end.get("popart.enableFloatingPointExceptions", False)),
-        stochastic_rounding=bool(back_end.get("popart.enableStochasticRounding", False)),
+        floating_point_exceptions=bool(back_end._value("enableFloatingPointExceptions")),
+        stochastic_rounding=bool(back_end._value("enableStochasticRounding")),
     )
 
 

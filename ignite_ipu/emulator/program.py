@@ -35,14 +35,14 @@ from ignite_ipu.emulator.random_stream import RandomStream
 from ignite_ipu.emulator.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.report import report_for
 from ignite_ipu.emulator.stochastic_rounding import store_stochastically
-from ignite_ipu.emulator.tracing import tensor_names, trace
+from ignite_ipu.emulator.tracing import tensors_by_name, trace
 from ignite_ipu.emulator.training_step import Optimizer, TrainingStep
 from ignite_ipu.emulator.wrapping import plain, version
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.cache import Lookup
 
-_GRADIENT = "Gradient___"
+_GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
 _SEEDS = itertools.count(42)
 
 
@@ -153,11 +153,10 @@ class Program:
             self._device = acquire(self.ipus, owner, name, ipu_id)
         weights = {name: plain(self._host.parameters[name]) for name in self.graph.weights}
         buffers = {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
-        trainable = [name for name in self.graph.weights if self._training and self._parameters_requires_grad(name)]
         if self._compiles_with_torch and self._compiled is None and not self._training:
             self._compiled = torch_compiled(self.graph, options_name(options, self._training))
         graph = self.graph if self._compiled is None else self._compiled
-        executable = Executable(graph, self.batching, weights, trainable, buffers, self._groups, self.random)
+        executable = Executable(graph, self.batching, weights, self._trained, buffers, self._groups, self.random)
         self._executable = executable
         keep_freed_memory()
         self._meter.add(attaches=1)
@@ -279,8 +278,9 @@ class Program:
         ]
         for index in self._returned_again:
             results[index] = results[index].clone()
+        refuse = _refuse_second_backward if self._training else _refuse_backward
         for result in results:
-            result.backward = _refuse_backward  # type: ignore[method-assign]
+            result.backward = refuse  # type: ignore[method-assign]
         if isinstance(graph.structure, torch.Tensor):
             return results[0]
         return replace_tensors(graph.structure, iter(results))
@@ -289,16 +289,25 @@ class Program:
         """Return the anchored tensors of the last run, by short name."""
         found: Dict[str, torch.Tensor] = {}
         for short, name in self._anchors.items():
-            if not name.startswith(_GRADIENT):
-                found[short] = outputs[self.graph.extras[name]].clone()
-            elif self._step is not None and name[len(_GRADIENT) :] in self._step.gradients:
-                found[short] = self._step.gradients[name[len(_GRADIENT) :]].clone()
+            value: Optional[torch.Tensor] = None
+            if name.startswith(_GRADIENT):
+                value = None if self._step is None else self._step.gradients.get(name[len(_GRADIENT) :])
+            elif name.startswith(_UPDATED):
+                assert self._executable is not None
+                value = self._executable.host_weight(name[len(_UPDATED) :])
+            else:
+                value = outputs[self.graph.extras[name]]
+            if value is not None:
+                found[short] = value.clone()
         return found
 
     def tensor_names(self) -> List[str]:
-        """Return the names of the graph's tensors, weight gradients included when training."""
-        names = tensor_names(self.capture)
-        return names + [f"{_GRADIENT}{name}" for name in self.graph.weights] if self._training else names
+        """Return the names of the graph's tensors: parameters and buffers by those of the model."""
+        return [*tensors_by_name(self.capture), *self.update_tensors()]
+
+    def update_tensors(self) -> List[str]:
+        """Return the names of what an update has besides the graph: gradients, and parameters after it."""
+        return [f"{kind}{name}" for name in self._trained for kind in _OF_UPDATES]
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -313,7 +322,7 @@ class Program:
                 self.placement,
                 self._training,
                 per_replica,
-                [name for name in self._anchors.values() if not name.startswith(_GRADIENT)],
+                [name for name in self._anchors.values() if not name.startswith(_OF_UPDATES)],
                 self.precision,
                 fold=None if cached is None else cached.fold,
                 naming=naming.from_options(self._options),
@@ -328,7 +337,8 @@ class Program:
         for check in self.capture.checks:
             check(self.graph.structure, self._options, self.placement)
         self._check_buffers()
-        self._check_gradients()
+        self._check_updatable_buffers()
+        self._check_anchors()
 
     def _replica_groups(self, per_replica: Mapping[str, Setting]) -> Dict[str, ReplicaGroups]:
         found = {
@@ -406,18 +416,29 @@ class Program:
                     "elements of it share memory, which those of a tensor on the IPU do not. Register a .clone() of it."
                 )
 
-    def _check_gradients(self) -> None:
-        wanted = [name[len(_GRADIENT) :] for name in self._anchors.values() if name.startswith(_GRADIENT)]
-        unknown = [name for name in wanted if not self._training or name not in self.graph.weights]
-        if unknown:
-            raise backend_error(
-                f"Unknown tensor to anchor: {_GRADIENT + unknown[0]!r}. Gradients exist in training, for "
-                f"{list(self.graph.weights)}."
-            )
+    def _check_updatable_buffers(self) -> None:
+        for name in self._options._Popart._value("updatableNamedBuffers", []):
+            if name not in self._host.buffers:
+                raise backend_error(
+                    f"updatableNamedBuffers names {name!r}, which is no buffer of the model. Its buffers are "
+                    f"{list(self._host.buffers)}."
+                )
 
-    def _parameters_requires_grad(self, name: str) -> bool:
+    def _check_anchors(self) -> None:
+        known = self.update_tensors()
+        for name in self._anchors.values():
+            if name.startswith(_OF_UPDATES) and name not in known:
+                raise backend_error(
+                    f"Unknown tensor to anchor: {name!r}. Gradients and updated weights exist in training, for the "
+                    f"parameters that are trained: {list(self._trained)}."
+                )
+
+    @property
+    def _trained(self) -> List[str]:
+        """Names of the parameters that updates change."""
+        wanted = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
         with torch._C.DisableTorchFunctionSubclass():
-            return bool(torch.Tensor.requires_grad.__get__(self._host.parameters[name]))  # type: ignore[attr-defined]
+            return [name for name in self.graph.weights if self._training and wanted(self._host.parameters[name])]
 
     def _count_upload(self) -> None:
         executable = self._executable
@@ -458,6 +479,14 @@ def options_name(options: Options, training: bool) -> str:
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> None:
+    raise python_error(
+        "backward() cannot be called on outputs of an inference model: it computes no gradients, and there was no "
+        "training step. Wrap the model with poptorch.trainingModel(model, options, optimizer), whose call computes the "
+        "gradients of the loss that forward returns and updates the weights."
+    )
+
+
+def _refuse_second_backward(*args: Any, **kwargs: Any) -> None:
     raise python_error(
         "backward() cannot be called explicitly on outputs of a PopTorch model: the compiled training step has already "
         "computed the gradients and updated the weights."

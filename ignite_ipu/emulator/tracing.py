@@ -127,9 +127,12 @@ def trace(
     return graph, capture
 
 
-def tensor_names(capture: Capture) -> List[str]:
-    """Return the names of the graph's tensors, in the order in which they are computed."""
-    return [node.name for node in capture.graph.nodes if "memory" in node.meta]
+def tensors_by_name(capture: Capture) -> Dict[str, Any]:
+    """Return the nodes of the graph's tensors in the order in which they are computed.
+
+    Parameters and buffers have the names that the model knows them by, other tensors those of their nodes.
+    """
+    return {node.meta.get("name", node.name): node for node in capture.graph.nodes if "memory" in node.meta}
 
 
 def _register(hooks: Dict[int, Hook], hook: Hook) -> HookHandle:
@@ -190,6 +193,14 @@ def _stand_in(
     capture: Capture, name: str, tensor: torch.Tensor, kind: str, training: bool, per_replica: Sequence[str]
 ) -> IpuTensor:
     _check_on_host(name, tensor)
+    traced = _traced_state(capture, name, tensor, kind, training, per_replica)
+    traced.origin.meta["name"] = name
+    return traced
+
+
+def _traced_state(
+    capture: Capture, name: str, tensor: torch.Tensor, kind: str, training: bool, per_replica: Sequence[str]
+) -> IpuTensor:
     host = plain(tensor)
     if not host.is_floating_point():
         logger.warning("%s is of type %s: it was downgraded to constant, its value is compiled in.", name, host.dtype)
@@ -290,12 +301,12 @@ def _host_outputs(structure: Any) -> Any:
     return map_tensors(structure, freeze)
 
 
-def _anchored(capture: Capture, anchors: Sequence[str]) -> List[Any]:
-    by_name = {node.name: node for node in capture.graph.nodes if "memory" in node.meta}
+def _anchored(capture: Capture, anchors: Sequence[str]) -> Dict[str, Any]:
+    by_name = tensors_by_name(capture)
     missing = [name for name in anchors if name not in by_name]
     if missing:
         raise backend_error(
             f"Unknown tensor to anchor: {missing[0]!r}. The graph's tensors are {sorted(by_name)[:40]}; "
             "getTensorNames() lists them all after a compile."
         )
-    return [by_name[name] for name in anchors]
+    return {name: by_name[name] for name in anchors}

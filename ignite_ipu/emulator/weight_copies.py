@@ -64,7 +64,6 @@ class WeightCopies:
 
         Raises:
             Error: There are none, or one of them is not on the device.
-            KeyError: One of them is not the model's.
         """
         if not names:
             raise python_error(

@@ -24,10 +24,10 @@ def test_a_plan_becomes_options(poptorch):
     assert options.Training.gradient_accumulation == 12
     location = options.TensorLocations.location_optimizer
     assert location == {"onChip": 0, "useReplicatedTensorSharding": 1}
-    assert options._Popart.options["popart.autoRecomputation"] == 3
+    assert options._Popart.options["autoRecomputation"] == 3
     plain = configure(plan(chain(8), 4), poptorch.Options())
     assert "location_optimizer" not in plain.TensorLocations.toDict()
-    assert "popart.autoRecomputation" not in plain._Popart.options
+    assert "autoRecomputation" not in plain._Popart.options
 
 
 def test_inference_has_no_accumulation(poptorch):

@@ -26,6 +26,9 @@ _NO_EPOCH = -1
 class AsynchronousDataAccessor:
     """Loads the items of a data set in another process and shares them through a ring of slots.
 
+    The first item fixes the layout of the slots. Later items are copied into it as `copy_` does: another type is
+    converted to the first item's without a word, and a shape that broadcasts to the first one's is repeated.
+
     An item's tensors *are* a slot: they hold its values until the next item is asked for. Clone what must live longer.
     An item that has become stale reads as NaN (integers: the extreme of their type) until yet another one is asked for,
     so that code relying on it fails visibly. `IGNITE_IPU_POISON_STALE_BATCHES=0` or
@@ -38,8 +41,7 @@ class AsynchronousDataAccessor:
 
     Args:
         dataset: Anything iterable, or a `DataLoader`. Its items are tensors, flat lists, tuples (they come back as
-            lists) or dictionaries of tensors, or values of a type with a registered parser. All of them have the shapes
-            and types of the first one.
+            lists) or dictionaries of tensors, or values of a type with a registered parser.
         buffer_size: Slots of the ring, 1 or more.
         miss_sleep_time_in_ms: How long the worker sleeps when it finds the ring full. After that it waits until a slot
             is given back, and costs nothing. 0 makes it look again and again.

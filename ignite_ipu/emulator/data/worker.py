@@ -133,6 +133,9 @@ def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: 
     except BaseException as error:
         has_failed = True
         _disarm_loader()
+        # Its reader may be gone, or look at the output alone.
+        traceback.print_exc()
+        sys.stderr.flush()
         with contextlib.suppress(OSError):
             channel.send(Message(Kind.FAILED, body=_report(worker.doing, error)))
     _disarm_loader()
@@ -258,7 +261,7 @@ class _Worker:
         rows = self._common_rows(tensors)
         structure, ring = self._prepared(tensors)
         for name, spec, tensor in zip(structure.names, self._specs, tensors):
-            if tensor.dtype != spec.dtype or tuple(tensor.shape[1:]) != spec.shape[1:]:
+            if not _can_copy(tensor.shape[1:], spec.shape[1:]):
                 raise _mismatch(name, tensor, spec, " from the second dimension on")
         skeleton = structure.skeleton(item)
         start = 0
@@ -287,15 +290,15 @@ class _Worker:
         return int(tensors[0].shape[0])
 
     def _rows_if_short(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> int:
-        """Return the number of rows of an item shorter than the first, -1 if it is as long."""
-        if all([t.shape == spec.shape and t.dtype == spec.dtype for t, spec in zip(tensors, self._specs)]):
+        """Return the number of rows of an item shorter than the first, -1 if it fills a slot."""
+        if all([t.shape == spec.shape for t, spec in zip(tensors, self._specs)]):
             return -1
+        if self._settings.keep_tail and all(_is_shorter(t, spec) for t, spec in zip(tensors, self._specs)):
+            return self._common_rows(tensors)
         for name, spec, tensor in zip(structure.names, self._specs, tensors):
-            shape = tuple(tensor.shape)
-            fits = self._settings.keep_tail and shape[1:] == spec.shape[1:] and 0 < len(shape) == len(spec.shape)
-            if tensor.dtype != spec.dtype or not (fits and shape[0] <= spec.shape[0]):
+            if not _can_copy(tensor.shape, spec.shape):
                 raise _mismatch(name, tensor, spec, "")
-        return self._common_rows(tensors)
+        return -1
 
     def _prepared(self, tensors: Sequence[torch.Tensor]) -> Tuple[Structure, Ring]:
         """Return the ring, made and announced when the first tensors are there."""
@@ -402,10 +405,21 @@ def _dead_children() -> str:
     return f". DataLoader worker process {', '.join(dead)} had died" if dead else ""
 
 
+def _can_copy(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Tell whether `copy_` takes a tensor of this shape: it repeats it along dimensions of length 1 and new ones."""
+    pairs = zip(reversed(shape), reversed(target))
+    return len(shape) <= len(target) and all(length in (1, wanted) for length, wanted in pairs)
+
+
+def _is_shorter(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    shape = tuple(tensor.shape)
+    return 0 < len(shape) == len(spec.shape) and shape[1:] == spec.shape[1:] and shape[0] <= spec.shape[0]
+
+
 def _mismatch(name: str, tensor: torch.Tensor, spec: TensorSpec, extent: str) -> AssertionError:
     return AssertionError(
-        f"{name} has shape {tuple(tensor.shape)} and type {tensor.dtype}, but the first item fixed {spec.shape} and "
-        f"{spec.dtype}{extent}. All items must match it: pad them, set drop_last=True, or use rebatching."
+        f"{name} has shape {tuple(tensor.shape)}, but the first item fixed {spec.shape}{extent}: it cannot be "
+        "copied into that. All items must match the first: pad them, set drop_last=True, or use rebatching."
     )
 
 

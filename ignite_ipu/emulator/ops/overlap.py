@@ -6,6 +6,7 @@ import functools
 from typing import Any, Callable, List
 
 import torch
+from torch import fx
 
 from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.capture import Capture
@@ -17,6 +18,8 @@ from ignite_ipu.emulator.traced_tensor import IpuTensor
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Return the inputs, whose transfer to the device overlaps with compute.
+
+    The options need `ShardedExecution`, on one IPU too, I/O tiles, and the output mode `All` or `Sum`.
 
     Args:
         input_tensors: A tensor that forward was given, or a structure of them; what is no tensor stays as it is.
@@ -33,6 +36,8 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     """Return the outputs, whose transfer from the device overlaps with compute.
 
+    The options need `ShardedExecution`, on one IPU too, I/O tiles, and the output mode `All` or `Sum`.
+
     Args:
         output_tensors: A tensor that forward returns, or a structure of them; what is no tensor stays as it is.
         mode: The loop with whose steps the transfer overlaps.
@@ -45,6 +50,7 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
 
 _Mark = Callable[[Capture, OverlapMode, torch.Tensor], torch.Tensor]
+_Misuse = Callable[[List[fx.Node]], None]
 
 
 def _marked(direction: str, tensors: Any, mode: OverlapMode, mark: _Mark) -> Any:
@@ -61,58 +67,85 @@ def _mark_input(trace: Capture, mode: OverlapMode, tensor: torch.Tensor) -> torc
             f"set_overlap_for_input was applied to {node.name}, which is not a tensor input to the model: apply it to "
             "what forward was given, before anything else."
         )
-    marked: IpuTensor = trace.record(_overlap_input, tensor)
-    marked.node.meta["overlap"] = mode
 
-    def check(structure: Any, options: Any, placement: Any) -> None:
+    def check(returned: List[fx.Node]) -> None:
         if len(node.users) > 1:
             raise backend_error(
                 f"set_overlap_for_input must be the only op applied to the input {node.name}: use what it returned "
                 "everywhere else."
             )
-        _check_options(mode, options, placement)
 
-    trace.checks.append(check)
-    return marked
+    return _recorded(trace, _overlap_input, mode, tensor, check)
 
 
 def _mark_output(trace: Capture, mode: OverlapMode, tensor: torch.Tensor) -> torch.Tensor:
-    marked: IpuTensor = trace.record(_overlap_output, tensor)
-    marked.node.meta["overlap"] = mode
+    source = trace._to_traced(tensor).node
 
-    def check(structure: Any, options: Any, placement: Any) -> None:
-        returned: List[Any] = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]
-        name = marked.node.all_input_nodes[0].name
+    def check(returned: List[fx.Node]) -> None:
         if marked.node not in returned:
             raise backend_error(
-                f"set_overlap_for_output was applied to {name}, which is not a tensor output of the model: return what "
-                "it returned, unchanged."
+                f"set_overlap_for_output was applied to {source.name}, which is not a tensor output of the model: "
+                "return what it returned, unchanged."
             )
-        if returned.count(marked.node) > 1:
-            raise backend_error(f"set_overlap_for_output: the output {name} is returned twice; return it once.")
-        if mode is not OverlapMode.NoOverlap and options.output_mode not in (OutputMode.All, OutputMode.Sum):
+        if returned.count(marked.node) + returned.count(source) > 1:
             raise backend_error(
-                f"Overlapped output {name} needs the output mode All or Sum, and it is "
-                f"{OutputMode(options.output_mode).name}: call options.outputMode(poptorch.OutputMode.All)."
+                f"set_overlap_for_output: the output {source.name} is returned twice, marked or as it was before. "
+                "Return what set_overlap_for_output returned, once."
             )
-        _check_options(mode, options, placement)
 
-    trace.checks.append(check)
+    marked = _recorded(trace, _overlap_output, mode, tensor, check)
     return marked
 
 
-def _check_options(mode: OverlapMode, options: Any, placement: Any) -> None:
-    if mode is OverlapMode.NoOverlap:
-        return
-    if placement.pipelined:
+def _recorded(
+    trace: Capture, kernel: Callable[..., Any], mode: OverlapMode, tensor: torch.Tensor, misuse: _Misuse
+) -> IpuTensor:
+    marked: IpuTensor = trace.record(kernel, tensor)
+    marked.node.meta["overlap"] = mode
+    marks = next((check for check in trace.checks if isinstance(check, _Marks)), None)
+    if marks is None:
+        marks = _Marks()
+        trace.checks.append(marks)
+    marks.misuses.append(misuse)
+    marks.overlaps |= mode is not OverlapMode.NoOverlap
+    return marked
+
+
+class _Marks:
+    """What is checked when forward has returned: each marked tensor, then the options, if anything overlaps.
+
+    Attributes:
+        misuses: Raise if a marked tensor meets something that it may not, given the nodes that are returned.
+        overlaps: Whether any mode asks for overlap.
+    """
+
+    def __init__(self) -> None:
+        self.misuses: List[_Misuse] = []
+        self.overlaps = False
+
+    def __call__(self, structure: Any, options: Any, placement: Any) -> None:
+        returned = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]
+        for misuse in self.misuses:
+            misuse(returned)
+        if self.overlaps:
+            _check_options(bool(returned), options, placement)
+
+
+def _check_options(returns: bool, options: Any, placement: Any) -> None:
+    if placement.is_pipelined_execution:
         raise backend_error(
-            f"Overlapped IO is not supported with pipelined execution over {placement.ipus_per_replica} IPUs: use "
-            "ShardedExecution or one IPU."
+            "Overlapped IO is not supported with poptorch.PipelinedExecution, the default strategy, on one IPU either: "
+            "call options.setExecutionStrategy(poptorch.ShardedExecution())."
         )
     if not options.TensorLocations.exists("numIOTiles"):
         raise backend_error(
             "No IO tiles allocated: overlapped IO needs some of each IPU's tiles. Call "
             "options.TensorLocations.numIOTiles(32) or more."
+        )
+    if returns and options.output_mode not in (OutputMode.All, OutputMode.Sum):
+        raise backend_error(
+            "Overlapped IO, of inputs too, needs the output mode All or Sum for all outputs, and it is "
+            f"{OutputMode(options.output_mode).name}: call options.outputMode(poptorch.OutputMode.All)."
         )
 
 

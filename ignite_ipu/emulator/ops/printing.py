@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
-from typing import Any, List
+from typing import Any, Callable, Iterator, List
 
 import torch
 
@@ -32,38 +33,45 @@ class TensorFormat:
     def text(self, tensor: torch.Tensor) -> str:
         """Return the text of a tensor's values."""
         summarise = tensor.numel() > self.summarise_threshold
-        scientific = self._is_scientific(tensor)
-        return self._nested(tensor, summarise, scientific, depth=1)
+        number = functools.partial(self._number, notation=self._notation(tensor))
+        return "\n".join(self._lines(tensor, summarise, number, depth=0))
 
-    def _nested(self, tensor: torch.Tensor, summarise: bool, scientific: bool, depth: int) -> str:
+    def _lines(self, tensor: torch.Tensor, summarise: bool, number: Callable[[Any], str], depth: int) -> Iterator[str]:
+        """Yield the lines of a tensor that `depth` dimensions enclose: each innermost row has its own."""
         if tensor.dim() == 0:
-            return self._number(tensor.item(), scientific)
+            yield number(tensor.item())
+            return
+        indent = " " * depth
         positions: List[Any] = list(range(tensor.shape[0]))
         if summarise and len(positions) > 2 * self.edge_items:
             edge = self.edge_items
             positions = [*positions[:edge], None, *positions[len(positions) - edge :]]
-        items = [
-            "..." if position is None else self._nested(tensor[position], summarise, scientific, depth + 1)
-            for position in positions
-        ]
-        indent = " " * depth * len(self.open_bracket)
-        if tensor.dim() > 1:
-            body = f"{self.separator.rstrip()}\n{indent}".join(items)
-        else:
-            body = self._wrapped(items, indent)
-        return f"{self.open_bracket}{body}{self.close_bracket}"
+        if tensor.dim() == 1:
+            items = ["..." if position is None else number(tensor[position].item()) for position in positions]
+            yield from self._wrapped(items, indent)
+            return
+        yield indent + self.open_bracket
+        for position in positions:
+            if position is None:
+                yield f"{indent} ..."
+            else:
+                yield from self._lines(tensor[position], summarise, number, depth + 1)
+        yield indent + self.close_bracket
 
-    def _wrapped(self, items: List[str], indent: str) -> str:
-        lines = [""]
+    def _wrapped(self, items: List[str], indent: str) -> Iterator[str]:
+        """Yield a row's lines, broken after a separator where it would be too long."""
+        line = indent + self.open_bracket
+        starts = True
         for index, item in enumerate(items):
-            text = item if index == len(items) - 1 else item + self.separator
-            if lines[-1] and len(indent) + len(lines[-1]) + len(text.rstrip()) > self.max_line_width:
-                lines[-1] = lines[-1].rstrip()
-                lines.append("")
-            lines[-1] += text
-        return f"\n{indent}".join(lines)
+            text = item + (self.close_bracket if index == len(items) - 1 else self.separator)
+            if not starts and len(line) + len(text.rstrip()) > self.max_line_width:
+                yield line
+                line = f"{indent}  "
+            line += text
+            starts = False
+        yield line if items else line + self.close_bracket
 
-    def _number(self, value: Any, scientific: bool) -> str:
+    def _number(self, value: Any, notation: str) -> str:
         if isinstance(value, bool):
             return str(int(value))
         if not isinstance(value, float):
@@ -72,7 +80,17 @@ class TensorFormat:
             return repr(value)
         if not math.isfinite(value):
             return str(value)
-        return f"{value:.{self.digits}{'e' if scientific else 'f'}}"
+        return f"{value:{notation}}"
+
+    def _notation(self, tensor: torch.Tensor) -> str:
+        """Return how Python formats the floats of a tensor with `digits` significant digits."""
+        if self._is_scientific(tensor):
+            return f".{max(self.digits - 1, 0)}e"
+        sizes = tensor.abs() if tensor.is_floating_point() else torch.zeros(0)
+        sizes = sizes[torch.isfinite(sizes)]
+        # The digits before the point of the largest element are no longer there for the fraction.
+        before = len(str(int(sizes.max()))) if sizes.numel() else 1
+        return f".{max(self.digits - before, 0)}f"
 
     def _is_scientific(self, tensor: torch.Tensor) -> bool:
         if self.float_format != "auto":
@@ -106,10 +124,10 @@ def ipu_print_tensor(
         print_gradient: In training, print the gradient as well.
         summarise_threshold: Number of elements above which only the edges are shown.
         edge_items: How many elements are shown at both ends of each dimension then.
-        max_line_width: Characters in a line.
-        digits: Digits after the decimal point.
+        max_line_width: Characters in a line; a longer row goes on in the next, indented by two more.
+        digits: Significant digits. Those before the point of the largest element leave the rest for the fraction.
         float_format: `"fixed"`, `"scientific"`, `"auto"` (whichever is shorter to read) or `"none"` (all digits).
-        separator: Between elements.
+        separator: Between the elements of a row, as it is; rows have a line each.
         open_bracket: Before the elements of a dimension.
         close_bracket: After them.
 

@@ -9,14 +9,14 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.options.guarded import frozen_error
 from ignite_ipu.emulator.options.session_options import KNOWN
 
-PREFIX = "popart."
+_NOT_THE_BACK_ENDS = ("patterns_level",)
 
 
 class _PopartOptions:
     """Back-end settings by name.
 
     Attributes:
-        options: The settings; the back end's own names are prefixed with `popart.`.
+        options: The settings, by the names that they were given under.
     """
 
     def __init__(self) -> None:
@@ -42,9 +42,13 @@ class _PopartOptions:
             raise frozen_error(option)
 
     def set(self, key: str, value: Union[int, float, str, List[str], Set[str]]) -> _PopartOptions:
-        """Set one back-end option; an unknown name or type is refused when a model compiles."""
+        """Set one back-end option; an unknown name or type is refused when a model compiles.
+
+        Args:
+            value: A number, a text, or a list, tuple or set of texts; whole numbers in one count as their text.
+        """
         self.checkIsFrozen(key)
-        self.options[PREFIX + key] = value
+        self.options[key] = value
         return self
 
     def setEngineOptions(self, engine_options: Dict[str, str]) -> _PopartOptions:
@@ -68,24 +72,22 @@ class _PopartOptions:
         if not _is_dict_of(bool, patterns):
             raise AssertionError(f"setPatterns takes a dict of bools by name, got {patterns!r}.")
         self.options["patterns_level"] = level
-        self.options[PREFIX + "patterns"] = dict(patterns)
+        self.options["patterns"] = dict(patterns)
         return self
 
     def __repr__(self) -> str:
-        settings = (
-            f"{key[len(PREFIX) :] if key.startswith(PREFIX) else key}={self.options[key]!r}" for key in self.options
-        )
+        settings = (f"{key}={value!r}" for key, value in self.options.items())
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def _value(self, key: str, default: Any = None) -> Any:
         """Return what `set(key, ...)` stored, or `default`."""
-        return self.options.get(PREFIX + key, default)
+        return self.options.get(key, default)
 
     def _set_strings(self, key: str, strings: Dict[str, str]) -> None:
         self.checkIsFrozen(key)
         if not _is_dict_of(str, strings):
             raise AssertionError(f"{key} takes a dict of strings by name, got {strings!r}.")
-        self.options[PREFIX + key] = dict(strings)
+        self.options[key] = dict(strings)
 
     def _freeze(self) -> None:
         self._is_frozen = True
@@ -96,16 +98,10 @@ class _PopartOptions:
         Raises:
             Error: There is one.
         """
-        for prefixed, value in self.options.items():
-            if not prefixed.startswith(PREFIX):
-                continue
-            key = prefixed[len(PREFIX) :]
-            kind = _kind(value)
-            if kind is None:
-                raise backend_error(
-                    f"Unknown value type {type(value).__name__} of {value!r} for option {key}: "
-                    "the back end takes bool, int, float, str, a list or set of str, or a dict."
-                )
+        for key, value in self.options.items():
+            if key in _NOT_THE_BACK_ENDS or (_is_container(value) and not value):
+                continue  # an empty container says nothing, whatever its name
+            kind = _kind(key, value)
             if key not in KNOWN[kind]:
                 other = [each for each, names in KNOWN.items() if key in names]
                 hint = f"it is a {other[0]}" if other else "the back end has none of that name"
@@ -116,11 +112,24 @@ def _is_dict_of(kind: type, value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items())
 
 
-def _kind(value: Any) -> Optional[str]:
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (list, set, tuple))
+
+
+def _kind(key: str, value: Any) -> str:
     # bool before int, whose subclass it is.
     for kind, python_type in (("bool", bool), ("int", int), ("float", float), ("str", str), ("dict", dict)):
         if isinstance(value, python_type):
             return kind
-    if isinstance(value, (list, set, tuple)) and all(isinstance(each, str) for each in value):
-        return "list"
-    return None
+    if not _is_container(value):
+        raise backend_error(
+            f"Unknown value type {type(value).__name__} of {value!r} for option {key}: the back end takes bool, int, "
+            "float, str, a list, tuple or set of str or int, or a dict."
+        )
+    for element in value:
+        if not isinstance(element, (str, int)):
+            raise backend_error(
+                f"Don't know how to convert {element!r}, of type {type(element).__name__}, in the value of option "
+                f"{key}: the elements of a list, tuple or set are str or int."
+            )
+    return "list"

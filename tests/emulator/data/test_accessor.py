@@ -298,13 +298,16 @@ def test_dictionaries_keep_their_keys_in_whatever_order_they_come(accessor):
     assert seen == [{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}]
 
 
-def test_a_registered_type_keeps_what_is_no_tensor(accessor):
+@pytest.fixture
+def graphs_are_registered():
     registerCustomArgParser(Graph, GraphParser())
-    try:
-        data = [Graph(torch.tensor([i]), torch.tensor([[i * 2]]), f"graph {i}") for i in range(3)]
-        seen = [(g.nodes.item(), g.edges.item(), g.name) for g in accessor(data)]
-    finally:
-        registerCustomArgParser(Graph, None)
+    yield
+    registerCustomArgParser(Graph, None)
+
+
+def test_a_registered_type_keeps_what_is_no_tensor(graphs_are_registered, accessor):
+    data = [Graph(torch.tensor([i]), torch.tensor([[i * 2]]), f"graph {i}") for i in range(3)]
+    seen = [(g.nodes.item(), g.edges.item(), g.name) for g in accessor(data)]
     assert seen == [(0, 0, "graph 0"), (1, 2, "graph 1"), (2, 4, "graph 2")]
 
 
@@ -326,8 +329,8 @@ def test_items_of_anything_but_tensors_are_refused(item):
     ("second", "message"),
     [
         (torch.ones(3), r"shape \(3,\).*All items must match"),
-        (torch.ones(1), r"shape \(1,\).*All items must match"),
-        (torch.ones(2, dtype=torch.float64), "torch.float64.*All items must match"),
+        (torch.ones(1, 2), r"shape \(1, 2\).*All items must match"),
+        (torch.ones(0), r"shape \(0,\).*All items must match"),
         ([torch.ones(2)], "is not a torch tensor"),
         (None, "is not a torch tensor"),
     ],
@@ -336,6 +339,37 @@ def test_an_item_unlike_the_first_is_refused(accessor, second, message):
     reader = accessor([torch.ones(2), second])
     with pytest.raises(AssertionError, match=f"(?s)An error occurred in the data fetcher.*{message}"):
         list(reader)
+
+
+BUILDS = [
+    (lambda x, y: (x, y), lambda item: item),
+    (lambda x, y: {"x": x, "y": y}, lambda item: item.values()),
+    (lambda x, y: Graph(x, y, "graph"), lambda item: (item.nodes, item.edges)),
+]
+
+
+@pytest.mark.parametrize("rebatched", [None, 4])
+@pytest.mark.parametrize(("build", "parts"), BUILDS, ids=["tuple", "dictionary", "registered type"])
+def test_later_items_are_copied_into_the_layout_of_the_first(graphs_are_registered, accessor, build, parts, rebatched):
+    """Another type is converted to the first item's, and a shape that broadcasts is repeated."""
+    first = torch.zeros(2, 3), torch.tensor([0, 1])
+    second = torch.full((2, 1), 7, dtype=torch.int64), torch.tensor([2.9, -3.9], dtype=torch.float64)
+    expected = torch.full((2, 3), 7.0), torch.tensor([2, -3])
+    reader = accessor([build(*first), build(*second)], rebatched_size=rebatched)
+    last = [[part.clone() for part in parts(item)] for item in reader][-1]
+    for part, wanted in zip(last, expected):
+        assert part.dtype == wanted.dtype and torch.equal(part[-2:], wanted)
+
+
+def test_a_loader_takes_a_last_batch_that_its_collate_function_pads_with_floats(loader):
+    """The labels stay integers."""
+
+    def padded(samples):
+        rows = torch.stack([sample[0] for sample in samples])
+        return rows if len(rows) == 2 else torch.cat([rows, torch.full((1,), -100.0)])
+
+    found = loader(numbers(3), batch_sampler=[[0, 1], [2]], collate_fn=padded)
+    assert [(item.dtype, item.tolist()) for item in found] == [(torch.int64, [0, 1]), (torch.int64, [2, -100])]
 
 
 @pytest.mark.parametrize("second", [{"x": torch.ones(1)}, {"x": torch.ones(1), "z": torch.ones(1)}, torch.ones(1)])

@@ -168,6 +168,15 @@ def test_failing_later_fails_the_next_item(short_timeout, happening, message):
             again(accessor)
 
 
+@pytest.mark.parametrize("at", [0, 5], ids=["at the start", "later"])
+def test_the_worker_writes_its_traceback_to_standard_error(capfd, at):
+    """With the original exception's type and text, besides the error of the reader."""
+    with pytest.raises((Error, AssertionError)):
+        list(AsynchronousDataAccessor(Faulty(at, raises), **FORK))
+    text = capfd.readouterr().err
+    assert "Traceback" in text and "in raises" in text and "KeyError: 'no such picture'" in text
+
+
 def test_what_was_loaded_before_an_exception_is_delivered():
     accessor = AsynchronousDataAccessor(Faulty(5, raises), **FORK)
     assert [next(accessor).item() for _ in range(5)] == [0, 1, 2, 3, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ LOOP = Mode.OverlapAccumulationLoop
 def options(**changes: Any) -> poptorch.Options:
     made = poptorch.Options()
     made.TensorLocations.numIOTiles(32)
+    made.setExecutionStrategy(changes.get("strategy", poptorch.ShardedExecution()))
     made.outputMode(changes.get("mode", poptorch.OutputMode.All))
     return made
 
@@ -59,6 +61,7 @@ def two_blocks(x: torch.Tensor) -> torch.Tensor:
         (lambda x: out_of(x * 2) + 1, {}, "not a tensor output"),
         (lambda x: [out_of(x * 2)] * 2, {}, "returned twice"),
         (lambda x: out_of(x * 2), {"mode": poptorch.OutputMode.Final}, "output mode All or Sum"),
+        (lambda x: into(x) * 2, {"mode": poptorch.OutputMode.Final}, "of inputs too, needs the output mode All or Sum"),
     ],
 )
 def test_what_does_not_compile(function, changes, message, infer):
@@ -66,17 +69,59 @@ def test_what_does_not_compile(function, changes, message, infer):
         infer(function, X, options=options(**changes))
 
 
-def test_tiles_are_needed(infer):
+def test_an_output_is_returned_marked_or_as_it_was(infer):
+    """Not both, in whatever structure; other operators may use both."""
+
+    def both(x):
+        y = x * 2
+        return {"raw": y, "others": [out_of(y)]}
+
+    def one(x):
+        y = x * 2
+        marked = out_of(y)
+        return marked, marked + 1, y + 2
+
+    with pytest.raises(poptorch.Error, match="returned twice"):
+        infer(both, X, options=options())
+    for found, expected in zip(infer(one, X, options=options()), (X * 2, X * 2 + 1, X * 2 + 2)):
+        assert torch.equal(found, expected)
+
+
+def test_the_default_strategy_does_not_overlap(infer):
+    """On one IPU either; sharded execution does, on several too."""
+    for function in (lambda x: into(x) + 1, two_blocks):
+        with pytest.raises(poptorch.Error, match=r"not supported with poptorch\.PipelinedExecution.*ShardedExecution"):
+            infer(function, X, options=options(strategy=poptorch.PipelinedExecution()).deviceIterations(2))
+    assert torch.equal(infer(two_blocks, X, options=options()), (X + 1) * 2)
+
+
+def test_what_is_wrong_is_said_in_turn(infer):
+    """Misuse of a tensor first, then the strategy, the tiles and the output mode."""
+    chosen = poptorch.Options().outputMode(poptorch.OutputMode.Final)
+    with pytest.raises(poptorch.Error, match="returned twice"):
+        infer(lambda x: [out_of(into(x) * 2)] * 2, X, options=chosen.clone())
+    with pytest.raises(poptorch.Error, match="PipelinedExecution"):
+        infer(lambda x: out_of(into(x) * 2), X, options=chosen.clone())
+    chosen.setExecutionStrategy(poptorch.ShardedExecution())
     with pytest.raises(poptorch.Error, match="No IO tiles allocated"):
-        infer(lambda x: into(x) + 1, X)
+        infer(lambda x: out_of(into(x) * 2), X, options=chosen.clone())
+    chosen.TensorLocations.numIOTiles(32)
+    with pytest.raises(poptorch.Error, match="output mode All or Sum"):
+        infer(lambda x: out_of(into(x) * 2), X, options=chosen.clone())
 
 
-def test_not_with_a_pipeline(infer):
-    """Sharded execution allows it."""
-    with pytest.raises(poptorch.Error, match="Overlapped IO is not supported"):
-        infer(two_blocks, X, options=options().deviceIterations(2))
-    sharded = options().setExecutionStrategy(poptorch.ShardedExecution())
-    assert torch.equal(infer(two_blocks, X, options=sharded), (X + 1) * 2)
+def test_an_overlapped_input_wants_another_output_mode_in_training():
+    """Whose default is `Final`."""
+
+    class Net(torch.nn.Linear):
+        def forward(self, x):
+            return torch.nn.functional.mse_loss(super().forward(into(x)), torch.zeros(2, 3))
+
+    for mode, accepted in ((poptorch.OutputMode.Default, False), (poptorch.OutputMode.Sum, True)):
+        net = Net(3, 3)
+        model = poptorch.trainingModel(net, options(mode=mode), torch.optim.SGD(net.parameters(), lr=0.1))
+        with contextlib.nullcontext() if accepted else pytest.raises(poptorch.Error, match="and it is Final"):
+            model(X)
 
 
 def test_the_mode_is_an_overlap_mode():

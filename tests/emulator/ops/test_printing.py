@@ -22,7 +22,7 @@ def test_every_micro_batch_prints(infer, capfd):
     options = poptorch.Options().deviceIterations(2)
     output = infer(lambda x: poptorch.ipu_print_tensor(x, "x") * 2, X, options=options)
     assert torch.equal(output, X * 2)
-    assert capfd.readouterr().err == "x: ((1.0000, 2.0000))\nx: ((3.0000, -4.5000))\n"
+    assert capfd.readouterr().err == "x: (\n (1.000, 2.000)\n)\nx: (\n (3.000, -4.500)\n)\n"
 
 
 def test_gradients_print_in_training(capfd):
@@ -41,11 +41,11 @@ def test_gradients_print_in_training(capfd):
     x = torch.tensor([2.0, 4.0])
     options = poptorch.Options()
     options.Training.gradientAccumulation(2)
-    for print_gradient, line in ((True, "product_gradient: (5.0000)\n"), (False, "")):
+    for print_gradient, line in ((True, "product_gradient: (5.000)\n"), (False, "")):
         net = Net(print_gradient)
         model = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=1.0))
         model(x)
-        assert capfd.readouterr().err == f"product: (6.0000)\n{line}product: (12.0000)\n{line}"
+        assert capfd.readouterr().err == f"product: (6.000)\n{line}product: (12.00)\n{line}"
         assert net.weight.item() == 3 - 5 * (2 + 4) / 2
         model.destroy()
 
@@ -55,7 +55,7 @@ def test_constants_print_on_every_call(compiled, capfd):
     model = compiled(lambda x: x + poptorch.ipu_print_tensor(torch.ones(1), "one"))
     for _ in range(3):
         model(X)
-    assert capfd.readouterr().err.count("one: (1.0000)\n") == 3
+    assert capfd.readouterr().err.count("one: (1.000)\n") == 3
 
 
 def test_without_a_title_the_tensors_name_is_used(infer, capfd):
@@ -84,25 +84,51 @@ def test_arguments_are_checked():
 @pytest.mark.parametrize(
     ("style", "tensor", "text"),
     [
-        (TensorFormat(), torch.tensor(2.5), "2.5000"),
+        (TensorFormat(), torch.tensor(2.5), "2.500"),
         (TensorFormat(), torch.tensor([1, -2]), "(1, -2)"),
         (TensorFormat(), torch.tensor([True, False]), "(1, 0)"),
-        (TensorFormat(), X, "((1.0000, 2.0000),\n (3.0000, -4.5000))"),
-        (TensorFormat(), torch.tensor([1e-7, 1.0]), "(1.0000e-07, 1.0000e+00)"),
-        (TensorFormat(float_format="fixed", digits=1), torch.tensor([1e-7, 1.0]), "(0.0, 1.0)"),
-        (TensorFormat(float_format="scientific", digits=1), torch.tensor([20.0]), "(2.0e+01)"),
+        (TensorFormat(), X, "(\n (1.000, 2.000)\n (3.000, -4.500)\n)"),
+        (TensorFormat(), torch.tensor([1e-7, 1.0]), "(1.000e-07, 1.000e+00)"),
+        (TensorFormat(float_format="fixed", digits=1), torch.tensor([1e-7, 1.0]), "(0, 1)"),
+        (TensorFormat(float_format="scientific", digits=1), torch.tensor([20.0]), "(2e+01)"),
         (TensorFormat(float_format="none"), torch.tensor([0.1]), "(0.10000000149011612)"),
         (TensorFormat(), torch.tensor([float("inf"), float("nan")]), "(inf, nan)"),
         (TensorFormat(separator="; ", open_bracket="[", close_bracket="]"), torch.tensor([1, 2]), "[1; 2]"),
-        (TensorFormat(max_line_width=10), torch.arange(8), "(0, 1, 2,\n 3, 4, 5,\n 6, 7)"),
+        (TensorFormat(max_line_width=10), torch.arange(8), "(0, 1, 2, \n  3, 4, 5, \n  6, 7)"),
         (TensorFormat(summarise_threshold=4, edge_items=1), torch.arange(5), "(0, ..., 4)"),
         (TensorFormat(summarise_threshold=5), torch.arange(5), "(0, 1, 2, 3, 4)"),
         (
             TensorFormat(summarise_threshold=4, edge_items=1),
             torch.arange(9).reshape(3, 3),
-            "((0, ..., 2),\n ...,\n (6, ..., 8))",
+            "(\n (0, ..., 2)\n ...\n (6, ..., 8)\n)",
         ),
     ],
 )
 def test_formats(style, tensor, text):
     assert style.text(tensor) == text
+
+
+def test_digits_are_significant():
+    """Those before the point of the largest element are no longer there for the fraction."""
+    e = torch.tensor([2.718281828])
+    assert TensorFormat(digits=8).text(e) == "(2.7182817)"
+    assert TensorFormat(digits=8, float_format="scientific").text(e) == "(2.7182817e+00)"
+    assert TensorFormat(digits=6).text(torch.tensor([123.456, 1.0])) == "(123.456, 1.000)"
+    assert TensorFormat(digits=2).text(torch.tensor([123.456, 1.0])) == "(123, 1)"
+
+
+def test_the_layout(infer, capfd):
+    """An outer bracket ends its line or has one of its own; rows have a line each, and nothing between them."""
+    x = torch.tensor([[1.25, 2.7182818], [3.1415927, 1.4142135]])
+    style = {"digits": 8, "separator": " ", "open_bracket": "{", "close_bracket": "}"}
+    infer(lambda x: poptorch.ipu_print_tensor(x, "title", **style) + 1, x)
+    assert capfd.readouterr().err == "title: {\n {1.2500000 2.7182817}\n {3.1415927 1.4142135}\n}\n"
+    cube = torch.arange(8).reshape(2, 2, 2)
+    text = "{\n {\n  {0 1}\n  {2 3}\n }\n {\n  {4 5}\n  {6 7}\n }\n}"
+    assert TensorFormat(**style).text(cube) == text
+
+
+def test_a_long_row_is_broken_after_a_separator():
+    """What follows is indented by two more columns than the row, and the separator is as it was given."""
+    style = TensorFormat(max_line_width=10, separator=";")
+    assert style.text(torch.arange(10, 16).reshape(1, 6)) == "(\n (10;11;\n   12;13;\n   14;15)\n)"

@@ -12,10 +12,27 @@ from ignite_ipu.emulator.options import Options
 
 def test_it_starts_with_two_settings() -> None:
     assert Options()._Popart.options == {
-        "popart.instrumentWithHardwareCycleCounter": False,
-        "popart.rearrangeAnchorsOnHost": False,
+        "instrumentWithHardwareCycleCounter": False,
+        "rearrangeAnchorsOnHost": False,
     }
     assert type(Options()._Popart.options) is dict
+
+
+def test_settings_have_the_names_they_were_given_under() -> None:
+    """Those of other methods, too; a copy has its own."""
+    options = Options().updatableNamedBuffers(["mean"]).enableSyntheticData(True)
+    options.Training.setAutomaticLossScaling(True)
+    options._Popart.set("autoRecomputation", 3)
+    expected = {
+        "autoRecomputation": 3,
+        "updatableNamedBuffers": ["mean"],
+        "syntheticDataMode": 2,
+        "automaticLossScalingSettings.enabled": True,
+    }
+    assert {key: options._Popart.options[key] for key in expected} == expected
+    copied = options.clone()
+    copied._Popart.set("autoRecomputation", 1)
+    assert options._Popart.options["autoRecomputation"] == 3
 
 
 @pytest.mark.parametrize(
@@ -28,7 +45,12 @@ def test_it_starts_with_two_settings() -> None:
         ("saveInitializersToFile", "weights.bin"),
         ("enableExplicitIR", True),
         ("accumulateOuterFragmentSettings.excludedVirtualGraphs", ["0"]),
+        ("accumulateOuterFragmentSettings.excludedVirtualGraphs", [0, 1]),
+        ("hardwareInstrumentations", {0, 1}),
         ("dotChecks", {"Fwd0"}),
+        ("dotChecks", ("Fwd0", 1)),
+        ("whatever its name", []),
+        ("whatever its name", set()),
     ],
 )
 def test_a_known_setting_compiles(key: str, value: Any) -> None:
@@ -45,7 +67,8 @@ def test_a_known_setting_compiles(key: str, value: Any) -> None:
         ("enableOutlining", 1, "Unknown int option enableOutlining .*: it is a bool"),
         ("outlineThreshold", 10, "Unknown int option outlineThreshold .*: it is a float"),
         ("dotChecks", "Fwd0", "Unknown str option dotChecks"),
-        ("dotChecks", [1], "Unknown value type list"),
+        ("dotChecks", ["Fwd0", 1.5], "Don't know how to convert 1.5, of type float, in the value of option dotChecks"),
+        ("noSuchList", [1], "Unknown list option noSuchList"),
         ("autoRecomputation", None, "Unknown value type NoneType"),
     ],
 )

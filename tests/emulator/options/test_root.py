@@ -393,8 +393,8 @@ def test_a_dictionary_merges_all_parts_but_jit_and_precision() -> None:
         "gradient_accumulation": 3,
         "num_distributed_processes": 1,
         "numIOTiles": 64,
-        "popart.autoRecomputation": 3,
-        "popart.rearrangeAnchorsOnHost": False,
+        "autoRecomputation": 3,
+        "rearrangeAnchorsOnHost": False,
     }
     assert {name: merged[name] for name in expected} == expected
     assert "autocast_enabled" not in merged and "compilation_progress_bar_fn" not in merged

@@ -60,6 +60,6 @@ assert "Unknown log level" in fails(POPTORCH_LOG_LEVEL="LOUD")
 # What is set in a program counts from its next options on.
 os.environ["POPTORCH_CACHE_DIR"] = cache
 try:
-    assert poptorch.Options()._Popart.options["popart.cachePath"] == cache
+    assert poptorch.Options()._Popart.options["cachePath"] == cache
 finally:
     del os.environ["POPTORCH_CACHE_DIR"]
