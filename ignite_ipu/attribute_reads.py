@@ -43,10 +43,10 @@ _ALL = frozenset(["__dict__", "__getstate__"])
 _LOOKS = frozenset([*_ALL, "vars", "getattr", "attrgetter"])
 _CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict, MappingProxyType)
 _CACHED = type(functools.lru_cache(maxsize=None)(id))
-_LOOK_UP = type(os.environ).__getitem__.__code__
+_ASK_ENVIRONMENT = frozenset(["environ", "getenv"])
 _LEAVES = (
     *(int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device, np.ndarray),
-    *(FunctionType, BuiltinFunctionType, ModuleType, ContextVar),
+    *(BuiltinFunctionType, ModuleType),
 )
 _DEEPEST = 4
 _MOST_ELEMENTS = 1024
@@ -127,7 +127,9 @@ def reads_noted(
     modules = [module for module in model.modules() if not type(module).__module__.startswith("torch.")]
     found_by_name = list(roots)
     with _TURN, contextlib.ExitStack() as stack:
-        watch = _Watch(model, Draws() if draws is None else draws)
+        draws = Draws() if draws is None else draws
+        stack.callback(draws.unmark)
+        watch = _Watch(model, draws)
         stack.callback(watch.end)
         for module in modules:
             watch.note(module)
@@ -175,9 +177,6 @@ class _Watch:
         self._classes: Set[type] = set()
         self._ran: Set[CodeType] = set()
         self._holding: List[Any] = []
-        before = sys.getprofile()
-        self._undo.append(lambda: sys.setprofile(before))
-        sys.setprofile(self._note_call)
         self._libraries = tuple([os.path.dirname(str(each.__file__)) + os.sep for each in (torch, backend.poptorch())])
 
     def end(self) -> None:
@@ -192,19 +191,16 @@ class _Watch:
             while self._undo:
                 self._undo.pop()()
 
-    def _note_call(self, frame: FrameType, event: str, argument: Any) -> None:
-        # Generated code, such as that of data classes, says in its globals whose it is.
-        file = str(frame.f_globals.get("__file__", "<generated>"))
-        self._draws.note_call(frame, event, argument)
-        if event == "call" and is_users_file(frame.f_code.co_filename) and is_users_file(file):
-            self._ran.add(frame.f_code)
-        elif event == "call" and frame.f_code is _LOOK_UP and is_users_file(_outside_of_os(frame)):
-            self.noted.setdefault(id(os.environ), (os.environ, set()))[1].add(frame.f_locals["key"])
-        elif event == "c_call" and isinstance(getattr(argument, "__self__", None), ContextVar):
-            variable = argument.__self__
-            if is_users_file(frame.f_code.co_filename):
-                self.noted.setdefault(id(variable), (variable, set()))[1].add(variable.name)
-                self.look_at(variable.get(None))
+    def _reach(self, code: CodeType) -> None:
+        """Take notice of code that runs: of what it mentions, and of the environment if it asks for that."""
+        if code in self._ran:
+            return
+        self._ran.add(code)
+        if not _ASK_ENVIRONMENT.isdisjoint(code.co_names):
+            self.noted[id(os.environ)] = (os.environ, {"_data"})
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self._reach(constant)
 
     @functools.cached_property
     def mentioned(self) -> Set[Any]:
@@ -255,7 +251,13 @@ class _Watch:
             if id(found) in self.noted or id(found) in self._own or self._draws.look_at(found):
                 continue
             kind = type(found)
-            if issubclass(kind, (type, _CACHED)):
+            if issubclass(kind, FunctionType):
+                if is_users_file(found.__code__.co_filename):
+                    self._reach(found.__code__)
+            elif issubclass(kind, ContextVar):
+                self.noted[id(found)] = (found, {found.name})
+                self.look_at(found.get(None))
+            elif issubclass(kind, (type, _CACHED)):
                 if kind is _CACHED or _may_be_the_users(found):
                     self.noted[id(found)] = (found, set())
                     self._holding.append(found)
@@ -275,12 +277,13 @@ class _Watch:
         PyTorch and PopTorch look for parameters and children in a module's dictionary. What a library keeps in its own
         objects is nobody's to change, but a call of a method may give some of it.
         """
+        users = is_users_file(reader.f_code.co_filename)
+        if users:
+            self._reach(reader.f_code)
         if issubclass(type(found), nn.Module):
             return name not in _ALL or not reader.f_code.co_filename.startswith(self._libraries)
         caller = reader.f_back
-        return is_users_file(reader.f_code.co_filename) or (
-            caller is not None and is_users_file(caller.f_code.co_filename)
-        )
+        return users or (caller is not None and is_users_file(caller.f_code.co_filename))
 
     def _patch(self, kind: Any) -> None:
         original: Callable[[Any, str], Any] = kind.__getattribute__
@@ -301,14 +304,6 @@ class _Watch:
         except (AttributeError, TypeError):
             return
         self._undo.append(lambda: _put_back(kind, own))
-
-
-def _outside_of_os(frame: FrameType) -> str:
-    """Return the file of the code that has asked for an environment variable."""
-    above = frame.f_back
-    while above is not None and above.f_globals.get("__name__") in ("os", "collections.abc", "_collections_abc"):
-        above = above.f_back
-    return "<frozen>" if above is None else above.f_code.co_filename
 
 
 def _put_back(kind: Any, own: Optional[Any]) -> None:

@@ -5,6 +5,7 @@ Random numbers of Python, of numpy and of a `torch.Generator`, the next element 
 
 from __future__ import annotations
 
+import datetime
 import functools
 import gc
 import inspect
@@ -13,16 +14,14 @@ import operator
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator
-from types import FrameType, GeneratorType
-from typing import Any, Callable, Dict, Hashable, List, Optional, Set, Tuple
+from types import CodeType, FunctionType, GeneratorType, ModuleType
+from typing import Any, Callable, Dict, Hashable, List, Set, Tuple
 
 import numpy as np
 import torch
 
 from ignite_ipu.function_contexts import FunctionGuard
-from ignite_ipu.installed import is_users_file
 
 __all__ = ["Draws", "generator_states"]
 
@@ -32,10 +31,11 @@ _PLAIN = (int, float, str, bytes, type(None))
 _COLLECTIONS = (list, tuple, dict)
 _DEEPEST = 4
 _LONGEST = 64
-# What says another thing in every call, of which `_DATES` are the methods of classes.
-_SOURCES: Set[Any] = {os.urandom, time.time, time.time_ns, time.monotonic, time.perf_counter, time.perf_counter_ns}
-_DATES = frozenset(["now", "utcnow", "today"])
-_TRACERS = frozenset(["ignite_ipu", "poptorch"])
+# What may say another thing in every call.
+_SOURCES = (os.urandom, random.Random, random.SystemRandom, datetime.date, datetime.datetime)
+_SOURCE_MODULES = frozenset(["time", "secrets", "uuid"])
+# A seed that nobody else chooses.
+_MARK = 0x1691_7E19_0
 
 
 class Draws(FunctionGuard):
@@ -53,13 +53,22 @@ class Draws(FunctionGuard):
         self._before = generator_states()
         self._put_back = [_puts_back(random), _puts_back(np.random)]
         self._known: Dict[int, Tuple[Any, Hashable]] = {}
-        self._seeded: Set[int] = set()
+        # By `id`, generators of torch with what puts their states back.
+        self._marked: Dict[int, Tuple[Any, Callable[[], Any]]] = {}
         # In order, each once.
         self._drawn: Dict[str, None] = {}
 
     def look_at(self, value: Any) -> bool:
-        """Note the state of a random generator or an iterator; returns whether the value is one."""
+        """Note the state of a random generator or an iterator; returns whether the value is one.
+
+        Of a function it is noted what its code names.
+        """
         kind = type(value)
+        if issubclass(kind, FunctionType):
+            self._look_at_names(value)
+        elif issubclass(kind, _TorchGenerator):
+            self._mark(value)
+            return True
         if not issubclass(kind, (*_GENERATORS, Iterator)):
             return False
         # The generator of the operating system has no state.
@@ -69,28 +78,52 @@ class Draws(FunctionGuard):
                 self._put_back.append(_puts_back(value))
         return True
 
-    def note_call(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Take notice, as a function for `sys.setprofile`, of what seeds generators or asks for the time."""
-        if event != "c_call":
-            return
-        owner, name = getattr(argument, "__self__", None), getattr(argument, "__name__", "")
-        if isinstance(owner, _TorchGenerator):
-            if name == "manual_seed" and owner is torch.default_generator and not _is_tracing(frame):
+    def _look_at_names(self, function: FunctionType) -> None:
+        """Find out whether code names what says another thing in every call, or what seeds torch."""
+        for named in _named_by(function):
+            if named is torch.manual_seed:
+                self._mark(torch.default_generator)
+            module = getattr(named, "__name__" if isinstance(named, ModuleType) else "__module__", "")
+            self.asked_outside |= module in _SOURCE_MODULES or any(named is each for each in _SOURCES)
+            self.asked_outside |= isinstance(getattr(named, "__self__", None), random.SystemRandom)
+
+    def unmark(self) -> None:
+        """Let generators that nobody has seeded go on where they were."""
+        for generator, put_back in self._marked.values():
+            if generator.initial_seed() == _MARK:
+                put_back()
+            elif generator is torch.default_generator:
                 self._drawn["the seed of torch: a device draws from a stream of its own"] = None
-            elif name in ("manual_seed", "set_state"):
-                self._seeded.add(id(owner))
-        elif name == "seed" and isinstance(owner, random.Random):
-            # Without a seed it takes random bytes.
-            self.asked_outside |= frame.f_locals.get("a") is None
-        elif argument in _SOURCES or (name in _DATES and getattr(owner, "__module__", "") == "datetime"):
-            self.asked_outside |= not _is_tracing(frame)
+        self._marked.clear()
+
+    def _mark(self, generator: torch.Generator) -> None:
+        """Give a generator a seed by which to tell whether others have seeded it."""
+        if id(generator) not in self._marked:
+            put_back = _puts_back(generator)
+            self._put_back.append(put_back)
+            self._marked[id(generator)] = (generator, put_back)
+            generator.manual_seed(_MARK)
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Note a generator that PyTorch draws from, unless the call has seeded it itself."""
+        """Note a generator that PyTorch draws from, unless the call has seeded or made it itself."""
         for value in (*args, *kwargs.values()):
-            if isinstance(value, _TorchGenerator) and id(value) not in self._seeded:
-                self._put_back.append(_puts_back(value))
+            if isinstance(value, _TorchGenerator) and not self._own_stream(value):
                 self._drawn["the state of a torch.Generator: draw without generator="] = None
+
+    def _own_stream(self, generator: Any) -> bool:
+        """Tell whether a draw begins a stream that the call has chosen; else that of before goes on."""
+        if id(generator) not in self._marked:
+            put_back = _puts_back(generator)
+            start = torch.Generator().manual_seed(generator.initial_seed()).get_state()
+            if generator is torch.default_generator or not torch.equal(start, generator.get_state()):
+                self._put_back.append(put_back)
+                return False
+            self._marked[id(generator)] = (generator, put_back)
+        generator, put_back = self._marked[id(generator)]
+        if generator.initial_seed() != _MARK:
+            return True
+        put_back()
+        return False
 
     def names(self) -> List[str]:
         """Return what messages call that which another call would find in another state."""
@@ -171,13 +204,16 @@ def _place(value: Any, depth: int) -> Hashable:
     return id(value), shown, tuple([_place(item, depth + 1) for item in inner])
 
 
-def _is_tracing(frame: Optional[FrameType]) -> bool:
-    """Tell whether a frame is at work for this package or for PopTorch, not for the code of a forward."""
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
-        if module.partition(".")[0] in _TRACERS:
-            return True
-        if module == "torch.nn.modules.module" or is_users_file(frame.f_code.co_filename):
-            return False
-        frame = frame.f_back
-    return False
+def _named_by(function: FunctionType) -> Iterator[Any]:
+    """Yield what a function's code may get at by name: globals, and what of modules among them it mentions."""
+    names = _names_in(function.__code__)
+    for name in names & function.__globals__.keys():
+        value = function.__globals__[name]
+        yield value
+        if isinstance(value, ModuleType):
+            yield from (vars(value).get(each) for each in names)
+
+
+def _names_in(code: CodeType) -> Set[str]:
+    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)

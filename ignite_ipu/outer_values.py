@@ -30,6 +30,8 @@ _WITHOUT_MEANING = frozenset(["EXTENDED_ARG", "CACHE"])
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _NEVER_OTHERS = (ModuleType, type)
+# The methods that a call of an object, or a look at it, runs without naming them.
+_ENTRIES = ("forward", "__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__next__")
 
 
 class Holder(Protocol):
@@ -120,7 +122,7 @@ def outer_values(called: Any, kinds: Tuple[type, ...], training: Optional[bool] 
 def outer_objects(called: Any, kinds: Tuple[type, ...]) -> Iterator[Any]:
     """Yield the objects, and values of some kinds, that the user's code gets at by name when something is called.
 
-    What hangs on `self` is left out.
+    The functions that a call reaches by name are among them. What hangs on `self` is left out.
 
     Args:
         called, kinds: As for `outer_values`.
@@ -132,6 +134,34 @@ def outer_objects(called: Any, kinds: Tuple[type, ...]) -> Iterator[Any]:
     for path, steps, _ in _found(called, kinds, None):
         if path.scope != _SELF:
             yield from (step.value for step in (*steps, *_arguments_of(steps[-1].value)))
+    yield from _reached(called, kinds)
+
+
+def _reached(called: Any, kinds: Tuple[type, ...]) -> Iterator[FunctionType]:
+    """Yield the user's own functions that a call reaches by names, from where it enters."""
+    waiting = [(function, part) for part in _parts(called) for function in _entries(part)]
+    known = {function for function, _ in waiting}
+    while waiting:
+        function, instance = waiting.pop()
+        yield function
+        for path in _paths(function.__code__):
+            steps = _steps(path, function, getattr(instance, "__self__", instance), kinds)
+            for part, own in _called(steps[-1]) if steps else ():
+                new = [each for each in _entries(part) if each not in known]
+                known.update(new)
+                waiting += [(each, own) for each in new]
+
+
+def _entries(called: Any) -> List[FunctionType]:
+    """Return the user's own functions that run first in a call: the function itself, or those of an object's class."""
+    if isinstance(called, (list, tuple, dict)):
+        elements = called.values() if isinstance(called, dict) else called
+        return list(filter(_is_users, map(_unwrapped, elements)))
+    called = _unwrapped(called)
+    if _is_users(called):
+        return [called]
+    kind = type(called)
+    return [*filter(_is_users, (_unwrapped(getattr(kind, name, None)) for name in _ENTRIES))]
 
 
 def _found(
@@ -254,7 +284,8 @@ def _attributes_with(name: str, value: Any) -> Optional[Any]:
 
 def _is_users(function: Any) -> bool:
     """Tell whether something is a function of the user's own, and no library's."""
-    return isinstance(function, FunctionType) and is_users_file(function.__code__.co_filename)
+    # isinstance() would ask an object for its class, which some deprecated ones answer with a warning.
+    return issubclass(type(function), FunctionType) and is_users_file(function.__code__.co_filename)
 
 
 @functools.lru_cache(maxsize=None)

@@ -15,7 +15,6 @@ import functools
 import inspect
 import marshal
 import operator
-import os
 import zlib
 from contextvars import ContextVar
 from itertools import chain, filterfalse
@@ -59,15 +58,15 @@ _LONGEST = 64
 _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
 
 
-class _Looked:
-    """An environment variable, or a variable of a context."""
+class _InContext:
+    """A variable of a context."""
 
-    def __init__(self, variables: Any) -> None:
-        self._variables = variables
+    def __init__(self, variable: ContextVar[Any]) -> None:
+        self._variable = variable
 
     def get(self, name: str) -> Any:
         """Return its value, None for none."""
-        return self._variables.get(None if isinstance(self._variables, ContextVar) else name)
+        return self._variable.get(None)
 
 
 class PythonState:
@@ -179,8 +178,8 @@ class PythonState:
             names = set(attributes) if read.names is None else read.names
             for name in sorted(names - _OWN if id(found) in inside else names):
                 holder: Any = next((each for each in (attributes, *inner) if name in each), None)
-                if isinstance(found, (ContextVar, type(os.environ))):
-                    holder = _Looked(found)
+                if isinstance(found, ContextVar):
+                    holder = _InContext(found)
                 elif holder is None:
                     holder = Inherited(found)
                 value = holder.get(name)

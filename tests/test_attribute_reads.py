@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextvars
 import copy
+import cProfile
 import functools
 import gc
 import multiprocessing
@@ -361,3 +362,15 @@ def test_threads_take_turns():
         thread.join()
     assert all(is_read(model, "factor", True) and not is_read(model, "history", True) for model in models)
     assert "__getattribute__" not in vars(Model)
+
+
+def test_a_program_runs_under_a_profiler():
+    """As with `python -m cProfile train.py`; the profiler sees what comes after the first step, too."""
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        run(Model(WAYS["attribute"]), on_device, changes=False)
+        factor_of(Model(None))
+    finally:
+        profile.disable()
+    assert any(entry.code is factor_of.__code__ for entry in profile.getstats())

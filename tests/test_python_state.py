@@ -213,7 +213,7 @@ def test_asking_for_the_time_is_reported_where_the_numbers_depend_on_it(used):
     model, x = nn.Dropout(), torch.ones(8)
 
     def call(draws):
-        with reads_noted(model, True, draws=draws):
+        with reads_noted(model, True, [call], draws):
             now = time.perf_counter_ns() % 1000
             return model(x) * (now if used else 1.0)
 
