@@ -14,8 +14,8 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.batches import BatchError
+from ignite_ipu.engine_steps import Starts
 from ignite_ipu.engines import IPUEngine
-from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.loaders import Loaders
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import row_count, split_rows
@@ -111,7 +111,6 @@ def create_ipu_averages_evaluator(
     options: Optional[Any] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
-    weight_sync: bool = True,
 ) -> IPUEngine:
     """Create an evaluator whose metrics are averages that the device sums up, for few bytes and little host time.
 
@@ -134,7 +133,6 @@ def create_ipu_averages_evaluator(
         options: `poptorch.Options` for inference; derived from the trainer's when None. Their output mode is Sum.
         device_iterations: Micro-batches per replica and iteration.
         replication_factor: Replicas of the model.
-        weight_sync: Attach a `WeightSync` handler.
 
     Raises:
         ValueError: There are no averages, or one is called `samples`.
@@ -147,13 +145,16 @@ def create_ipu_averages_evaluator(
 
     def current() -> _Summing:
         nonlocal made
-        base = session.inference.options(options, device_iterations, replication_factor)
+        base = session.inference.options(
+            options, device_iterations=device_iterations, replication_factor=replication_factor
+        )
         if made is None or made.base is not base:
             summing = base.clone()
             summing.outputMode(backend.poptorch().OutputMode.Sum)
             made = _Summing(base, summing, Loaders(summing, training=False))
         return made
 
+    starts = Starts()
     program: Optional[Program] = None
     trainers = 0
 
@@ -164,14 +165,14 @@ def create_ipu_averages_evaluator(
             program = session.inference.prepare(module, current().options, instead_of=program)
             trainers = session.trainers
         assert program is not None
+        if starts.at(engine):
+            session.weights.notice_edits()
         program.set_modes()
         return _sums(session, program, averages, *prepare_batch(batch, device=None, non_blocking=False))
 
     evaluator = IPUEngine(step, session, lambda: current().loaders)
     for name in averages:
         _Mean(name).attach(evaluator, name)
-    if weight_sync:
-        WeightSync(session.weights).attach(evaluator=evaluator)
     return evaluator
 
 

@@ -27,6 +27,8 @@ from ignite_ipu.locations import place_tensors
 from ignite_ipu.loss import TrainingStep
 from ignite_ipu.native import native_evaluator, native_trainer
 from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.options import OptionsError
+from ignite_ipu.options import output_mode as _output_mode
 from ignite_ipu.options import training_options as _training_options
 from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
 from ignite_ipu.processes import check_same_weights, describe_processes
@@ -55,6 +57,7 @@ def create_ipu_trainer(
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
     output_mode: Optional[Any] = None,
+    output_return_period: Optional[int] = None,
     variable: Sequence[str] = (),
     constant: Sequence[str] = (),
     max_grad_norm: Optional[float] = None,
@@ -99,6 +102,7 @@ def create_ipu_trainer(
         device_iterations: Weight updates per iteration.
         replication_factor: Replicas of the model.
         output_mode: `poptorch.OutputMode`: which micro-batches' predictions and losses come back; all by default.
+        output_return_period: N of `OutputMode.EveryN`: the last of every N device iterations come back.
         variable: Hyper-parameters of the optimizer that may change; by default the learning rate and all that are not
             zero.
         constant: Hyper-parameters to compile in.
@@ -114,7 +118,8 @@ def create_ipu_trainer(
         memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
         offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.
         shard: Split these between replicas instead of keeping them whole on each.
-        weight_sync: Attach a `WeightSync` handler.
+        weight_sync: Copy the newest weights to the host when a run ends; else they are copied when somebody asks for
+            them, which a model that is trained again at once saves.
         loader_mode: `poptorch.DataLoaderMode` for loaders that are swapped.
 
     Returns:
@@ -169,9 +174,12 @@ def create_ipu_trainer(
         options,
         **_with_plan(factors, request, options, training=True),
         output_mode=output_mode,
+        output_return_period=output_return_period,
         seed=seed,
         ipus_per_replica=1 if request is None else request.ipus_per_replica(model),
     )
+    if predictions:
+        _refuse_sum(training, training=True)
     if scaler:
         training.Training.setAutomaticLossScaling(True)
     place_tensors(training, offload, shard)
@@ -207,11 +215,12 @@ def create_ipu_evaluator(
     options: Optional[Any] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
+    output_mode: Optional[Any] = None,
+    output_return_period: Optional[int] = None,
     pipeline: Optional[Pipeline] = None,
     execution: Optional[str] = None,
     ipus: Optional[int] = None,
     memory_per_ipu: Optional[int] = None,
-    weight_sync: bool = True,
     loader_mode: Optional[Any] = None,
 ) -> IPUEngine:
     """Create an evaluator as `ignite.engine.create_supervised_evaluator` does, whose iterations are IPU device calls.
@@ -226,15 +235,18 @@ def create_ipu_evaluator(
         non_blocking: Handed to `prepare_batch`.
         prepare_batch: Called with `batch, device=None, non_blocking` on the host; returns inputs and targets.
         model_transform: Turns the model's output into the predictions, inside the compiled program.
-        output_transform: Called with `x, y, y_pred`; returns `state.output`.
+        output_transform: Called with `x, y, y_pred`; returns `state.output`. Inputs and targets are the ones that
+            belong to the predictions.
         amp_mode: None, or "amp" as for the trainer.
         model_fn: Calls the model with the inputs, inside the compiled program.
         options: `poptorch.Options` for inference; derived from the trainer's when None.
         device_iterations: Micro-batches per replica and iteration.
         replication_factor: Replicas of the model.
+        output_mode: `poptorch.OutputMode`: which micro-batches' predictions come back; all by default. With others the
+            data's last, incomplete device call is left out.
+        output_return_period: N of `OutputMode.EveryN`: the last of every N device iterations come back.
         pipeline, execution, ipus, memory_per_ipu: What spreads the model over several IPUs, as for the trainer. Left
             out, layers run where the trainer has them; `[0]` puts the whole model on one IPU.
-        weight_sync: Attach a `WeightSync` handler.
         loader_mode: `poptorch.DataLoaderMode` for loaders that are swapped.
 
     Returns:
@@ -264,20 +276,27 @@ def create_ipu_evaluator(
     made: Optional[Tuple[Any, Loaders]] = None
     request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)
     wanted = {"device_iterations": device_iterations, "replication_factor": replication_factor}
-    factors = _with_plan(wanted, request, options, training=False)
+    wishes = {
+        **_with_plan(wanted, request, options, training=False),
+        "output_mode": output_mode,
+        "output_return_period": output_return_period,
+    }
+    given = None if options is None else session.inference.options(options, **wishes)
     if request is not None and not request.automatic:
         request.placement(model)
 
     def current_options() -> Any:
-        return session.inference.options(options, **factors)
+        return session.inference.options(None, **wishes) if given is None else given
 
     def loaders() -> Loaders:
         nonlocal made
         current = current_options()
         if made is None or made[0] is not current:
-            made = current, Loaders(current, training=False, mode=loader_mode)
+            everything = _output_mode(current, training=False).name == "All"
+            made = current, Loaders(current, training=False, drop_last=not everything, mode=loader_mode)
         return made[1]
 
+    _refuse_sum(current_options(), training=False)
     process = ipu_evaluation_step(
         session,
         options=current_options,
@@ -293,9 +312,20 @@ def create_ipu_evaluator(
     evaluator = IPUEngine(process, session, loaders)
     for name, metric in (metrics or {}).items():
         metric.attach(evaluator, name)
-    if weight_sync:
-        WeightSync(session.weights).attach(evaluator=evaluator)
     return evaluator
+
+
+def _refuse_sum(options: Any, training: bool) -> None:
+    """Refuse to hand predictions out that have been added up.
+
+    Raises:
+        OptionsError: The output mode is Sum.
+    """
+    if _output_mode(options, training).name == "Sum":
+        raise OptionsError(
+            "OutputMode.Sum adds up the predictions of all micro-batches, so no targets belong to them. Use All, Final "
+            "or EveryN; create_ipu_averages_evaluator sums metrics on the device."
+        )
 
 
 def _with_plan(

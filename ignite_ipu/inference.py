@@ -13,7 +13,7 @@ from ignite_ipu.options import check_ipus, evaluation_options
 from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
-from ignite_ipu.rows import join_rows, row_count, split_rows, take_rows
+from ignite_ipu.rows import RowsError, join_rows, row_count, split_rows, take_rows
 from ignite_ipu.step import BatchStep
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Inference"]
 
 _PROGRESS_BAR = "compilation_progress_bar_fn"
-_Factors = Tuple[Optional[int], Optional[int]]
+_Wishes = Tuple[Tuple[str, Any], ...]
 
 
 class Inference:
@@ -40,8 +40,8 @@ class Inference:
         self._session = session
         self._training: Optional[Any] = None
         # What options were made from, and they.
-        self._derived: Dict[_Factors, Tuple[Any, Any]] = {}
-        self._completed: List[Tuple[Any, _Factors, Any]] = []
+        self._derived: Dict[_Wishes, Tuple[Any, Any]] = {}
+        self._completed: List[Tuple[Any, _Wishes, Any]] = []
 
     def derive_from(self, training: Any) -> None:
         """Derive options from these from now on: those of the newest trainer."""
@@ -50,35 +50,35 @@ class Inference:
     def options(
         self,
         given: Optional[Any] = None,
-        device_iterations: Optional[int] = None,
-        replication_factor: Optional[int] = None,
+        **wishes: Any,
     ) -> Any:
         """Return the options to evaluate with: the given ones, else ones derived from the newest trainer's.
 
-        They are the same object for the same wish, until a trainer has options that compile to another program.
+        Args:
+            given: The user's own.
+            wishes: Further arguments of `evaluation_options`; those that are None count for nothing.
+
+        They are the same object for the same wish, until the given ones are changed, or a trainer has options that
+        compile to another program.
 
         Raises:
             OptionsError: They contradict each other or ask for gradient accumulation.
         """
-        factors = device_iterations, replication_factor
+        key = tuple(sorted((name, value) for name, value in wishes.items() if value is not None))
         if given is not None:
-            for source, wanted, completed in self._completed:
-                if source is given and wanted == factors:
-                    return completed
-            completed = evaluation_options(
-                given, device_iterations=device_iterations, replication_factor=replication_factor
-            )
-            self._completed.append((given, factors, completed))
+            completed = evaluation_options(given, **wishes)
+            for source, wanted, known in self._completed:
+                if source is given and wanted == key and _compiled_from(known) == _compiled_from(completed):
+                    return known
+            self._completed.append((given, key, completed))
             return completed
-        training, known = self._derived.get(factors, (None, None))
+        training, known = self._derived.get(key, (None, None))
         if known is not None and training is self._training:
             return known
-        derived = evaluation_options(
-            training=self._training, device_iterations=device_iterations, replication_factor=replication_factor
-        )
+        derived = evaluation_options(training=self._training, **wishes)
         if known is not None and _compiled_from(known) == _compiled_from(derived):
             derived = known
-        self._derived[factors] = self._training, derived
+        self._derived[key] = self._training, derived
         return derived
 
     def prepare(
@@ -118,7 +118,7 @@ class Inference:
     def _known(self, step: BatchStep, options: Any, pipeline: Optional[PipelineRequest]) -> Optional[Program]:
         for program in self._session.evaluations:
             asked = None if program.placing is None else program.placing.request
-            if asked == pipeline and program.options is options and program.step.computes_like(step):
+            if asked == pipeline and program.asked is options and program.step.computes_like(step):
                 return program
         return None
 
@@ -131,7 +131,33 @@ class Inference:
         if program in session.evaluations:
             session.evaluations.remove(program)
 
-    def evaluate(self, program: Program, x: Any) -> Any:
+    def evaluate(self, program: Program, x: Any, y: Any = None) -> Tuple[Any, Any, Any]:
+        """Evaluate a batch by the newest weights.
+
+        Returns:
+            Inputs, targets and predictions of the samples whose outputs come back; of all unless the options say less.
+
+        Raises:
+            BatchError: The inputs are not like the first ones.
+            RowsError: The batch has to be filled up, and an output has not one row per sample, or is changed by that,
+                or not all outputs come back.
+        """
+        if program.mode == "All":
+            return x, y, self.predictions(program, x)
+        samples = row_count(x)
+        rows = program.rows_for(samples)
+        if samples % rows:
+            raise RowsError(
+                f"A batch of {samples} samples does not fill device calls of {rows} rows, and with OutputMode."
+                f"{program.mode} the outputs that come back would be those of filling. Leave incomplete batches out, "
+                "or evaluate with output_mode='All', which counts every sample."
+            )
+        pieces = [piece for piece, _ in split_rows((x, y), rows)]
+        predictions = join_rows([self.infer(program, piece) for piece, _ in pieces])
+        x, y = join_rows([program.returned_rows(piece) for piece in pieces])
+        return x, y, predictions
+
+    def predictions(self, program: Program, x: Any) -> Any:
         """Return the predictions for a batch of any number of samples, one row each, by the newest weights.
 
         Raises:

@@ -2,8 +2,8 @@
 
 The `batch_size` of the user's loader is the micro-batch, as it is for PopTorch. One item of the new loader is what one
 device call consumes: as many consecutive micro-batches as the options say, from the same data set in the same order.
-Training drops what does not fill a call. Evaluation keeps it: the last item is shorter, so that the engine can fill it
-up for the device and count every sample once.
+Training drops what does not fill a call, and says how many samples that are. Evaluation keeps it: the last item is
+shorter, so that the engine can fill it up for the device and count every sample once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ignite_ipu import backend
 from ignite_ipu.deterministic import RewindableSampler
 from ignite_ipu.geometry import BatchGeometry
+from ignite_ipu.rows import row_count
 
 __all__ = ["LoaderError", "Loaders", "ReadyBatches"]
 
@@ -43,7 +44,9 @@ class Loaders:
 
     Args:
         options: `poptorch.Options` of the model the data is for.
-        training: Whether incomplete device calls are dropped (True) or kept for filling up (False).
+        training: Whether micro-batches have to be of one size.
+        drop_last: Whether incomplete device calls are dropped (True) or kept for filling up (False); as `training`
+            unless given.
         mode: A `poptorch.DataLoaderMode`; `Sync` unless given.
         async_options: Arguments for PopTorch's asynchronous accessor.
         rewindable: Whether loaders get a `RewindableSampler`, for a deterministic engine.
@@ -54,12 +57,14 @@ class Loaders:
         options: Any,
         *,
         training: bool,
+        drop_last: Optional[bool] = None,
         mode: Optional[Any] = None,
         async_options: Optional[Dict[str, Any]] = None,
         rewindable: bool = False,
     ) -> None:
         self._options = options
         self._training = training
+        self._drop_last = training if drop_last is None else drop_last
         self._mode = mode
         self._async_options = async_options
         self._rewindable = rewindable
@@ -125,7 +130,7 @@ class Loaders:
         samples = _sample_count(data, self._training)
         if samples is None:
             return f"{geometry.explain()}."
-        return f"{geometry.explain()}. {geometry.explain_epoch(samples, self._training)}."
+        return f"{geometry.explain()}. {geometry.explain_epoch(samples, self._drop_last)}."
 
     @property
     def _micro_batches(self) -> int:
@@ -177,7 +182,9 @@ class Loaders:
             self._check_size(samples, geometry)
         arguments = _kept_arguments(loader)
         arguments["batch_size"] = geometry.micro_batch_size
-        arguments["drop_last"] = self._training
+        # Of data that does not say how many samples it has, the loader itself drops and counts the last ones.
+        counts = self._drop_last and samples is None and self._mode != _modes().Async
+        arguments["drop_last"] = self._drop_last and not counts
         if not isinstance(loader.dataset, IterableDataset):
             sampler = self._sampler(loader, geometry)
             arguments["sampler"] = RewindableSampler(sampler) if self._rewindable else sampler
@@ -191,7 +198,8 @@ class Loaders:
             made = _loader_class(backend.poptorch().DataLoader)(self._options, loader.dataset, **arguments)
         if self._training and loader.batch_size is not None:
             made.native_batches, made.native_size = loader.batch_sampler, loader.batch_size
-        made.reuses_memory = self._mode not in (None, backend.poptorch().DataLoaderMode.Sync)
+        made.reuses_memory = self._mode not in (None, _modes().Sync)
+        made.drops_incomplete = counts
         return made
 
     def _sampler(self, loader: DataLoader[Any], geometry: BatchGeometry) -> Any:
@@ -200,8 +208,9 @@ class Loaders:
         return _Indices(loader.batch_sampler, geometry.micro_batch_size if self._training else None)
 
     def _check_size(self, samples: int, geometry: BatchGeometry) -> None:
-        if not self._training:
-            _logger.info("Evaluation: %s.", geometry.explain_epoch(samples, drop_last=False))
+        what = "Training" if self._training else "Evaluation"
+        if not self._drop_last:
+            _logger.info("%s: %s.", what, geometry.explain_epoch(samples, drop_last=False))
             return
         if samples < geometry.global_batch_size:
             raise LoaderError(
@@ -210,7 +219,7 @@ class Loaders:
             )
         dropped = geometry.samples_dropped(samples)
         level = logging.WARNING if dropped else logging.INFO
-        _logger.log(level, "Training: %s. %s.", geometry.explain(), geometry.explain_epoch(samples))
+        _logger.log(level, "%s: %s. %s.", what, geometry.explain(), geometry.explain_epoch(samples))
 
     def _check_poptorch_loader(self, loader: Any) -> None:
         if loader.combinedBatchSize is None:
@@ -221,7 +230,8 @@ class Loaders:
             raise LoaderError(
                 f"The poptorch.DataLoader was made with options that put {theirs.global_batch_size} micro-batches into "
                 f"a device call ({_factors(theirs)}), but the model is compiled for {ours.global_batch_size} "
-                f"({_factors(ours)}). Make both with the same options."
+                f"({_factors(ours)}). Make the loader with trainer.ipu.training.options, or say all factors in the "
+                "options that both are made with."
             )
         if not self._training and getattr(loader, "drop_last", False):
             samples = _sample_count(loader, training=True)
@@ -296,6 +306,8 @@ def _loader_class(base: Any) -> Any:
 
         native_batches: Optional[Any] = None
         native_size = 0
+        drops_incomplete = False
+        _told = False
 
         def __iter__(self) -> Iterator[Any]:
             if self.native_batches is not None:
@@ -304,9 +316,12 @@ def _loader_class(base: Any) -> Any:
             return self._explaining(super().__iter__())
 
         def _explaining(self, batches: Iterator[Any]) -> Iterator[Any]:
-            yielded = False
+            yielded, left_out = False, 0
             try:
                 for batch in batches:
+                    if self.drops_incomplete and row_count(batch) < self.combinedBatchSize:
+                        left_out += row_count(batch)
+                        continue
                     yielded = True
                     yield batch
             except Exception as error:
@@ -314,6 +329,14 @@ def _loader_class(base: Any) -> Any:
                 if explained is None:
                     raise
                 raise explained from error
+            if left_out and yielded and not self._told:
+                self._told = True
+                _logger.warning(
+                    "%d samples at the end of the data, a %s, did not fill a device call of %d and are left out.",
+                    left_out,
+                    type(self.dataset).__qualname__,
+                    self.combinedBatchSize,
+                )
             if not yielded:
                 raise LoaderError(
                     "The loader yielded nothing: the data set ended before it filled one device call of "
@@ -326,6 +349,10 @@ def _loader_class(base: Any) -> Any:
             return object.__new__, (base,), state
 
     return IPUDataLoader
+
+
+def _modes() -> Any:
+    return backend.poptorch().DataLoaderMode
 
 
 def _explained(error: Exception) -> Optional[LoaderError]:

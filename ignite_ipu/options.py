@@ -1,8 +1,6 @@
 """One description of a run becomes the training and the inference `poptorch.Options`.
 
-What is said in arguments is written into the options object the user gave, so that a `poptorch.DataLoader` made from
-the same object agrees with the model; where that is impossible, because the object is frozen or says something else,
-the contradiction is an error.
+The options that the user gave are completed in a copy. Where arguments contradict them, that is an error.
 """
 
 from __future__ import annotations
@@ -43,8 +41,7 @@ def training_options(
     """Return the `poptorch.Options` that a model is trained with.
 
     Args:
-        options: The user's own options. They are completed in place unless they are frozen, in which case a completed
-            copy is returned.
+        options: The user's own options, which stay as they are.
         device_iterations: Weight updates per device call.
         gradient_accumulation: Micro-batches per replica and weight update.
         replication_factor: Replicas of the model.
@@ -67,8 +64,6 @@ def training_options(
         gradient_accumulation,
     )
     _set_factor(result, "replicationFactor", result.replication_factor, replication_factor)
-    if _is_frozen(result):
-        result = result.clone()
     # Schedulers add keys such as initial_lr to an optimizer's groups, which PopTorch would report one by one.
     result.relaxOptimizerAttributesChecks(True)
     if seed is not None:
@@ -96,7 +91,7 @@ def evaluation_options(
             consumes as many micro-batches as one training call: deviceIterations becomes the product of both.
         device_iterations: Micro-batches per replica and device call.
         replication_factor: Replicas of the model.
-        output_mode: Which micro-batches' outputs come back; all of them unless said otherwise.
+        output_mode: Which micro-batches' outputs come back; all of them unless said otherwise, be it in `options`.
         output_return_period: N of `OutputMode.EveryN`.
 
     Raises:
@@ -127,8 +122,6 @@ def evaluation_options(
             )
         _set_factor(result, "deviceIterations", result.device_iterations, device_iterations)
         _set_factor(result, "replicationFactor", result.replication_factor, replication_factor)
-        if _is_frozen(result):
-            result = result.clone()
     _set_output_mode(result, output_mode, output_return_period)
     _check(result)
     return result
@@ -167,6 +160,7 @@ def check_ipus(options: Any, ipus_per_replica: int = 1) -> int:
 
 
 def _own(options: Optional[Any], what: str) -> Any:
+    """Return a copy of the user's options, which may be changed even if those are frozen."""
     kind = backend.poptorch().Options
     if options is None:
         return kind()
@@ -175,28 +169,13 @@ def _own(options: Optional[Any], what: str) -> Any:
             f"The {what} are a {type(options).__module__}.{type(options).__qualname__}, not a poptorch.Options of the "
             f"PopTorch in use ({backend.name()}). Create them with ignite_ipu.backend.poptorch().Options()."
         )
-    return options
-
-
-def _is_frozen(options: Any) -> bool:
-    """Tell whether a model or a loader was made with these options, after which PopTorch lets nobody change them."""
-    try:
-        options.checkIsFrozen()
-    except AttributeError:
-        return True
-    return False
+    return options.clone()
 
 
 def _set_factor(options: Any, setter: str, current: int, wanted: Optional[int]) -> None:
     """Write one batching factor into `options`, unless that would contradict what they say already."""
     if wanted is None or current == _positive(setter, wanted):
         return
-    if _is_frozen(options):
-        raise OptionsError(
-            f"{setter} is {current} in these options but {wanted} was asked for, and the options are frozen because a "
-            "loader or a model was made with them already. Set it before making the loader, or pass options.clone() "
-            "to both."
-        )
     if current != 1:
         raise OptionsError(
             f"{setter} is {current} in the options but the arguments say {wanted}. Say it in one place only."

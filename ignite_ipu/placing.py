@@ -98,13 +98,15 @@ class Placing:
         elif self.plan is None and self.placement.execution in _ESTIMATED:
             self._warn_of_memory(self.placement, leaves)
 
-    def configured(self) -> Any:
-        """Return the options to wrap the model with: a copy that has the execution strategy.
+    def configured(self, asked: Any) -> Any:
+        """Return the options to wrap the model with: a copy of those asked for that has the execution strategy.
 
         A copy, because a loader made from options with explicit stages cannot send them to its worker process.
         """
         assert self.placement is not None
-        options = self._options.clone()
+        options = asked.clone()
+        if self.request.round_up:
+            options.autoRoundNumIPUs(True)
         options.setExecutionStrategy(self.placement.strategy())
         if self._memory is not None:
             save_memory(self._memory, options.replication_factor, options)

@@ -159,7 +159,7 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
         _EVALUATION[model] = program
     session.weights.notice_edits()
     with modes_kept(model):  # compiling for evaluation changes them
-        return session.inference.evaluate(program, (inputs, keyword_inputs))
+        return session.inference.predictions(program, (inputs, keyword_inputs))
 
 
 def _check_clipping(optimizer: torch.optim.Optimizer) -> None:

@@ -29,7 +29,7 @@ class Program:
 
     Args:
         step: The module.
-        options: The `poptorch.Options` it is wrapped with.
+        asked: The `poptorch.Options` that were asked for.
         wrap: Makes the executor from the module and the options.
         training: Whether the user's model is compiled in training mode.
         weights: Who holds the newest weights.
@@ -53,7 +53,7 @@ class Program:
     def __init__(
         self,
         step: BatchStep,
-        options: Any,
+        asked: Any,
         wrap: Callable[[nn.Module, Any], Any],
         training: bool,
         weights: Weights,
@@ -61,17 +61,17 @@ class Program:
         placing: Optional[Placing] = None,
     ) -> None:
         self.step = step
-        self.options = options
+        self.asked = asked
         self.training = training
         self.placing = placing
         self.executor: Optional[Any] = None
         self.rows: Optional[int] = None
         self.geometry: Optional[BatchGeometry] = None
         self.random_state: Optional[List[int]] = None
-        self.mode: str = output_mode(options, training).name
-        self.device_iterations: int = options.device_iterations
-        self.micro_batches_per_replica: int = self.device_iterations * options.Training.gradient_accumulation
-        self.micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
+        self.mode: str = output_mode(asked, training).name
+        self.device_iterations: int = asked.device_iterations
+        self.micro_batches_per_replica: int = self.device_iterations * asked.Training.gradient_accumulation
+        self.micro_batches = BatchGeometry.from_options(asked, 1).input_micro_batches
         self.copying: Callable[[Callable[[], Any]], Any] = _make
         self.on_trace: Callable[[Program, Sequence[Any], List[str]], None] = _nobody
         self.constants: Optional[CompiledBuffers] = None
@@ -84,6 +84,11 @@ class Program:
         self._wrap = wrap
         self._weights = weights
         self._fire = fire
+
+    @property
+    def options(self) -> Any:
+        """The options: once the module is wrapped, PopTorch's own copy, with which it is compiled."""
+        return self.asked if self.executor is None else self.executor.options
 
     @property
     def compiled(self) -> bool:
@@ -276,13 +281,13 @@ class Program:
 
     def _placed_options(self, leaves: Sequence[Any]) -> Any:
         if self.placing is None:
-            return self.options
+            return self.asked
         try:
             self.placing.prepare(leaves)
         except BaseException:
             self.step.forget_layout()
             raise
-        return self.placing.configured()
+        return self.placing.configured(self.asked)
 
     def _compile(self, leaves: Sequence[Any]) -> None:
         assert self.executor is not None

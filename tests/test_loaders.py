@@ -54,6 +54,10 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         return iter(range(first, self.count, step))
 
 
+def itself(worker: int) -> int:
+    return worker
+
+
 def options(d: int = 1, a: int = 1, r: int = 1) -> Any:
     result = poptorch.Options().deviceIterations(d).replicationFactor(r)
     result.Training.gradientAccumulation(a)
@@ -232,6 +236,23 @@ def test_streams_work(workers: int) -> None:
     loader: Any = DataLoader(Stream(22), batch_size=2, num_workers=workers, worker_init_fn=lambda worker: None)
     assert all(len(batch) == 4 for batch in rows(training(loader, d=2)))
     assert sorted(flat(rows(evaluation(loader, d=2)))) == list(range(22))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", ["Sync", "AsyncRebatched"])
+def test_samples_that_a_stream_leaves_out_are_counted(
+    mode: str, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is known when the stream has ended: 22 samples fill 5 calls of 4, or each worker's 11 two of them."""
+    split = workers and mode == "Sync"
+    loader: Any = DataLoader(Stream(22), batch_size=2, num_workers=workers, worker_init_fn=itself)
+    made = Loaders(options(d=2), training=True, mode=poptorch.DataLoaderMode[mode]).swap(loader)
+    with caplog.at_level(logging.WARNING, logger="ignite_ipu"):
+        for _ in range(2):
+            assert len(rows(made)) == (4 if split else 5)
+    made.terminate()
+    (record,) = caplog.records
+    assert f"{6 if split else 2} samples at the end of the data, a Stream, did not fill a device" in record.getMessage()
 
 
 def test_ready_batches_pass_through() -> None:

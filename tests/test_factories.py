@@ -1,0 +1,121 @@
+"""What the factories do with their arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ignite.engine import Events
+from ignite.metrics import Accuracy
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import OptionsError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.rows import RowsError
+from tests.supervised import network, pair, task
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+def test_the_callers_options_stay_as_they_are():
+    """One `poptorch.Options` describes several models; what arguments add is in the program's own."""
+    options = poptorch.Options()
+    options.deviceIterations(2)
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(
+        model, optimizer, CROSS_ENTROPY, options=options, gradient_accumulation_steps=4, output_mode="Final", seed=3
+    )
+    assert options.Training.gradient_accumulation == 1
+    assert options.defaultOutputMode() and not options.exists("random_seed")
+    create_ipu_evaluator(model, options=options)
+    trainer.run(DataLoader(task(), batch_size=8))
+    options.deviceIterations(4)  # not even frozen
+    assert trainer.ipu.training.options.device_iterations == 2
+    assert trainer.ipu.training.options.Training.gradient_accumulation == 4
+
+
+def test_the_programs_options_are_those_that_are_compiled():
+    """They are PopTorch's own, the placement included."""
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(
+        model, optimizer, CROSS_ENTROPY, pipeline=["2"], execution="sharded", device_iterations=2
+    )
+    trainer.run(DataLoader(task(), batch_size=8))
+    program = trainer.ipu.training
+    assert program.options is program.executor.options
+    with pytest.raises(AttributeError, match="frozen"):
+        program.options.deviceIterations(3)
+
+
+@pytest.mark.parametrize(("weight_sync", "copies"), [(True, 1), (False, 0)])
+def test_weights_are_copied_when_a_run_ends_or_when_somebody_asks(weight_sync, copies):
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, weight_sync=weight_sync)
+    trainer.run(DataLoader(task(), batch_size=8))
+    executor = trainer.ipu.training.executor
+    assert poptorch.counters(executor).weight_downloads == copies
+    model.state_dict()
+    assert poptorch.counters(executor).weight_downloads == 1
+
+
+def test_an_evaluation_sees_weights_that_were_set_before_it():
+    model = network()
+    evaluator = create_ipu_evaluator(model)
+    loader = DataLoader(task(), batch_size=64)
+    evaluator.run(loader)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    expected = model(task().tensors[0]).detach()
+    torch.testing.assert_close(evaluator.run(loader).output[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "period", "returned"), [("All", None, 32), ("Final", None, 8), ("EveryN", 2, 16)])
+@pytest.mark.parametrize("as_options", [True, False])
+def test_targets_of_an_evaluation_belong_to_its_predictions(mode, period, returned, as_options):
+    """Metrics compare the same samples, whichever come back; each call has 4 x 2 micro-batches of 4 samples."""
+    options = poptorch.Options().deviceIterations(4).replicationFactor(2)
+    arguments = {}
+    if as_options:
+        options.outputMode(poptorch.OutputMode[mode], *([period] if period else []))
+    else:
+        arguments = {"output_mode": mode, "output_return_period": period}
+    model, seen = network(), []
+    evaluator = create_ipu_evaluator(
+        model,
+        {"accuracy": Accuracy(lambda output: output[1:])},
+        options=options,
+        output_transform=lambda x, y, y_pred: (x, y_pred, y),
+        **arguments,
+    )
+    evaluator.add_event_handler(Events.ITERATION_COMPLETED, lambda: seen.append(evaluator.state.output))
+    data = task()
+    accuracy = evaluator.run(DataLoader(data, batch_size=4)).metrics["accuracy"]
+    x, y_pred, y = map(torch.cat, zip(*seen))
+    assert len(x) == len(y_pred) == len(y) == 2 * returned
+    torch.testing.assert_close(y_pred, network()(x), rtol=1e-4, atol=1e-4)
+    rows = [int((data.tensors[0] == row).all(1).nonzero()) for row in x]
+    assert torch.equal(data.tensors[1][rows], y)
+    assert accuracy == pytest.approx((network()(x).argmax(1) == y).double().mean().item())
+
+
+def test_an_evaluation_of_some_outputs_leaves_the_incomplete_call_out(caplog):
+    evaluator = create_ipu_evaluator(network(), device_iterations=2, output_mode="Final")
+    assert evaluator.run(DataLoader(task(22), batch_size=4)).iteration == 2
+    assert "22 samples / 8 per device call = 2 steps per epoch, 6 samples dropped" in caplog.text
+    x, y = task(12).tensors
+    with pytest.raises(RowsError, match=r"12 samples does not fill device calls of 8 rows.*Final.*output_mode='All'"):
+        evaluator.run([(x, y)])
+
+
+def test_predictions_that_are_added_up_have_no_targets():
+    options = poptorch.Options()
+    options.outputMode(poptorch.OutputMode.Sum)
+    with pytest.raises(OptionsError, match=r"Sum adds up the predictions.*Use All, Final or EveryN"):
+        create_ipu_evaluator(network(), options=options)
+    model, optimizer = pair()
+    with pytest.raises(OptionsError, match="Sum adds up the predictions"):
+        create_ipu_trainer(
+            model, optimizer, CROSS_ENTROPY, output_mode="Sum", output_transform=lambda x, y, y_pred, loss: (y_pred, y)
+        )
+    create_ipu_trainer(model, optimizer, CROSS_ENTROPY, output_mode="Sum")  # a loss can be added up
