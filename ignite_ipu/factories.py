@@ -31,7 +31,6 @@ from ignite_ipu.options import OptionsError
 from ignite_ipu.options import output_mode as _output_mode
 from ignite_ipu.options import training_options as _training_options
 from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
-from ignite_ipu.processes import check_same_weights, describe_processes
 from ignite_ipu.session import IPUSession
 from ignite_ipu.wrappers import unwrapped
 
@@ -106,7 +105,7 @@ def create_ipu_trainer(
         variable: Hyper-parameters of the optimizer that may change; by default the learning rate and all that are not
             zero.
         constant: Hyper-parameters to compile in.
-        max_grad_norm: Clip gradients to this global norm.
+        max_grad_norm: Clip gradients to this global norm; for Adam, AdamW, and SGD without momentum.
         loss_scaling: Factor on the loss gradient, for half precision.
         seed: Of the device's random numbers; seeds the host's torch, too.
         share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
@@ -130,6 +129,7 @@ def create_ipu_trainer(
         UnsupportedArgumentError: An argument cannot be honoured on an IPU.
         OptionsError, OptimizerError, LossError, SessionError: The options, the optimizer, the loss or the model cannot.
         PlanError: The pipeline does not suit the model, the options or the IPUs.
+        ProcessesError: Several processes would not train one model together.
     """
     if backend.choice() == "native":
         native: IPUTrainer = native_trainer(
@@ -183,8 +183,6 @@ def create_ipu_trainer(
     if scaler:
         training.Training.setAutomaticLossScaling(True)
     place_tensors(training, offload, shard)
-    describe_processes(training)
-    check_same_weights(model)
     conversion = convert_optimizer(
         optimizer, variable=variable, constant=constant, max_grad_norm=max_grad_norm, loss_scaling=loss_scaling
     )

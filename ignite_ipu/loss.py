@@ -85,8 +85,24 @@ class TrainingStep(BatchStep):
             for placed in self.placements:
                 placed.placement.begin_loss()
             loss = find_loss(y_pred) if self.loss_fn is None else self.loss_fn(y_pred, y)
-        loss = backend.poptorch().identity_loss(_scalar(loss, traced), reduction="none")
+            loss = _scalar(loss, traced)
+            if traced:
+                self._check_differentiable(loss)
+        loss = backend.poptorch().identity_loss(loss, reduction="none")
         return (y_pred if self.predictions else None), loss
+
+    def _check_differentiable(self, loss: torch.Tensor) -> None:
+        """Refuse a loss from which no way leads back to a weight, as `loss.backward()` does in PyTorch."""
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        # Where a trace keeps no record of what is differentiable, a weight's own sum is not, either.
+        if loss.requires_grad or not trained or not trained[0].sum().requires_grad:
+            return
+        raise LossError(
+            f"The loss, {describe_value(loss)} of {loss.dtype}, reaches none of the {len(trained)} trained parameters, "
+            "so nothing would be trained: on the way from the model's output to it there is a detach(), a no_grad() or "
+            "an operation without gradient, such as argmax() or a comparison. Compute it from the output itself; "
+            "to watch another value, such as an accuracy, attach a metric."
+        )
 
 
 def find_loss(output: Any) -> torch.Tensor:

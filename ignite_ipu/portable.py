@@ -107,7 +107,7 @@ def ipu_train_batch(
             returns its own loss: the output itself, its `loss`, or the first or last item with a single element.
         inputs: What the model is called with.
         target: The loss function's second argument.
-        max_grad_norm: The norm that gradients are clipped to; for Adam, AdamW, and SGD without momentum and decay.
+        max_grad_norm: The norm that gradients are clipped to; for Adam, AdamW, and SGD without momentum.
         keyword_inputs: What the model is called with by keyword.
 
     Returns:

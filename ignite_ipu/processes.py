@@ -2,11 +2,13 @@
 
 A process is a rank for `ignite.distributed` and `torch.distributed`; the replicas inside one process are not. Gradients
 are reduced by PopTorch over the replicas of all processes; metrics, barriers and samplers go through
-`torch.distributed`, so it has to be initialised: `idist.Parallel(backend="gloo")` does that.
+`torch.distributed`, so it has to be initialised: `idist.Parallel(backend="gloo")` does that. It comes before the data
+is divided among the processes, so that nothing here can make up for it.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, Tuple
 
 import torch
@@ -38,9 +40,17 @@ def describe_processes(options: Any) -> None:
         options: The `poptorch.Options` that a model will be trained with.
 
     Raises:
-        ProcessesError: The options speak of another number of processes than are connected.
+        ProcessesError: The options speak of another number of processes than are connected, or a launcher has started
+            several, and none are.
     """
     rank, processes = connected()
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if processes == 1 and launched.isdigit() and int(launched) > 1:
+        raise ProcessesError(
+            f"A launcher has started {launched} processes (WORLD_SIZE), but torch.distributed connects none, so that "
+            'each would train its own model on all of the data. Run the program under idist.Parallel(backend="gloo"), '
+            "or unset WORLD_SIZE if this process is to train alone."
+        )
     described: int = options.Distributed.numProcesses
     if processes == described:
         return

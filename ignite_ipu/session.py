@@ -24,6 +24,7 @@ from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.options import check_ipus
 from ignite_ipu.pipeline.request import PipelineRequest
 from ignite_ipu.placing import Placing
+from ignite_ipu.processes import check_same_weights, describe_processes
 from ignite_ipu.programs import Program
 from ignite_ipu.session_errors import SessionError
 from ignite_ipu.shared_weights import SharedWeights
@@ -61,7 +62,7 @@ class IPUSession:
         shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
 
     Raises:
-        SessionError: Some of the model is on another device than the CPU.
+        SessionError: Some of the model is on another device than the CPU, or in memory that processes share.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -94,7 +95,7 @@ class IPUSession:
 
         Raises:
             TypeError: `model` is no module.
-            SessionError: Some of it is on another device than the CPU.
+            SessionError: Some of it is on another device than the CPU, or in memory that processes share.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"The model is a {type(model).__qualname__}; a torch.nn.Module is needed.")
@@ -126,12 +127,16 @@ class IPUSession:
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
-            SessionError: The model has a trainer already.
+            SessionError: The model has a trainer already, or was put into memory that processes share.
             OptimizerError: The optimizer does not hold exactly the model's trainable parameters.
             OptionsError: No IPUs can be had for these options.
+            ProcessesError: Several processes would not train one model together.
         """
         self.refuse_second_trainer()
+        _check_model(self.model)
         check_parameters(conversion.source, step)
+        describe_processes(options)
+        check_same_weights(self.model)
         check_ipus(options)
         placing = None if pipeline is None else Placing(pipeline, step, options, True, conversion.source)
         self._trained = Trained(step, conversion, options, self.weights, self.fire, placing)
@@ -148,6 +153,7 @@ class IPUSession:
             OptimizerError: Parameters were unfrozen that the optimizer does not hold.
             OptionsError: No IPUs can be had for these options.
         """
+        describe_processes(options)
         self._with_trainer().replace(step, options, keep)
         self._include(step)
 
@@ -447,4 +453,11 @@ def _check_model(model: nn.Module) -> None:
             raise SessionError(
                 f"The model's {name} is on {tensor.device}. PopTorch copies a model to the IPU from the host's memory: "
                 "leave it on the CPU (remove .to(device) and .cuda())."
+            )
+        if tensor.is_shared():  # type: ignore[no-untyped-call]
+            raise SessionError(
+                f"The model's {name} is in memory that processes share (model.share_memory(), or a model that was sent "
+                "to this process), so that all of them train it (Hogwild). An IPU's weights are on the device, where "
+                "other processes cannot write into them: each would train a copy of its own. Train in one process, "
+                "whose replicas (replication_factor) share the work, or pass copy.deepcopy(model) instead."
             )

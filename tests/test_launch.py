@@ -15,6 +15,7 @@ from ignite_ipu import cli
 from ignite_ipu.instance import rendezvous
 from ignite_ipu.launch import Job, command, environment
 from tests.ignite.side import differences
+from tests.test_docs import python_blocks
 
 _ROOT = Path(__file__).parents[1]
 _JOB = _ROOT / "tests" / "ignite" / "job.py"
@@ -138,6 +139,19 @@ def test_two_processes_train_as_one_even_when_one_of_them_dies(tmp_path):
     assert (one.pop("world"), two.pop("world")) == (1, 2)
     assert (one.pop("resumed_from"), two.pop("resumed_from")) == (0, 1)
     assert differences(one, two, tolerance=1e-5) == []
+
+
+def test_the_documented_program_trains_one_model(tmp_path):
+    """Two processes share the data of the page's program, so that each makes half of the calls that one alone makes."""
+    page = (_ROOT / "docs" / "distributed.md").read_text()
+    program = next(block.code for block in python_blocks(page))
+    script = tmp_path / "train.py"
+    script.write_text(
+        program.replace("    trainer.ipu.close()", "    print(len(data) // len(loader.sampler), 'parts')")
+    )
+    job = _launch(str(script))
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("2 parts") == 2
 
 
 def test_a_worker_that_dies_takes_the_job_down(tmp_path):

@@ -186,6 +186,29 @@ def test_losses_that_are_none(loss_fn: Any, message: str) -> None:
         step_once(TrainingStep(linear(), loss_fn), X, T)
 
 
+@torch.no_grad()
+def watched(y_pred: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(y_pred, y)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda y_pred, y: F.mse_loss(y_pred.detach(), y),
+        lambda y_pred, y: (y_pred.argmax(1) == 0).float().mean(),
+        watched,
+    ],
+    ids=["detach()", "accuracy", "no_grad()"],
+)
+def test_a_loss_that_reaches_no_parameter_is_refused(loss_fn: Any) -> None:
+    """PyTorch has nothing to go backward to, and a device would train nothing without a word."""
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        natively(linear(), loss_fn, X, T)
+    message = r"a tensor of shape \(\) of torch.float32, reaches none of the 2 trained parameters.*attach a metric"
+    with pytest.raises(LossError, match=message):
+        step_once(TrainingStep(linear(), loss_fn), X, T)
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "message"),
     [

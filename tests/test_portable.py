@@ -119,7 +119,6 @@ def test_momentum_survives_another_loss(monkeypatch):
     ("make", "message"),
     [
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "with momentum=0.9"),
-        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01), "with weight_decay=0.01"),
         (lambda p: torch.optim.RMSprop(p), "RMSprop cannot clip"),
     ],
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
+from torch import nn
 
-from ignite_ipu import backend
+from ignite_ipu import backend, create_ipu_trainer, ipu_train_batch
 from ignite_ipu.processes import ProcessesError, check_same_weights, describe_processes
-from tests.supervised import network
+from tests.supervised import network, pair, task
 
 
 @pytest.fixture
@@ -44,6 +45,19 @@ def test_processes_that_are_not_connected_are_refused():
     options.Distributed.configureProcessId(0, 2)
     with pytest.raises(ProcessesError, match=r'idist.Parallel\(backend="gloo"\)'):
         describe_processes(options)
+
+
+def test_launched_processes_that_are_not_connected_are_refused(monkeypatch):
+    """Each would train on all of the data, one step of `ignite-ipu launch` away from two models."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model, optimizer = pair()
+    with pytest.raises(ProcessesError, match=r"launcher has started 2 processes .* all of the data.*idist\.Parallel"):
+        create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    x, y = task(8).tensors
+    with pytest.raises(ProcessesError, match="unset WORLD_SIZE"):
+        ipu_train_batch(model, optimizer, nn.CrossEntropyLoss(), x, target=y)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    ipu_train_batch(model, optimizer, nn.CrossEntropyLoss(), x, target=y)
 
 
 def test_copies_that_start_differently_are_refused(of_three):

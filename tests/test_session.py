@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import IPUEvents, IPUSession, SessionError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import IPUEvents, IPUSession, SessionError, create_ipu_evaluator, create_ipu_trainer, ipu_train_batch
 from ignite_ipu.averages import create_ipu_averages_evaluator
 from ignite_ipu.engine_steps import ipu_evaluation_step
 from ignite_ipu.loss import LossError
@@ -388,6 +388,24 @@ def test_a_model_on_another_device_is_refused():
     model = nn.Linear(2, 2, device="meta")
     with pytest.raises(SessionError, match=r"weight is on meta.*leave it on the CPU"):
         create_ipu_evaluator(model)
+
+
+def test_a_model_in_shared_memory_is_refused():
+    """Other processes cannot write into an IPU's weights, so that each would train a copy of its own."""
+    model, optimizer = pair()
+    x, y = task(8).tensors
+    create_ipu_evaluator(model)
+    model.share_memory()
+    refusals = [
+        lambda: create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss()),
+        lambda: ipu_train_batch(model, optimizer, nn.CrossEntropyLoss(), x, target=y),
+        lambda: create_ipu_evaluator(network().share_memory()),
+    ]
+    for refused in refusals:
+        with pytest.raises(SessionError, match=r"0.weight is in memory that processes share.*Hogwild.*copy"):
+            refused()
+    alone = copy.deepcopy(model)
+    ipu_train_batch(alone, torch.optim.SGD(alone.parameters(), lr=0.1), nn.CrossEntropyLoss(), x, target=y)
 
 
 def test_a_whole_model_can_be_pickled_and_copied_while_it_is_trained(tmp_path):

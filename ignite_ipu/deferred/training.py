@@ -21,7 +21,6 @@ from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.step import CapturedStep, Recipe
 from ignite_ipu.deferred.written import WAITING, write_known
 from ignite_ipu.optimizers import convert_optimizer
-from ignite_ipu.optimizers.clipping import clipping_problem
 from ignite_ipu.programs import Program
 from ignite_ipu.registrations import NEVER
 from ignite_ipu.rows import join_tensors
@@ -93,7 +92,6 @@ class CapturedTraining:
 
     Attributes:
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
-        clips_as_torch: Whether the loop clips by `clip_grad_norm_`, so that gradients have to be what is clipped.
         optimizer: The user's optimizer, once it is known.
         compilations: How often a program was compiled.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
@@ -104,7 +102,6 @@ class CapturedTraining:
         self.session = session
         self.settings = settings
         self.max_grad_norm = settings.max_grad_norm
-        self.clips_as_torch = False
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.compilations = 0
         self.zeroed: Optional[Line] = None
@@ -153,7 +150,7 @@ class CapturedTraining:
                 "Clip in every update, to the same norm, and read no value of the first step before clipping."
             )
         self.max_grad_norm = max_norm
-        self._clips_by_call = self._clipped = self.clips_as_torch = True
+        self._clips_by_call = self._clipped = True
 
     def finish_update(self) -> None:
         """Hold the loop to the clipping that was compiled.
@@ -381,11 +378,6 @@ class CapturedTraining:
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
         if self._step is None:
             assert self.optimizer is not None
-            problem = (
-                clipping_problem(self.optimizer) if self.clips_as_torch and self.max_grad_norm is not None else None
-            )
-            if problem is not None:
-                raise CaptureError(f"clip_grad_norm_ at {current_line()}: {problem}")
             conversion = convert_optimizer(
                 self.optimizer,
                 variable=self.settings.variable,

@@ -58,7 +58,7 @@ class PopVisionProfiler:
     def _begin(self, engine: Engine, session: IPUSession) -> None:
         assert session.training is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._options = session.training.options
+        self._options = session.training.asked
         profiled = self._options.clone()
         profiled.enableProfiling(str(self.folder))
         session.replace_training(session.training.step, profiled)

@@ -21,10 +21,9 @@ def clipping_obstacle(program: Program, optimizer: str) -> Optional[str]:
         return None
     if kind != "torch.optim.SGD":
         return f"{kind} cannot clip gradients on an IPU"
-    for position, name in ((2, "momentum"), (4, "weight_decay")):
-        value = argument(call, name, position)
-        if value is not None and constant(value) != 0:
-            return f"with {name}, PopTorch's SGD clips what the weights are updated with, not the gradients"
+    momentum = argument(call, "momentum", 2)
+    if momentum is not None and constant(momentum) != 0:
+        return "with momentum, PopTorch's SGD clips the velocity, not the gradients"
     groups = any(isinstance(part, (ast.Dict, ast.Starred)) for part in ast.walk(call))
     unclear = groups or any(keyword.arg is None for keyword in call.keywords)
     return "the gradients are clipped, and not all values of the optimizer are in sight" if unclear else None

@@ -14,6 +14,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple
 import torch
 
 from ignite_ipu import backend
+from ignite_ipu.optimizers.clipping import clipping_problem
 from ignite_ipu.optimizers.errors import OptimizerError
 from ignite_ipu.optimizers.kinds import Kind, kind_of_device, kind_of_torch
 from ignite_ipu.optimizers.receipt import Receipt, Row
@@ -82,7 +83,7 @@ def convert_optimizer(
         constant: Hyper-parameters to compile in.
         loss_scaling: Factor of the loss during backward. An attribute of that name on the optimizer counts as well, as
             it does for PopTorch.
-        max_grad_norm: Clip gradients to this global norm; not for RMSprop and LAMB.
+        max_grad_norm: Clip gradients to this global norm; for Adam, AdamW, and SGD without momentum.
         accum_type: Type in which gradients are accumulated, float32 or float16.
         velocity_accum_type: Type of SGD's velocity.
         first_order_momentum_accum_type: Type of the first moments.
@@ -113,6 +114,9 @@ def convert_optimizer(
     rows = _refusals(source, kind)
     _raise_refusals(source, kind, rows)
     changing = _variable(source, kind, frozenset(variable), frozenset(constant), asked)
+    problem = clipping_problem(source, changing) if "max_grad_norm" in asked else None
+    if problem is not None:
+        raise OptimizerError(f"max_grad_norm={asked['max_grad_norm']!r}: {problem}")
     rows += _kept_rows(source, kind, changing) + _argument_rows(asked, changing) + _dropped_rows(source)
     return Conversion(
         source, _device_optimizer(source, kind, changing, asked), kind, changing, _receipt(source, kind, rows)
@@ -309,7 +313,7 @@ def _kept_rows(optimizer: torch.optim.Optimizer, kind: Kind, variable: FrozenSet
 def _argument_rows(asked: Dict[str, Any], variable: FrozenSet[str]) -> List[Row]:
     rows = []
     for name, value in asked.items():
-        note = "clips by the global norm of what the weights are updated with" if name == "max_grad_norm" else ""
+        note = "clips by the global norm of all gradients" if name == "max_grad_norm" else ""
         role = "variable" if name in variable else "constant" if name == "loss_scaling" else "compiled in"
         rows.append(Row(name, str(value), "kept", role, note))
     return rows

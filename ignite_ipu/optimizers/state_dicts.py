@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Collection, Dict, List, Mapping
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ def convert_optimizer_state(
         steps: Weight updates made so far, where PopTorch does not count them: for RMSprop's torch form.
 
     Raises:
-        OptimizerError: The state belongs to other groups or to another kind of optimizer.
+        OptimizerError: The state belongs to other groups, to another kind of optimizer, or to another module.
     """
     kind = _kind(optimizer)
     names_of = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -50,6 +50,9 @@ def convert_optimizer_state(
     expected = [len(group["params"]) for group in optimizer.param_groups]
     if sizes != expected:
         raise OptimizerError(f"The state has groups of {sizes} parameters, but the optimizer has {expected}.")
+    on_device = isinstance(optimizer, backend.poptorch().optim.Optimizer)
+    record = state_dict if "ipu_state" in state_dict else optimizer.get_state_dict() if on_device else {}  # type: ignore[attr-defined]
+    _refuse_other_names(record.get("ipu_state") or {}, names_of.values(), type(module).__qualname__)
     if "ipu_state" in state_dict:
         return _to_torch(state_dict, kind, names, groups, steps)
     shapes = [tuple(parameter.shape) for parameter in parameters]
@@ -58,6 +61,17 @@ def convert_optimizer_state(
     state = {numbers[old]: entries for old, entries in state_dict["state"].items()}
     converted = state_from_torch(state, names, shapes, _numbered(groups), kind, loss_scaling=loss_scaling)
     return {"ipu_state": converted, "ipu_param": {}, "state": {}, "param_groups": groups}
+
+
+def _refuse_other_names(device_state: Mapping[str, Any], names: Collection[str], module: str) -> None:
+    """Refuse a device's state that is named for the parameters of a module around or inside the one that is given."""
+    others = [entry for entry in device_state if "___" in entry and entry.split("___", 1)[1] not in names]
+    if others:
+        raise OptimizerError(
+            f"The state on the device has {others[0]}, but the {module} that was passed has parameters named "
+            f"{', '.join(list(names)[:2])}, ..., so its state would be ignored. Pass the module that was handed to "
+            "poptorch.trainingModel, with the loss in it."
+        )
 
 
 def _to_torch(

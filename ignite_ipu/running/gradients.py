@@ -214,7 +214,7 @@ class _Gradients:
             raise self._journal.refuse(
                 line, what, f"the norm is {max_norm} now and gradients were {before} when the step was compiled."
             )
-        training.max_grad_norm, training.clips_as_torch = max_norm, True
+        training.max_grad_norm = max_norm
         self._clipped[capture] = True
         self._journal.note(line, f"{what[:-2]}(..., {max_norm})", "part of the device step")
 

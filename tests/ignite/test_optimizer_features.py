@@ -93,17 +93,18 @@ def test_the_same_objects_can_be_used_natively_after_close():
     assert_same_weights(model, whole, **_CLOSE)
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "decayed SGD"])
 def test_clipping_by_norm_is_torch_s(name):
     """`max_grad_norm` clips what clip_grad_norm_ clips, and the threshold is low enough to matter."""
+    make = OPTIMIZERS.get(name, lambda parameters: torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1))
     clipped, model = network(), network()
-    plain = OPTIMIZERS[name](clipped.parameters())
+    plain = make(clipped.parameters())
     norms = []
     native(clipped, plain, lambda: norms.append(float(nn.utils.clip_grad_norm_(clipped.parameters(), 0.1)))).run(
         loader(), max_epochs=2
     )
     assert min(norms) > 0.1
-    trainer = ipu(model, OPTIMIZERS[name](model.parameters()), max_grad_norm=0.1)
+    trainer = ipu(model, make(model.parameters()), max_grad_norm=0.1)
     trainer.run(loader(), max_epochs=2)
     # torch adds 1e-6 to the norm it divides by.
     assert_same_weights(model, clipped, rtol=1e-3, atol=1e-4)
@@ -114,6 +115,11 @@ def test_clipping_is_refused_where_the_device_has_none():
     model = network()
     with pytest.raises(OptimizerError, match="max_grad_norm does not apply to RMSprop"):
         ipu(model, OPTIMIZERS["RMSprop"](model.parameters()), max_grad_norm=1.0)
+    for arguments in ({}, {"variable": ("momentum",)}):
+        momentum = 0.0 if arguments else 0.9
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        with pytest.raises(OptimizerError, match=rf"with momentum={momentum} an IPU's SGD clips the velocity"):
+            ipu(model, optimizer, max_grad_norm=1.0, **arguments)
 
 
 def test_an_average_of_every_update_is_exact():

@@ -133,6 +133,10 @@ def test_device_arguments() -> None:
     source = sgd()
     source.loss_scaling = 64.0  # type: ignore[attr-defined]
     assert convert_optimizer(source).optimizer.loss_scaling == 64.0
+    source = sgd(momentum=0.9)
+    source.max_grad_norm = 1.0  # type: ignore[attr-defined]
+    with pytest.raises(OptimizerError, match=r"max_grad_norm=1.0: with momentum=0.9 an IPU's SGD clips the velocity"):
+        convert_optimizer(source)
     with pytest.raises(OptimizerError, match="max_grad_norm does not apply to RMSprop"):
         convert_optimizer(torch.optim.RMSprop(parameters()), max_grad_norm=1.0)
 
@@ -285,7 +289,7 @@ def test_poptorch_optimizers_pass_through() -> None:
 def test_the_receipt_reads_as_a_table() -> None:
     """One line per attribute: its value in each group, its fate, its role on the device, and why."""
     first, second = parameters()
-    source = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.2}], lr=0.1, momentum=0.9, foreach=True)
+    source = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.2}], lr=0.1, foreach=True)
     lines = str(convert_optimizer(source, max_grad_norm=2.0).receipt).splitlines()
     assert lines[0] == "SGD -> poptorch.optim.SGD (parameter groups: 2, parameters: 2)"
     assert lines[1].split() == ["attribute", "value", "fate", "on", "device", "note"]

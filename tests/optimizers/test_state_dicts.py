@@ -90,6 +90,21 @@ def test_other_groups_and_other_parameters_are_refused():
         convert_optimizer_state(optimizer.state_dict(), optimizer, network())
 
 
+def test_the_model_inside_the_wrapped_module_is_refused():
+    """PopTorch names the state for the module that it wraps, and would ignore what is named otherwise."""
+    model = network()
+    native = torch.optim.Adam(model.parameters())
+    train_natively(model, native)
+    on_device = poptorch.optim.Adam(model.parameters())
+    executor = poptorch.trainingModel(WithLoss(model), poptorch.Options(), on_device)
+    executor(*batches()[0])
+    message = r"has Accl1___model.0.weight, but the Sequential .* 0.weight, 0.bias, .*handed to poptorch.trainingModel"
+    for state in (on_device.state_dict(), native.state_dict()):
+        with pytest.raises(OptimizerError, match=message):
+            convert_optimizer_state(state, on_device, model)
+    executor.destroy()
+
+
 def test_the_state_of_another_kind_is_refused():
     model = network()
     optimizer = torch.optim.Adam(model.parameters())

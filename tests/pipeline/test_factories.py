@@ -367,6 +367,7 @@ def test_frozen_options_take_locations_too():
 def test_the_users_options_stay_without_stages():
     """A loader made from them can go to a worker process, and one object serves several trainers."""
     options = poptorch.Options()
+    options.Training.gradientAccumulation(8)
     trainer = trainer_of(network(), options=options, pipeline=[3, 3])
     data = poptorch.DataLoader(options, loader().dataset, batch_size=4, mode=poptorch.DataLoaderMode.Async)
     trainer.run(data)

@@ -22,8 +22,8 @@ RULE = Rule(
     summary="clip_grad_norm_ and clip_grad_value_.",
     rationale="Gradients never leave the device, so there is nothing to clip between backward() and step().",
     remedy=(
-        "Clip by norm with max_grad_norm, which clips gradients for Adam and AdamW, and for SGD without momentum and "
-        "weight decay; with them it clips what the weights are updated with. Clipping by value has no counterpart."
+        "Clip by norm with max_grad_norm, for Adam, AdamW, and SGD without momentum; with momentum PopTorch's SGD "
+        "clips the velocity, so that is refused. Clipping by value has no counterpart."
     ),
     bad="""\
 import torch
