@@ -64,6 +64,7 @@ COMMANDS: Dict[str, Command] = {
         "rewrite GPU code for IPUs, leaving unclear code alone",
         extra="migrate",
     ),
+    "selftest": Command("ignite_ipu.selftest.command", "check on this machine's IPUs what the documentation promises"),
     "run": Command("ignite_ipu.running.command", "run an unmodified GPU script on IPUs"),
     "parity": Command("ignite_ipu.parity_command", "compare training steps on the device with native ones"),
     "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),

@@ -1,0 +1,69 @@
+"""What a program works with: engines and executors that are given back behind it, and a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, Callable
+
+from torch import nn
+
+from ignite_ipu import IPUSession, backend, create_ipu_evaluator, create_ipu_trainer
+
+__all__ = ["Bench"]
+
+
+class Bench:
+    """What one program works with.
+
+    Args:
+        folder: An empty folder.
+
+    Attributes:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._behind = contextlib.ExitStack()
+
+    @property
+    def poptorch(self) -> Any:
+        """PopTorch, the SDK's or the emulator."""
+        return backend.poptorch()
+
+    def trainer(self, model: nn.Module, optimizer: Any, loss_fn: Any = None, **settings: Any) -> Any:
+        """Return `create_ipu_trainer(...)`, with the cross entropy unless there is a loss."""
+        trainer = create_ipu_trainer(model, optimizer, loss_fn or nn.CrossEntropyLoss(), **settings)
+        self.afterwards(trainer.ipu.close)
+        return trainer
+
+    def evaluator(self, model: nn.Module, metrics: Any = None, **settings: Any) -> Any:
+        """Return `create_ipu_evaluator(...)`."""
+        evaluator = create_ipu_evaluator(model, metrics, **settings)
+        self.afterwards(evaluator.ipu.close)
+        return evaluator
+
+    def session(self, model: nn.Module) -> None:
+        """Close the session that captured steps make for a model, when the program has ended."""
+        self.afterwards(lambda: IPUSession.of(model).close())
+
+    def training_model(self, model: nn.Module, options: Any, optimizer: Any) -> Any:
+        """Return `poptorch.trainingModel(...)`."""
+        executor = self.poptorch.trainingModel(model, options=options, optimizer=optimizer)
+        self.afterwards(executor.destroy)
+        return executor
+
+    def inference_model(self, model: nn.Module, options: Any) -> Any:
+        """Return `poptorch.inferenceModel(...)`."""
+        executor = self.poptorch.inferenceModel(model, options=options)
+        self.afterwards(executor.destroy)
+        return executor
+
+    def afterwards(self, callback: Callable[[], Any]) -> None:
+        """Have something called when the program has ended, the last one first."""
+        self._behind.callback(callback)
+
+    def clear(self) -> None:
+        """Give back all that the program has taken; everything is tried, and the last error raised."""
+        self._behind.close()

@@ -1,0 +1,132 @@
+"""`ignite-ipu selftest`: checks the promises of the documentation on the IPUs, or the emulator, of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, TextIO
+
+from ignite_ipu.cli import EXIT_DONE, EXIT_FINDINGS, UserError
+from ignite_ipu.selftest.promise import Promise
+from ignite_ipu.selftest.report import FAILED, Outcome, closing_lines, content, machine, row
+from ignite_ipu.terminal import Line, write_lines
+from ignite_ipu.whole_files import whole_file
+
+__all__ = ["add_arguments", "main"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ignite-ipu selftest`."""
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="check these promises, or these groups of them, as --list names them (default: all)",
+    )
+    parser.add_argument("--list", action="store_true", help="list the promises and check none")
+    parser.add_argument(
+        "--format",
+        choices=("table", "json"),
+        default="table",
+        help="what is written to standard output; JSON comes when all is done (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the JSON into FILE, too, anew after every promise"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Check the promises.
+
+    Returns:
+        1 if one is broken, 0 otherwise.
+
+    Raises:
+        UserError: A name is unknown, or the report cannot be written.
+    """
+    # Here, so that shells complete the command's options without loading torch.
+    from ignite_ipu.selftest import runner
+    from ignite_ipu.selftest.devices import available
+    from ignite_ipu.selftest.promises import every_promise
+
+    chosen = _chosen(every_promise(), args.only)
+    width = max(len(promise.name) for promise in chosen)
+    if args.list:
+        write_lines([Line([(f"{each.name:<{width}}  {each.text}", "")], width + 2) for each in chosen], sys.stdout)
+        return EXIT_DONE
+    ipus = available()
+    progress = _Progress(sys.stderr, len(chosen))
+    # Asked for once, and only if somebody reads it: it starts the SDK's own tools.
+    found = machine() if args.report is not None or args.format == "json" else {}
+    started = time.perf_counter()
+    outcomes: List[Outcome] = []
+
+    def report(running: Optional[Promise] = None) -> Dict[str, Any]:
+        so_far = content(outcomes, time.perf_counter() - started, found)
+        return so_far if running is None else {**so_far, "running": running.name}
+
+    with runner.quick_collections():
+        for promise in chosen:
+            progress.show(promise)
+            # What takes the process down leaves behind which program was running.
+            _write(args.report, report(running=promise))
+            outcomes.append(runner.run(promise, ipus))
+            progress.clear()
+            if args.format == "table":
+                write_lines([row(outcomes[-1], width)], sys.stdout)
+                sys.stdout.flush()
+    if args.format == "json":
+        print(json.dumps(report(), indent=2))
+    else:
+        write_lines(closing_lines(outcomes, time.perf_counter() - started), sys.stdout)
+    _write(args.report, report())
+    return EXIT_FINDINGS if any(outcome.result == FAILED for outcome in outcomes) else EXIT_DONE
+
+
+def _chosen(promises: Sequence[Promise], names: Optional[Sequence[str]]) -> List[Promise]:
+    if names is None:
+        return list(promises)
+    known = {promise.name for promise in promises} | {_group(promise) for promise in promises}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=3) or sorted({_group(each) for each in promises})
+            raise UserError(f"There is no promise or group {name!r}. Did you mean {', '.join(near)}? --list has all.")
+    return [promise for promise in promises if promise.name in names or _group(promise) in names]
+
+
+def _group(promise: Promise) -> str:
+    return promise.name.split(".")[0]
+
+
+def _write(path: Optional[Path], report: Dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        with whole_file(path) as file:
+            file.write(json.dumps(report, indent=2).encode())
+    except OSError as error:
+        raise UserError(f"The report cannot be written to {path}: {error.strerror}. Name another file.") from error
+
+
+class _Progress:
+    """A line on a terminal that says which program is running; nothing anywhere else."""
+
+    def __init__(self, stream: TextIO, count: int) -> None:
+        self._stream = stream if stream.isatty() else None
+        self._count = count
+        self._number = 0
+
+    def show(self, promise: Promise) -> None:
+        self._number += 1
+        if self._stream is not None:
+            self._stream.write(f"\r\033[K[{self._number}/{self._count}] {promise.name} ...")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        if self._stream is not None:
+            self._stream.write("\r\033[K")
+            self._stream.flush()

@@ -1,0 +1,192 @@
+"""Loops that are captured as they run: hand-written steps, accelerate's loops, and whole scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import textwrap
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from ignite.engine import Engine
+from torch.utils.data import DataLoader, TensorDataset
+
+from ignite_ipu import ipu_evaluate_batch, ipu_step, ipu_train_batch
+from ignite_ipu.selftest.bench import Bench
+from ignite_ipu.selftest.promise import Promises, Skipped
+from ignite_ipu.selftest.reference import agree, batches, expect, joined, moved, network, train
+
+PROMISES = Promises("captured", "accelerate.md")
+
+
+def _sgd(model: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+
+
+def _same_state(found: Any, expected: Any) -> None:
+    one, other = (
+        {number: slots["momentum_buffer"] for number, slots in each.state_dict()["state"].items()}
+        for each in (found, expected)
+    )
+    agree(one, other, "momenta")
+
+
+@PROMISES.promise()
+def step(bench: Bench) -> None:
+    """A hand-written Ignite step in ipu_step trains as natively, and returns its loss."""
+    data = batches(4)
+    model, reference = network(), network()
+    optimizer, expected = _sgd(model), _sgd(reference)
+
+    def train_step(engine: Engine, batch: Any) -> Any:
+        optimizer.zero_grad()
+        loss: Any = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    bench.session(model)
+    state = Engine(ipu_step(train_step)).run(data)
+    losses = train(reference, expected, data)
+    agree(state.output, losses[-1], "loss")
+    agree(model, reference, "weights")
+    _same_state(optimizer, expected)
+    moved(reference)
+
+
+@PROMISES.promise()
+def accumulating_step(bench: Bench) -> None:
+    """A hand-written step may accumulate gradients over iterations."""
+    data = batches(4)
+    model, reference = network(), network()
+    optimizer, expected = _sgd(model), _sgd(reference)
+
+    def train_step(engine: Engine, batch: Any) -> Any:
+        loss: Any = F.cross_entropy(model(batch[0]), batch[1]) / 2
+        loss.backward()
+        if engine.state.iteration % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    bench.session(model)
+    Engine(ipu_step(train_step)).run(data)
+    train(reference, expected, data, accumulation=2)
+    agree(model, reference, "weights")
+    moved(reference)
+
+
+def _accelerator(**arguments: Any) -> Any:
+    if importlib.util.find_spec("accelerate") is None:
+        raise Skipped("accelerate is not installed: pip install 'ignite-ipu[accelerate]'")
+    from ignite_ipu import IPUAccelerator
+
+    return IPUAccelerator(**arguments)
+
+
+def _loop(accelerator: Any, prepared: Any, clip: float = 0.0) -> None:
+    model, optimizer, data = prepared
+    model.train()
+    for x, y in data:
+        with accelerator.accumulate(model):
+            accelerator.backward(F.cross_entropy(model(x), y))
+            if clip and accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@PROMISES.promise(ipus=2)
+def accelerator_loop(bench: Bench) -> None:
+    """A loop written for accelerate trains as natively, gradient accumulation and clipping included."""
+    data = batches(6, size=4)
+    model, reference = network(), network()
+    accelerator = _accelerator(gradient_accumulation_steps=2)
+    bench.afterwards(accelerator.free_memory)
+    x, y = joined(data)[0]
+    prepared = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters(), lr=0.02), DataLoader(TensorDataset(x, y), batch_size=4)
+    )
+    _loop(accelerator, prepared, clip=0.3)
+    train(reference, torch.optim.AdamW(reference.parameters(), lr=0.02), data, accumulation=2, max_norm=0.3)
+    agree(dict(accelerator.unwrap_model(prepared[0]).state_dict()), dict(reference.state_dict()), "weights")
+    moved(reference)
+    prepared[0].eval()
+    with torch.no_grad():
+        agree(prepared[0](x), reference(x), "predictions")
+
+
+@PROMISES.promise()
+def accelerator_resumed(bench: Bench) -> None:
+    """Accelerate's save_state and load_state bring back weights and the optimizer's newest state."""
+    data = batches(6, size=4)
+    reference = network()
+    for number, part in enumerate((data[:3], data[3:])):
+        model = network()
+        accelerator = _accelerator()
+        bench.afterwards(accelerator.free_memory)
+        loader = DataLoader(TensorDataset(*joined(part)[0]), batch_size=4)
+        prepared = accelerator.prepare(model, _sgd(model), loader)
+        if number:
+            accelerator.load_state(str(bench.folder / "state"))
+        _loop(accelerator, prepared)
+        accelerator.save_state(str(bench.folder / "state"))
+        accelerator.free_memory()
+    train(reference, _sgd(reference), data)
+    agree(model, reference, "weights")
+
+
+@PROMISES.promise(page="migration/index.md", ipus=2)
+def portable_functions(bench: Bench) -> None:
+    """ipu_train_batch and ipu_evaluate_batch are a step and an evaluation in a loop of one's own."""
+    data = batches(4)
+    model, reference = network(), network()
+    optimizer, expected = _sgd(model), _sgd(reference)
+    bench.session(model)
+    losses = [ipu_train_batch(model, optimizer, F.cross_entropy, x, target=y)[1] for x, y in data]
+    agree([float(loss) for loss in losses], train(reference, expected, data), "losses")
+    agree(ipu_evaluate_batch(model, data[0][0]), reference.eval()(data[0][0]), "predictions")
+    agree(model, reference, "weights")
+
+
+_SCRIPT = """
+import sys
+
+import torch
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+folder = sys.argv[1]
+saved = torch.load(folder + "/begin.pt")
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+model.load_state_dict(saved["model"])
+model.to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+for x, y in saved["data"]:
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+    loss.backward()
+    optimizer.step()
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder + "/end.pt")
+"""
+
+
+@PROMISES.promise(page="run.md")
+def script(bench: Bench) -> None:
+    """ignite-ipu run trains an unmodified GPU script on IPUs, and what it saves is plain and the newest."""
+    from ignite_ipu.cli import main
+
+    data = batches(4)
+    reference = network()
+    torch.save({"model": reference.state_dict(), "data": data}, bench.folder / "begin.pt")
+    (bench.folder / "train.py").write_text(textwrap.dedent(_SCRIPT), encoding="utf-8")
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+        code = main(["run", str(bench.folder / "train.py"), str(bench.folder)])
+    expect(code == 0, f"exit code {code}: {told.getvalue()}")
+    found = torch.load(bench.folder / "end.pt", weights_only=True)
+    expected = _sgd(reference)
+    train(reference, expected, data)
+    agree(found["model"], dict(reference.state_dict()), "weights")
+    agree(found["optimizer"]["state"], expected.state_dict()["state"], "optimizer state")

@@ -1,0 +1,270 @@
+"""What goes wrong is said by name, and neither training nor IPUs are lost by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any, Callable, Type
+
+import torch
+from ignite.engine import Events
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ignite_ipu import BatchError, ConstantAttributeError, LoaderError, LossError, OptimizerError, SessionError
+from ignite_ipu.handlers import Preemption, Recovery
+from ignite_ipu.selftest.bench import Bench
+from ignite_ipu.selftest.promise import Promises, Skipped
+from ignite_ipu.selftest.reference import agree, batches, expect, network, same_bits, train
+
+PROMISES = Promises("faults", "guarantees.md")
+_PREEMPTED = 75
+
+
+def _sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+
+
+def _run_anew(trainer: Any, data: Any) -> None:
+    """Run on other data after a run that failed, which Ignite would take up again."""
+    trainer.state.max_epochs = None
+    trainer.run(data)
+
+
+def _refused(call: Callable[[], Any], kind: Type[BaseException], *words: str) -> None:
+    """See that something is refused by an error of this kind whose text has these words.
+
+    Raises:
+        AssertionError: It is not.
+    """
+    try:
+        call()
+    except kind as error:
+        missing = [word for word in words if word not in str(error)]
+        expect(not missing, f"the error does not say {', '.join(missing)}: {error}")
+        return
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+@PROMISES.promise()
+def busy_device(bench: Bench) -> None:
+    """IPUs that another program holds are refused as busy; that program and its model go on."""
+    if os.environ.get("POPTORCH_WAIT_FOR_IPU"):
+        raise Skipped("POPTORCH_WAIT_FOR_IPU is set, so PopTorch waits for a busy device")
+    data = batches(4)
+    models = [network(), network()]
+    trainers = [bench.trainer(model, _sgd(model), options=bench.poptorch.Options().useIpuId(0)) for model in models]
+    trainers[0].run(data[:2])
+    _refused(lambda: trainers[1].run(data), Exception)
+    trainers[0].run(data[2:])
+    reference = network()
+    train(reference, _sgd(reference), data)
+    agree(models[0], reference, "weights of the program that has the device")
+    trainers[0].ipu.close()
+    _run_anew(trainers[1], data)
+    agree(models[1], reference, "weights of the program that waited")
+
+
+@PROMISES.promise(page="quickstart.md")
+def other_shape(bench: Bench) -> None:
+    """A batch of another shape than the compiled one is refused, and training goes on."""
+    data = batches(4)
+    model, reference = network(), network()
+    trainer = bench.trainer(model, _sgd(model))
+    trainer.run(data[:2])
+    x, y = data[0]
+    _refused(lambda: trainer.run([(x[:4], y[:4])]), BatchError, "4", "8")
+    _run_anew(trainer, data[2:])
+    train(reference, _sgd(reference), data)
+    agree(model, reference, "weights")
+
+
+@PROMISES.promise(page="quickstart.md")
+def indivisible_batch(bench: Bench) -> None:
+    """A batch that cannot be cut into the call's micro-batches is refused before anything is compiled."""
+    model = network()
+    trainer = bench.trainer(model, _sgd(model), device_iterations=3)
+    _refused(lambda: trainer.run(batches(1)), BatchError, "8", "3")
+
+
+@PROMISES.promise(page="quickstart.md")
+def too_little_data(bench: Bench) -> None:
+    """Data that is smaller than one device call is refused."""
+    model = network()
+    trainer = bench.trainer(model, _sgd(model), device_iterations=4)
+    loader = DataLoader(TensorDataset(*batches(1)[0]), batch_size=4)
+    _refused(lambda: trainer.run(loader), LoaderError, "8", "16")
+
+
+@PROMISES.promise(page="optimizers.md")
+def changed_constant(bench: Bench) -> None:
+    """A changed constant is refused by name; training goes on with the old value, and the state can be read."""
+    data = batches(4)
+    model, reference = network(), network()
+    optimizer, expected = (torch.optim.Adam(each.parameters(), lr=0.02) for each in (model, reference))
+    trainer = bench.trainer(model, optimizer)
+    trainer.run(data[:2])
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    _refused(lambda: trainer.run(data[2:]), ConstantAttributeError, "weight_decay", "variable")
+    optimizer.param_groups[0]["weight_decay"] = 0
+    _run_anew(trainer, data[2:])
+    train(reference, expected, data)
+    agree(model, reference, "weights")
+    agree(optimizer.state_dict()["state"], expected.state_dict()["state"], "optimizer state")
+
+
+@PROMISES.promise(page="optimizers.md")
+def impossible_value(bench: Bench) -> None:
+    """A value that no update survives is refused by name, and training goes on."""
+    data = batches(4)
+    model, reference = network(), network()
+    optimizer, expected = _sgd(model), _sgd(reference)
+    trainer = bench.trainer(model, optimizer)
+    trainer.run(data[:2])
+    optimizer.param_groups[0]["lr"] = float("nan")
+    _refused(lambda: trainer.run(data[2:]), OptimizerError, "lr")
+    optimizer.param_groups[0]["lr"] = 0.3
+    _run_anew(trainer, data[2:])
+    train(reference, expected, data)
+    agree(model, reference, "weights")
+    agree(optimizer.state_dict()["state"], expected.state_dict()["state"], "optimizer state")
+
+
+@PROMISES.promise(page="concepts.md")
+def refused_loss(bench: Bench) -> None:
+    """A loss that PopTorch would not differentiate is refused."""
+    model = network()
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    _refused(lambda: bench.trainer(model, _sgd(model), weighted).run(batches(1)), LossError, "weight")
+
+
+@PROMISES.promise(page="optimizers.md")
+def foreign_parameter(bench: Bench) -> None:
+    """A parameter that the optimizer does not hold is refused."""
+    model = network()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    _refused(lambda: bench.trainer(model, optimizer), OptimizerError, "2.weight")
+
+
+@PROMISES.promise(page="concepts.md")
+def second_trainer(bench: Bench) -> None:
+    """A second trainer over one model is refused."""
+    model = network()
+    bench.trainer(model, _sgd(model))
+    _refused(lambda: bench.trainer(model, _sgd(model)), SessionError, "close()")
+
+
+class _Selecting(nn.Module):
+    """A layer whose output's shape depends on values, which no compiled program can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.selects = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0] if self.selects else x
+
+
+@PROMISES.promise()
+def failed_compile(bench: Bench) -> None:
+    """A model that does not compile gives its IPUs back, and trains when it is mended."""
+    data = batches(2)
+    layer = _Selecting()
+    model, reference = network(lambda: layer), network()
+    options = bench.poptorch.Options().useIpuId(0)
+    trainer = bench.trainer(model, _sgd(model), options=options)
+    _refused(lambda: trainer.run(data), Exception)
+    trainer.ipu.close()
+    layer.selects = False
+    bench.trainer(model, _sgd(model), options=bench.poptorch.Options().useIpuId(0)).run(data)
+    train(reference, _sgd(reference), data)
+    agree(list(model.state_dict().values()), list(reference.state_dict().values()), "weights")
+
+
+@PROMISES.promise(page="quickstart.md")
+def failing_handler(bench: Bench) -> None:
+    """Whatever a handler raises ends the run with the newest weights on the host and the IPUs given back."""
+    data = batches(4)
+    model, reference = network(), network()
+    trainer = bench.trainer(model, _sgd(model), options=bench.poptorch.Options().useIpuId(0))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), interrupt)
+    _refused(lambda: trainer.run(data), KeyboardInterrupt)
+    train(reference, _sgd(reference), data[:2])
+    agree(model(data[0][0]), reference(data[0][0]), "outputs on the host")
+    agree(model, reference, "weights")
+    other = network()
+    bench.trainer(other, _sgd(other), options=bench.poptorch.Options().useIpuId(0)).run(data)
+
+
+@PROMISES.promise()
+def preemption(bench: Bench) -> None:
+    """SIGTERM saves the run and exits with code 75; the same program goes on to the same weights."""
+    if threading.current_thread() is not threading.main_thread():
+        raise Skipped("signals reach the main thread only")
+    data = batches(6)
+
+    def run(folder: str, terminate: bool = False) -> Any:
+        model = network()
+        trainer = bench.trainer(model, _sgd(model))
+        recovery = Recovery(bench.folder / folder, every=2, resume="auto")
+        recovery.attach(trainer)
+        Preemption(recovery, grace=60).attach(trainer)
+        if terminate:
+            trainer.add_event_handler(Events.ITERATION_COMPLETED(once=3), lambda: os.kill(os.getpid(), signal.SIGTERM))
+        trainer.run(data, max_epochs=1)
+        return model
+
+    try:
+        run("parted", terminate=True)
+    except SystemExit as error:
+        expect(error.code == _PREEMPTED, f"exit code {error.code}")
+    else:
+        raise AssertionError("SIGTERM did not end the run")
+    same_bits(run("parted"), run("whole"), "weights after going on")
+
+
+def _recovered(bench: Bench, calls: Any, copies: Any = None) -> None:
+    """Train with injected faults under `Recovery` and without any; both end with the same bits."""
+    poptorch = bench.poptorch
+    models = [network(lambda: nn.Dropout(0.2)) for _ in range(2)]
+    for model, failing in zip(models, (True, False)):
+        trainer = bench.trainer(model, _sgd(model), seed=5)
+        Recovery(bench.folder / str(failing), every=2, backoff=0.0).attach(trainer)
+        with poptorch.inject_faults(calls if failing else {}, copies=copies if failing else None):
+            trainer.run(batches(6))
+        if failing:
+            expect(trainer.state.recovery.faults, "no fault was met")
+    same_bits(models[0], models[1], "weights")
+
+
+@PROMISES.promise(needs_emulator=True)
+def recovered_call(bench: Bench) -> None:
+    """With Recovery, a device fault does not show in the weights."""
+    _recovered(bench, {3: bench.poptorch.Fault("IPU_RESET")})
+
+
+@PROMISES.promise(needs_emulator=True)
+def recovered_copy(bench: Bench) -> None:
+    """With Recovery, a fault while state is copied does not show in the weights."""
+    _recovered(bench, {}, {4: bench.poptorch.Fault("IPU_RESET")})
+
+
+@PROMISES.promise(needs_emulator=True)
+def dead_device(bench: Bench) -> None:
+    """A device that answers nothing more is given back, and another trainer can be made."""
+    poptorch = bench.poptorch
+    data = batches(4)
+    model = network()
+    trainer = bench.trainer(model, _sgd(model), options=poptorch.Options().useIpuId(0))
+    dead = {number: poptorch.Fault(recovery_action=None) for number in range(1000)}
+    trainer.run(data[:2])
+    with poptorch.inject_faults(dead, copies=dead):
+        _refused(lambda: trainer.run(data[2:]), Exception)
+    expect(type(model[0].weight) is nn.Parameter, "the model is still PopTorch's")
+    trainer.ipu.close()
+    bench.trainer(model, _sgd(model), options=poptorch.Options().useIpuId(0)).run(data)

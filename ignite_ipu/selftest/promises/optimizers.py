@@ -1,0 +1,211 @@
+"""Every optimizer trains as it does natively, and its state is the newest when it is read, saved and resumed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.selftest.bench import Bench
+from ignite_ipu.selftest.promise import Promises
+from ignite_ipu.selftest.reference import agree, batches, expect, moved, network, train
+
+PROMISES = Promises("optimizers", "optimizers.md")
+
+Make = Callable[[nn.Module], Any]
+
+
+class _Lamb(torch.optim.Optimizer):
+    """LAMB in plain PyTorch: AdamW's step, scaled for each tensor by the norms of weight and step."""
+
+    def __init__(self, parameters: Any, lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state.update(step=0, exp_avg=torch.zeros_like(weight), exp_avg_sq=torch.zeros_like(weight))
+                state["step"] += 1
+                state["exp_avg"].mul_(first).add_(weight.grad, alpha=1 - first)
+                state["exp_avg_sq"].mul_(second).addcmul_(weight.grad, weight.grad, value=1 - second)
+                average = state["exp_avg"] / (1 - first ** state["step"])
+                square = state["exp_avg_sq"] / (1 - second ** state["step"])
+                update = average / (square.sqrt() + group["eps"]) + group["weight_decay"] * weight
+                norms = weight.norm(), update.norm()
+                trust = (norms[0] / norms[1]).item() if min(norms) > 0 else 1.0
+                weight.sub_(update, alpha=group["lr"] * trust)
+
+
+def _groups(model: nn.Module) -> List[Dict[str, Any]]:
+    """Weights and biases with values of their own."""
+    named = dict(model.named_parameters())
+    return [
+        {"params": [value for name, value in named.items() if name.endswith("weight")]},
+        {"params": [value for name, value in named.items() if name.endswith("bias")], "lr": 0.02, "weight_decay": 0.0},
+    ]
+
+
+def _torch_state(found: Dict[str, Any], expected: Dict[str, Any], model: nn.Module) -> None:
+    """Compare state dictionaries of torch's structure."""
+    expected = {number: slots for number, slots in expected["state"].items() if None not in slots.values()}
+    agree(found["state"], expected, "optimizer.state_dict()", atol=1e-5)
+
+
+def _poptorch_state(found: Dict[str, Any], expected: Dict[str, Any], model: nn.Module) -> None:
+    """See that each moment is among the tensors that PopTorch keeps for its parameter, whatever their names are."""
+    tensors = {name: value for name, value in (found.get("ipu_state") or {}).items() if torch.is_tensor(value)}
+    for number, (parameter, _) in enumerate(model.named_parameters()):
+        own = [value for name, value in tensors.items() if name.endswith(parameter)]
+        for slot, moment in expected["state"].get(number, {}).items():
+            if torch.is_tensor(moment) and moment.dim():
+                near = any(torch.allclose(value, moment, 1e-3, 1e-5) for value in own if value.shape == moment.shape)
+                expect(
+                    near,
+                    f"no tensor of ipu_state is {slot} of {parameter}, which has trained; it has {sorted(tensors)}",
+                )
+
+
+def _saved(bench: Bench, model: nn.Module, optimizer: Any) -> Tuple[Any, Any]:
+    """Return weights and state as a file gives them back."""
+    path = bench.folder / "saved.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    loaded = torch.load(path, weights_only=True)
+    return loaded["model"], loaded["optimizer"]
+
+
+def _resumed(bench: Bench, make: Make, native: Make, compare_state: Any) -> None:
+    """Train, read the state, train, read it again, save, resume with new objects, and train."""
+    data = batches(6)
+    reference = network()
+    reference_optimizer = native(reference)
+
+    model = network()
+    optimizer = make(model)
+    trainer = bench.trainer(model, optimizer)
+    for part in (data[:2], data[2:4]):
+        train(reference, reference_optimizer, part)
+        trainer.run(part)
+        compare_state(optimizer.state_dict(), reference_optimizer.state_dict(), model)
+    weights, state = _saved(bench, model, optimizer)
+    trainer.ipu.close()
+
+    model = network()
+    optimizer = make(model)
+    model.load_state_dict(weights)
+    trainer = bench.trainer(model, optimizer)
+    optimizer.load_state_dict(state)
+    train(reference, reference_optimizer, data[4:])
+    trainer.run(data[4:])
+    compare_state(optimizer.state_dict(), reference_optimizer.state_dict(), model)
+    agree(model, reference, "weights")
+    moved(reference)
+
+
+def _nothing(found: Dict[str, Any], expected: Dict[str, Any], model: nn.Module) -> None:
+    """Compare no state: this form folds the next update's decay into it."""
+
+
+_TORCH: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    "sgd": ("SGD", {"lr": 0.3}),
+    "sgd-momentum": ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    "sgd-nesterov": ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adam": ("Adam", {"lr": 0.02, "weight_decay": 0.01}),
+    "adamw": ("AdamW", {"lr": 0.02, "betas": (0.8, 0.95)}),
+    "rmsprop": ("RMSprop", {"lr": 0.01, "weight_decay": 0.01}),
+    "rmsprop-momentum": ("RMSprop", {"lr": 0.01, "momentum": 0.5}),
+    "rmsprop-centered": ("RMSprop", {"lr": 0.01, "momentum": 0.5, "centered": True}),
+}
+_POPTORCH: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
+    "sgd": ("SGD", {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.01}, {}),
+    "sgd-combined": ("SGD", {"lr": 0.1, "momentum": 0.9}, {"use_combined_accum": True}),
+    "adam": ("Adam", {"lr": 0.02, "weight_decay": 0.01}, {}),
+    "adamw": ("AdamW", {"lr": 0.02, "weight_decay": 0.1}, {}),
+    "rmsprop": ("RMSprop", {"lr": 0.01, "momentum": 0.5}, {}),
+    "lamb": ("LAMB", {"lr": 0.02, "weight_decay": 0.01}, {}),
+}
+
+
+def _of_torch(bench: Bench, kind: str, arguments: Dict[str, Any]) -> None:
+    def make(model: nn.Module) -> Any:
+        return getattr(torch.optim, kind)(_groups(model), **arguments)
+
+    _resumed(bench, make, make, _torch_state)
+
+
+def _of_poptorch(bench: Bench, kind: str, arguments: Dict[str, Any], more: Dict[str, Any]) -> None:
+    def make(model: nn.Module) -> Any:
+        return getattr(bench.poptorch.optim, kind)(model.parameters(), **arguments, **more)
+
+    def native(model: nn.Module) -> Any:
+        made = _Lamb if kind == "LAMB" else getattr(torch.optim, kind)
+        return made(model.parameters(), **arguments)
+
+    _resumed(bench, make, native, _nothing if more else _poptorch_state)
+
+
+for _name, (_kind, _arguments) in _TORCH.items():
+    PROMISES.add(
+        _name,
+        f"torch.optim.{_kind} trains as natively; its state is torch's with the newest values, and can be resumed.",
+        functools.partial(_of_torch, kind=_kind, arguments=_arguments),
+        page="checkpoints.md",
+    )
+for _name, (_kind, _arguments, _more) in _POPTORCH.items():
+    PROMISES.add(
+        f"poptorch-{_name}",
+        f"poptorch.optim.{_kind} trains by its formula; its own state dictionary is the newest and can be resumed.",
+        functools.partial(_of_poptorch, kind=_kind, arguments=_arguments, more=_more),
+    )
+
+
+@PROMISES.promise()
+def clipping(bench: Bench) -> None:
+    """max_grad_norm clips by the global norm, as clip_grad_norm_ does."""
+    model, reference = network(), network()
+    data = batches(4)
+    trainer = bench.trainer(model, torch.optim.Adam(model.parameters(), lr=0.02), max_grad_norm=0.1)
+    trainer.run(data)
+    train(reference, torch.optim.Adam(reference.parameters(), lr=0.02), data, max_norm=0.1)
+    agree(model, reference, "weights")
+    moved(reference)
+
+
+@PROMISES.promise()
+def freezing(bench: Bench) -> None:
+    """A layer that is frozen is not trained; unfrozen, it takes up its momentum again."""
+    data = batches(6)
+    models = [network(), network()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    trainer = bench.trainer(models[0], optimizers[0])
+    for part, frozen in ((data[:2], False), (data[2:4], True), (data[4:], False)):
+        for model in models:
+            first: Any = model[0]
+            first.requires_grad_(not frozen)
+        kept = copy.deepcopy(models[1].state_dict())
+        trainer.run(part)
+        train(models[1], optimizers[1], part)
+        if frozen:
+            agree(models[0].state_dict()["0.weight"], kept["0.weight"], "weights of the frozen layer")
+    agree(models[0], models[1], "weights")
+
+
+@PROMISES.promise()
+def gradients(bench: Bench) -> None:
+    """Gradients shows the mean gradients of a call's last update as parameter.grad."""
+    from ignite_ipu.handlers import Gradients
+
+    model, reference = network(), network()
+    trainer = bench.trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    Gradients().attach(trainer)
+    (x, y) = batches(1)[0]
+    trainer.run([(x, y)])
+    torch.autograd.backward(nn.functional.cross_entropy(reference(x), y))
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    agree(found, {name: parameter.grad for name, parameter in reference.named_parameters()}, "gradients")

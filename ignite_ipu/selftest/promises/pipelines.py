@@ -1,0 +1,91 @@
+"""Models over several IPUs compute and learn what they do on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ignite_ipu.selftest.bench import Bench
+from ignite_ipu.selftest.promise import Promises
+from ignite_ipu.selftest.reference import agree, batches, expect, joined, moved, network, train
+
+PROMISES = Promises("pipelines", "pipeline.md")
+
+
+def _deep() -> Any:
+    return network(lambda: nn.Linear(8, 8), nn.Tanh, lambda: nn.Linear(8, 8), nn.Tanh)
+
+
+def _compare(bench: Bench, accumulation: int, replicas: int = 1, **settings: Any) -> Any:
+    """Make two updates on several IPUs and natively; return model, reference and data."""
+    data = batches(2 * accumulation * replicas, size=2)
+    model, reference = _deep(), _deep()
+    optimizer, expected = (torch.optim.SGD(each.parameters(), lr=0.5, momentum=0.9) for each in (model, reference))
+    trainer = bench.trainer(
+        model, optimizer, gradient_accumulation_steps=accumulation, replication_factor=replicas, **settings
+    )
+    trainer.run(joined(data, calls=2))
+    train(reference, expected, data, accumulation=accumulation * replicas)
+    agree(model, reference, "weights")
+    moved(reference[:2])
+    state, plain = optimizer.state_dict()["state"], expected.state_dict()["state"]
+    agree(
+        {n: s["momentum_buffer"] for n, s in state.items()},
+        {n: s["momentum_buffer"] for n, s in plain.items()},
+        "momenta",
+    )
+    return model, reference, joined(data)[0][0]
+
+
+@PROMISES.promise(ipus=2)
+def two_ipus(bench: Bench) -> None:
+    """A pipeline over 2 IPUs trains as one IPU does, with the model's own names in its state dictionary."""
+    model, reference, _ = _compare(bench, 4, pipeline=["0", "4"])
+    expect(list(model.state_dict()) == list(reference.state_dict()), "the names of the weights have changed")
+
+
+@PROMISES.promise(ipus=4)
+def four_ipus(bench: Bench) -> None:
+    """A pipeline over 4 IPUs trains as one IPU does."""
+    _compare(bench, 8, pipeline=["0", "2", "4", "6"])
+
+
+@PROMISES.promise(ipus=4)
+def replicated(bench: Bench) -> None:
+    """Two replicas of a pipeline over 2 IPUs train as one IPU does."""
+    _compare(bench, 4, replicas=2, pipeline=["0", "4"])
+
+
+@PROMISES.promise(ipus=2)
+def sharded(bench: Bench) -> None:
+    """Sharded execution over 2 IPUs trains as one IPU does."""
+    _compare(bench, 1, pipeline=["0", "4"], execution="sharded")
+
+
+@PROMISES.promise(ipus=2)
+def evaluation(bench: Bench) -> None:
+    """An evaluator runs the layers where they are trained, with the newest weights."""
+    model, reference, x = _compare(bench, 4, pipeline=["0", "4"], share_ipus=True)
+    evaluator = bench.evaluator(model, output_transform=lambda x, y, y_pred: y_pred, device_iterations=4)
+    # A pipeline of two stages needs as many micro-batches in an evaluation, too.
+    agree(evaluator.run([(x[:8], x[:8])]).output, reference(x[:8]), "predictions")
+
+
+@PROMISES.promise(ipus=2)
+def blocks_by_hand(bench: Bench) -> None:
+    """A model with poptorch.BeginBlock in it trains over 2 IPUs as one IPU does."""
+    poptorch = bench.poptorch
+
+    data = batches(8, size=2)
+    model, reference = _deep(), _deep()
+    poptorch.BeginBlock(model[0], "first", ipu_id=0)
+    poptorch.BeginBlock(model[4], "second", ipu_id=1)
+    options = poptorch.Options()
+    options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    trainer = bench.trainer(model, optimizer, gradient_accumulation_steps=4, options=options)
+    trainer.run(joined(data, calls=2))
+    train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), data, accumulation=4)
+    agree(model, reference, "weights")

@@ -1,0 +1,108 @@
+"""Plain PyTorch on the host: a small task, and what training it gives. Everything is compared with that."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+__all__ = ["Batch", "agree", "batches", "expect", "joined", "moved", "network", "same_bits", "train"]
+
+Batch = Tuple[torch.Tensor, torch.Tensor]
+
+# Both compute in float32; sums in another order and other kernels for exp and tanh are what may differ.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+
+
+def network(*more: Callable[[], nn.Module]) -> Any:
+    """Return an untrained `nn.Sequential` for the task, always the same.
+
+    Args:
+        more: What makes further layers for its middle, which has 8 numbers.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *(make() for make in more), nn.Linear(8, 3))
+
+
+def batches(count: int = 6, size: int = 8) -> List[Batch]:
+    """Return the task's data, 3 classes of 6 numbers, in ready batches."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count * size, 6, generator=generator)
+    y = torch.randint(3, (count * size,), generator=generator)
+    return list(zip(torch.split(x, size), torch.split(y, size)))
+
+
+def joined(micro_batches: Sequence[Batch], calls: int = 1) -> List[Batch]:
+    """Return the micro-batches joined into as many ready global batches as there are calls."""
+    size = len(micro_batches) // calls
+    parts = [micro_batches[at : at + size] for at in range(0, len(micro_batches), size)]
+    return [(torch.cat([x for x, _ in part]), torch.cat([y for _, y in part])) for part in parts]
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Sequence[Batch],
+    accumulation: int = 1,
+    scheduler: Any = None,
+    max_norm: Optional[float] = None,
+) -> List[float]:
+    """Train, one update for every `accumulation` micro-batches; return the losses of the micro-batches."""
+    losses = []
+    model.train()
+    for number, (x, y) in enumerate(data, 1):
+        loss = nn.functional.cross_entropy(model(x), y)
+        losses.append(loss.item())
+        torch.autograd.backward(loss / accumulation)
+        if number % accumulation == 0:
+            if max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            if scheduler is not None:
+                scheduler.step()
+    return losses
+
+
+def expect(condition: bool, otherwise: str) -> None:
+    """See that something holds; unlike `assert`, with Python's option -O, too.
+
+    Raises:
+        AssertionError: It does not; the text is `otherwise`.
+    """
+    if not condition:
+        raise AssertionError(otherwise)
+
+
+def agree(found: Any, expected: Any, what: str, rtol: float = _RELATIVE, atol: float = _ABSOLUTE) -> None:
+    """Compare tensors, modules' weights, numbers, or lists and dictionaries of them.
+
+    Raises:
+        AssertionError: They differ by more than rounding; the text says by how much.
+    """
+    try:
+        torch.testing.assert_close(_plain(found), _plain(expected), rtol=rtol, atol=atol)
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error}") from None
+
+
+def same_bits(found: Any, expected: Any, what: str) -> None:
+    """Compare as `agree` does, without any tolerance."""
+    agree(found, expected, what, rtol=0, atol=0)
+
+
+def moved(model: nn.Module) -> None:
+    """See that training has changed the weights of a `network()` by more than what may differ.
+
+    Raises:
+        AssertionError: It has not, so that comparing them would show nothing.
+    """
+    change = max((a - b).abs().max().item() for a, b in zip(_plain(model).values(), _plain(network()).values()))
+    expect(change > 30 * _ABSOLUTE, f"training has changed no weight by more than {change}")
+
+
+def _plain(value: Any) -> Any:
+    return copy.deepcopy(dict(value.state_dict())) if isinstance(value, nn.Module) else value

@@ -1,0 +1,144 @@
+"""Runs the programs one after the other; none of them stops the others, or keeps IPUs from them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import random
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Callable, Iterator, List
+
+import numpy as np
+import torch
+
+from ignite_ipu import backend
+from ignite_ipu.selftest.bench import Bench
+from ignite_ipu.selftest.promise import Promise, Skipped
+from ignite_ipu.selftest.report import FAILED, OK, SKIPPED, Outcome
+
+__all__ = ["quick_collections", "run"]
+
+# The root, where all others end, and those of PopTorch, which write by themselves.
+_LOGGERS = ("", "poptorch::python", "poptorch::cpp")
+_SEED = 1
+_REASON_LENGTH = 300
+
+
+@contextlib.contextmanager
+def quick_collections() -> Iterator[None]:
+    """Leave what is in memory now out of the garbage collections after each program, which then take no time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def run(promise: Promise, ipus: int) -> Outcome:
+    """Run one program and give its IPUs back.
+
+    Args:
+        promise: What to check.
+        ipus: IPUs there are.
+    """
+    outcome = Outcome(promise, OK)
+    cannot = _cannot(promise, ipus)
+    if cannot:
+        outcome.result, outcome.reason = SKIPPED, cannot
+        return outcome
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ignite-ipu-selftest-") as folder, _random_numbers(), _heard(outcome):
+        _try_on_a_bench(promise, outcome, Path(folder))
+        # An executor and its optimizer hold each other, and the IPUs with them.
+        gc.collect()
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _try_on_a_bench(promise: Promise, outcome: Outcome, folder: Path) -> None:
+    bench = Bench(folder)
+    _try(lambda: promise.program(bench), outcome, "")
+    _try(bench.clear, outcome, "giving the IPUs back: ")
+
+
+def _cannot(promise: Promise, ipus: int) -> str:
+    if promise.needs_emulator and not backend.is_emulator():
+        return "only the emulator can be told to fail so"
+    if promise.ipus > ipus:
+        return f"needs {promise.ipus} IPU{'s' if promise.ipus > 1 else ''} at once, and there are {ipus}"
+    return ""
+
+
+def _try(call: Callable[[], None], outcome: Outcome, doing: str) -> None:
+    """Call, and note what is raised: of several errors the first is the reason."""
+    try:
+        call()
+    except Skipped as reason:
+        outcome.result, outcome.reason = SKIPPED, str(reason)
+    except (Exception, SystemExit) as error:
+        text = traceback.format_exc()
+        # What has failed is not kept alive by its traceback, nor the IPUs that its frames hold.
+        traceback.clear_frames(error.__traceback__)
+        if outcome.result == FAILED:
+            outcome.messages.append(text)
+            return
+        outcome.result, outcome.traceback = FAILED, text
+        outcome.reason = doing + _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    line = text if isinstance(error, AssertionError) and text else f"{name}: {text}" if text else name
+    return line if len(line) <= _REASON_LENGTH else f"{line[: _REASON_LENGTH - 3]}..."
+
+
+@contextlib.contextmanager
+def _random_numbers() -> Iterator[None]:
+    """Begin each program with the same random numbers, and leave those of the process as they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        random.seed(_SEED)
+        np.random.seed(_SEED)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def _heard(outcome: Outcome) -> Iterator[None]:
+    """Note warnings and what is logged, in place of writing it between the rows of the table."""
+    notes = _Notes(outcome.messages)
+    handlers = {name: list(logging.getLogger(name).handlers) for name in _LOGGERS}
+    for name, own in handlers.items():
+        for handler in own:
+            logging.getLogger(name).removeHandler(handler)
+        logging.getLogger(name).addHandler(notes)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield
+        outcome.messages += [f"{each.category.__name__}: {each.message}" for each in caught]
+    finally:
+        for name, own in handlers.items():
+            logging.getLogger(name).removeHandler(notes)
+            for handler in own:
+                logging.getLogger(name).addHandler(handler)
+
+
+class _Notes(logging.Handler):
+    def __init__(self, messages: List[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(f"{record.levelname} {record.name}: {record.getMessage()}")

@@ -1,0 +1,249 @@
+"""`ignite-ipu selftest`: what it checks, what it says, and what it exits with."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from ignite_ipu import backend
+from ignite_ipu.cli import main
+from ignite_ipu.emulator.machine import machine
+from ignite_ipu.selftest import promises, runner
+from ignite_ipu.selftest.promise import Promises, Skipped
+from ignite_ipu.selftest.reference import expect, network
+
+_DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerators():
+    """accelerate keeps a state for the whole process."""
+    yield
+    if "accelerate" in sys.modules:
+        from tests.accelerate_state import forget
+
+        forget()
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A group of promises that a test makes."""
+    made = Promises("made", "first-hour.md")
+    monkeypatch.setattr(promises, "_GROUPS", (made,))
+    return made
+
+
+def report_of(arguments, capsys):
+    code = main(["selftest", "--format", "json", *arguments])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_everything_holds_on_the_emulator_and_every_ipu_is_given_back(tmp_path, capsys):
+    """All promises, as the command checks them: none is broken, and none is skipped but for what is not installed."""
+    held = set(machine().users())
+    file = tmp_path / "report.json"
+    assert main(["selftest", "--report", str(file)]) == 0, capsys.readouterr().out
+    table = capsys.readouterr().out.splitlines()
+    report = json.loads(file.read_text())
+    broken = {each["name"]: each["traceback"] for each in report["promises"] if each["result"] == "failed"}
+    assert broken == {}
+    reasons = [each["reason"] for each in report["promises"] if each["result"] == "skipped"]
+    assert all("installed" in reason or "half precision" in reason for reason in reasons), reasons
+    assert len(table) == len(report["promises"]) + 2 and table[-1].startswith(f"{report['results']['ok']} ok")
+    assert set(machine().users()) <= held
+
+
+def test_promises_are_sentences_with_a_page_in_the_documentation():
+    every = promises.every_promise()
+    assert len({promise.name for promise in every}) == len(every) >= 60
+    for promise in every:
+        assert promise.text.endswith(".") and len(promise.text.split()) > 4, promise
+        assert (_DOCS / promise.page).is_file(), promise
+
+
+def test_every_optimizer_of_poptorch_is_among_them():
+    """Those that PopTorch offers, and those of torch that convert to them."""
+    poptorch = backend.poptorch()
+    base = poptorch.optim.Optimizer
+    kinds = {kind for kind in vars(poptorch.optim).values() if isinstance(kind, type) and issubclass(kind, base)} - {
+        base
+    }
+    assert len(kinds) == 5
+    texts = [promise.text for promise in promises.every_promise()]
+    for kind in kinds:
+        name = kind.__name__
+        assert any(text.startswith(f"poptorch.optim.{name} ") for text in texts), name
+        assert not hasattr(torch.optim, name) or any(text.startswith(f"torch.optim.{name} ") for text in texts), name
+
+
+def test_an_optimizer_that_loses_its_state_is_found(monkeypatch, capsys):
+    """A PopTorch that drops the state that is loaded: the promises of it fail by name, the others still hold."""
+    adam = backend.poptorch().optim.Adam
+    for method in ("load_state_dict", "set_state_dict"):
+        monkeypatch.setattr(adam, method, lambda self, state: None)
+    code, report = report_of(["--only", "optimizers.adam", "optimizers.poptorch-adam", "optimizers.clipping"], capsys)
+    assert code == 1
+    results = {each["name"]: each["result"] for each in report["promises"]}
+    assert results == {"optimizers.adam": "failed", "optimizers.poptorch-adam": "failed", "optimizers.clipping": "ok"}
+    assert report["results"] == {"ok": 1, "failed": 2, "skipped": 0}
+
+
+def test_a_broken_promise_is_said_with_its_page_and_reason(group, capsys):
+    """Exit code 1; the table has the reason, and what it was that was promised stands below."""
+
+    @group.promise()
+    def two_is_three(bench):
+        """Two is three, as the page says."""
+        expect(False, "2 is not 3")
+
+    @group.promise()
+    def holds(bench):
+        """This one holds all the same."""
+
+    assert main(["selftest"]) == 1
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].startswith("failed  made.two-is-three") and rows[0].endswith("s  2 is not 3")
+    assert rows[1].startswith("ok      made.holds")
+    assert rows[3:6] == ["made.two-is-three  Two is three, as the page says.", "  docs/first-hour.md", "  2 is not 3"]
+    assert rows[-1].startswith("1 ok, 1 failed in ") and rows[-1].endswith(
+        "s, on emulator (PopTorch 3.3.0+emulator, IPUs: 64)"
+    )
+
+
+def test_whatever_is_raised_is_in_the_report_and_keeps_no_ipus(group, capsys):
+    """An error in the middle of training, with its traceback; the IPUs are free for the next program."""
+    poptorch = backend.poptorch()
+
+    def train(bench, fails):
+        model = network()
+        trainer = bench.trainer(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), options=poptorch.Options().useIpuId(0)
+        )
+        trainer.run([(torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))])
+        if fails:
+            logging.getLogger("ignite_ipu").warning("something odd")
+            warnings.warn("something old", DeprecationWarning, stacklevel=1)
+            raise SystemExit("ended by itself")
+
+    group.add("fails", "A program that ends fails.", lambda bench: train(bench, True))
+    group.add("trains", "The next one trains.", lambda bench: train(bench, False))
+    code, report = report_of([], capsys)
+    assert code == 1
+    failed, ok = report["promises"]
+    assert (failed["result"], failed["reason"], ok["result"]) == ("failed", "SystemExit: ended by itself", "ok")
+    assert 'raise SystemExit("ended by itself")' in failed["traceback"]
+    assert failed["messages"] == ["WARNING ignite_ipu: something odd", "DeprecationWarning: something old"]
+    assert failed["promise"] == "A program that ends fails." and failed["page"] == "docs/first-hour.md"
+
+
+def test_what_cannot_run_here_is_skipped_with_the_reason(group, monkeypatch, capsys):
+    """Too few IPUs, no emulator to inject faults into, something that is not installed: exit code 0."""
+    group.promise(ipus=4)(lambda bench: expect(False, "has run"))
+    group.promise()(lambda bench: raise_(Skipped("accelerate is not installed")))
+    group.promise(needs_emulator=True)(lambda bench: expect(False, "has run"))
+    monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "2")
+    monkeypatch.setattr(runner.backend, "is_emulator", lambda: False)
+    code, report = report_of([], capsys)
+    assert code == 0
+    assert [each["result"] for each in report["promises"]] == ["skipped"] * 3
+    assert [each["reason"] for each in report["promises"]] == [
+        "needs 4 IPUs at once, and there are 2",
+        "accelerate is not installed",
+        "only the emulator can be told to fail so",
+    ]
+
+
+def raise_(error):
+    raise error
+
+
+def test_without_any_ipu_one_promise_is_broken_and_the_others_are_skipped(monkeypatch, capsys):
+    """A machine whose IPUs PopTorch does not find is no machine on which all is well."""
+    monkeypatch.setattr("ignite_ipu.selftest.devices.backend.is_emulator", lambda: False)
+    code, report = report_of(["--only", "device"], capsys)
+    assert code == 1
+    assert [each["result"] for each in report["promises"]] == ["failed", "skipped", "skipped"]
+    assert "PopTorch finds no IPU" in report["promises"][0]["reason"]
+    assert report["promises"][1]["reason"] == "needs 1 IPU at once, and there are 0"
+
+
+def test_only_takes_names_and_groups(capsys):
+    code, report = report_of(["--only", "schedules.of-ignite", "device"], capsys)
+    assert code == 0
+    names = [each["name"] for each in report["promises"]]
+    assert names == ["device.available-here", "device.computes", "device.layers", "schedules.of-ignite"]
+
+
+def test_an_unknown_name_is_refused_with_its_neighbours(capsys):
+    assert main(["selftest", "--only", "optimizers.adamm"]) == 2
+    assert "'optimizers.adamm'. Did you mean optimizers.adam" in capsys.readouterr().err
+
+
+def test_the_list_says_what_is_promised(capsys):
+    assert main(["selftest", "--list", "--only", "batching"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].split("  ", 1)[0] == "batching.device-iterations"
+    assert rows[0].endswith("With deviceIterations, one call makes that many updates, one after the other.")
+
+
+def test_a_report_says_what_it_was_made_on(group, capsys):
+    """Versions, backend and devices, as `ignite-ipu env` prints them."""
+    group.add("holds", "This one holds all the same.", lambda bench: None)
+    _, report = report_of([], capsys)
+    assert report["device"]["backend"] == "emulator" and report["device"]["ipus"] == 64
+    assert torch.__version__.startswith(report["environment"]["versions"]["torch"])
+
+
+def test_a_report_is_there_while_programs_run(group, tmp_path, capsys):
+    """What takes the process down leaves behind what came of the promises before, and which one was being checked."""
+    file = tmp_path / "report.json"
+    group.add("first", "The first one holds.", lambda bench: None)
+    group.add("second", "The second one looks.", lambda bench: seen.append(json.loads(file.read_text())))
+    seen = []
+    assert main(["selftest", "--report", str(file)]) == 0
+    assert [each["name"] for each in seen[0]["promises"]] == ["made.first"] and seen[0]["running"] == "made.second"
+    assert "running" not in json.loads(file.read_text())
+    assert main(["selftest", "--report", str(tmp_path / "nowhere" / "report.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_terminal_sees_what_is_running(group, monkeypatch, capsys):
+    """On standard error, on a line of its own that goes away; a log gets the rows alone."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    group.add("first", "The first one holds.", lambda bench: None)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    main(["selftest"])
+    assert terminal.getvalue() == "\r\033[K[1/1] made.first ...\r\033[K"
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    main(["selftest"])
+    assert log.getvalue() == ""
+
+
+def test_the_process_is_left_as_it_was(group, monkeypatch):
+    """Random numbers, loggers and the garbage collector."""
+
+    @group.promise()
+    def disturbs(bench):
+        """A program draws, logs and leaves garbage behind."""
+        torch.manual_seed(99)
+        logging.getLogger("ignite_ipu").error("told")
+
+    state, handlers = torch.random.get_rng_state(), list(logging.getLogger().handlers)
+    main(["selftest"])
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert logging.getLogger().handlers == handlers
+    assert gc.get_freeze_count() == 0
