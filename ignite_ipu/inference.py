@@ -101,7 +101,7 @@ class Inference:
             OptionsError: No IPUs can be had for these options.
         """
         session = self._session
-        session.follow_loading()
+        session.follow_states()
         if pipeline is None and session.training is not None and session.training.placing is not None:
             pipeline = session.training.placing.inference
         program = self._known(step, options, pipeline)

@@ -18,8 +18,8 @@ from ignite_ipu.gradient_hooks import GradientHooks
 from ignite_ipu.guards import CallGuard
 from ignite_ipu.inference import Inference
 from ignite_ipu.known_sessions import forget, know, known_session
-from ignite_ipu.loading import follow_loading
 from ignite_ipu.model_changes import ModelChanges, report_frozen
+from ignite_ipu.model_states import follow_states
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.options import check_ipus
 from ignite_ipu.pipeline.request import PipelineRequest
@@ -86,8 +86,8 @@ class IPUSession:
         self._looks = 0
         self._trained: Optional[Trained] = None
         know(model, self)
-        self._loading: Optional[weakref.finalize[Any, Weights]] = None
-        self.follow_loading()
+        self._states: Optional[weakref.finalize[Any, Weights]] = None
+        self.follow_states()
 
     @classmethod
     def of(cls, model: nn.Module) -> IPUSession:
@@ -316,10 +316,10 @@ class IPUSession:
         """
         self.changes.refuse_replaced()
 
-    def follow_loading(self) -> None:
-        """Know what is loaded into the model, from here or, after `close`, again."""
-        if self._loading is None or not self._loading.alive:
-            self._loading = follow_loading(self.model, self.weights)
+    def follow_states(self) -> None:
+        """Know of states that go in and out of the model, from here or, after `close`, again."""
+        if self._states is None or not self._states.alive:
+            self._states = follow_states(self.model, self.weights)
 
     def report_frozen(self, program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
         """Say that forward has changed Python values while it was traced: see `refuse_frozen`."""
@@ -387,8 +387,8 @@ class IPUSession:
             self.weights.leave_out(self._trained.program.step)
         self._trained = self.active = None
         self._end_guard()
-        if self._loading is not None:
-            self._loading()
+        if self._states is not None:
+            self._states()
         self.while_loading, self.check_evaluation = contextlib.nullcontext, _anything
         self.evaluations.clear()
         forget(self)

@@ -16,7 +16,7 @@ from ignite_ipu.touches import Touches
 from ignite_ipu.untouched import plain, version_of
 from ignite_ipu.watched_parameters import unwatch_parameters, watch_parameters
 
-__all__ = ["LostEditError", "Weights"]
+__all__ = ["LostEditError", "Weights", "named_tensors"]
 
 # To a watched tensor: from its entry, from the variable in the loop, and from the call that counts.
 _OUR_REFERENCES = 3
@@ -56,7 +56,7 @@ class Weights:
 
     def __init__(self, model: nn.Module, fire: Optional[Fire] = None) -> None:
         self._fire = fire or (lambda event: None)
-        self._named = _named_tensors(model)
+        self._named = named_tensors(model)
         REGISTRATIONS.follow(self, model.modules())
         # What is found here is only ever added to: `put_back` goes by the order of an earlier `read`.
         self._names: List[str] = list(self._named)
@@ -225,7 +225,7 @@ class Weights:
         From then on `REGISTRATIONS` counts those that the model's modules of now are given.
         """
         REGISTRATIONS.follow(self, [module for whole in (model, *self._beside) for module in whole.modules()])
-        return _differing(self._named, _named_tensors(model))
+        return _differing(self._named, named_tensors(model))
 
     def replaced_beside(self) -> List[str]:
         """Return the names of what training programs hold beside the model and that is not what it was at first."""
@@ -241,10 +241,15 @@ class Weights:
             self._note_first_touch()
         copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
         self._host_is_stale = False
-        self._versions = _count_edits(self._tensors)
         if copied:
             self._fire(IPUEvents.WEIGHTS_TO_HOST)
         return copied
+
+    def show(self) -> None:
+        """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
+        self.to_host()
+        if self._touches is not None:
+            self._touches.note()
 
     def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
         """Let nobody see the newest weights.
@@ -320,7 +325,7 @@ def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) ->
     return [name for name in names if now.get(name) is not before.get(name)]
 
 
-def _named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:
+def named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:
     """Return parameters and buffers by name, without the look at them that makes a wrapped model download."""
     found: Dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
@@ -337,5 +342,5 @@ def _beside_the_model(step: nn.Module) -> Dict[str, torch.Tensor]:
         f"{prefix}.{name}": tensor
         for prefix, part in step._modules.items()
         if part is not None and prefix != "model"
-        for name, tensor in _named_tensors(part).items()
+        for name, tensor in named_tensors(part).items()
     }

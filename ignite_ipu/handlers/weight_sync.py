@@ -46,16 +46,19 @@ class WeightSync:
     _counts_steps = False
 
     def attach(self, trainer: Optional[Engine] = None, evaluator: Optional[Engine] = None) -> None:
-        """Sync when an evaluation starts, when training goes on with weights set on the host, and when it ends.
+        """Sync when an evaluation starts; when training ends or is interrupted, bring the newest weights to the host.
+
+        Engines over a session upload what the host has set with the next call; over executors of your own that is done
+        here, at the start of an epoch.
 
         Args:
             trainer: Engine that trains.
             evaluator: Engine that evaluates; call again for each further one.
         """
         if trainer is not None:
-            trainer.add_event_handler(Events.STARTED | Events.EPOCH_STARTED, self.before_training)
-            trainer.add_event_handler(Events.COMPLETED, self.to_host)
+            trainer.add_event_handler(Events.COMPLETED | Events.TERMINATE | Events.INTERRUPT, self.to_host)
             if self._counts_steps:
+                trainer.add_event_handler(Events.STARTED | Events.EPOCH_STARTED, self.before_training)
                 trainer.add_event_handler(Events.ITERATION_COMPLETED, self.weights.trained)
         if evaluator is not None:
             evaluator.add_event_handler(Events.STARTED, self.before_evaluation)

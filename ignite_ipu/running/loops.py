@@ -25,6 +25,9 @@ from ignite_ipu.deferred import (
 )
 from ignite_ipu.deferred.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.optimizer import release_optimizer
+from ignite_ipu.deferred.owners import parameter_of
+from ignite_ipu.known_sessions import known_session
+from ignite_ipu.model_states import LiveState, live_state
 from ignite_ipu.natively import NATIVE, natively
 from ignite_ipu.running.data_edits import substitute_data
 from ignite_ipu.running.engine_weights import EngineWeights
@@ -34,6 +37,7 @@ from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
 from ignite_ipu.session import IPUSession
+from ignite_ipu.weights import Weights, named_tensors
 
 __all__ = ["substitute_loops"]
 
@@ -60,12 +64,37 @@ def substitute_loops(
     patches.on_undo(loops.release)
     patches.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
     patches.set(nn.Module, "named_parameters", loops.named_parameters(nn.Module.named_parameters))
+    patches.set(nn.Module, "state_dict", _state_dict(nn.Module.state_dict))
     patches.set(CapturedModel, "call", loops.captured_call(CapturedModel.call))
     patches.set(torch.optim.Optimizer, "__init__", loops.optimizer(torch.optim.Optimizer.__init__))
     patches.set(torch.Tensor, "backward", loops.host_backward(torch.Tensor.backward))
     patches.set(DeferredTensor, "backward", loops.backward(DeferredTensor.backward))
     substitute_gradients(patches, code, journal, trained)
     substitute_data(patches)
+
+
+def _state_dict(original: Callable[..., Any]) -> Any:
+    """Return what shows the newest weights in a state that a script takes before it trains the model, too."""
+
+    @functools.wraps(original)
+    def state_dict(module: Any, *args: Any, **kwargs: Any) -> Any:
+        state = original(module, *args, **kwargs)
+        if args or kwargs.get("destination") is not None or isinstance(state, LiveState):
+            return state
+        return live_state(state, functools.partial(_weights_of, weakref.ref(module)))
+
+    return state_dict
+
+
+def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
+    """Return the weights of which those of a module are a part, once it is on a device."""
+    module = known()
+    session = None if module is None else known_session(module)
+    if session is None and module is not None:
+        owners = (parameter_of(tensor) for tensor in named_tensors(module).values())
+        owner = next((owner for owner in owners if owner is not None), None)
+        session = None if owner is None else owner[0].whole.session
+    return None if session is None else session.weights
 
 
 class _Loops:

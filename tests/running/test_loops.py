@@ -171,3 +171,26 @@ def test_a_frozen_model_belongs_to_the_step_of_the_trained_one(run, capsys, mode
     found = re.findall(NUMBER, ran.output[0])
     assert list(map(float, found)) == pytest.approx(list(map(float, expected)), rel=1e-4) and len(found) == 5
     assert ran.became("Sequential()").startswith(became)
+
+
+def test_a_state_dictionary_from_before_the_loop_is_the_newest_when_it_is_saved(run):
+    """As natively, where it is the memory of the model's weights; a part's, too."""
+    ran = run(
+        HEAD
+        + """
+import io
+state, part = model.state_dict(), model[0].state_dict()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save([state, part], file)
+    file.seek(0)
+    whole, first = torch.load(file, weights_only=True)
+    print(type(whole).__name__, all(torch.equal(whole[name], value) for name, value in model.state_dict().items()),
+          torch.equal(first["weight"], whole["0.weight"]))
+"""
+    )
+    assert ran.output == ["OrderedDict True True"] * 3
