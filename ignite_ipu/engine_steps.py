@@ -9,7 +9,7 @@ from ignite.engine import Engine
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from torch import nn
 
-from ignite_ipu.pipeline.request import PipelineRequest
+from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.programs import Program
 from ignite_ipu.session import IPUSession
 from ignite_ipu.step import EvaluationStep

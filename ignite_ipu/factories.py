@@ -30,7 +30,7 @@ from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.options import OptionsError
 from ignite_ipu.options import output_mode as _output_mode
 from ignite_ipu.options import training_options as _training_options
-from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
+from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
 from ignite_ipu.session import IPUSession
 from ignite_ipu.wrappers import unwrapped
 

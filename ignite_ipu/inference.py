@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.filling import FillingCheck
 from ignite_ipu.options import check_ipus, evaluation_options
-from ignite_ipu.pipeline.request import PipelineRequest
+from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.programs import Program
 from ignite_ipu.rows import RowsError, join_rows, row_count, split_rows, take_rows

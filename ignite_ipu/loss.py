@@ -83,7 +83,7 @@ class TrainingStep(BatchStep):
             if self.predictions:
                 check_output(y_pred)
             for placed in self.placements:
-                placed.placement.begin_loss()
+                placed.begin_loss()
             loss = find_loss(y_pred) if self.loss_fn is None else self.loss_fn(y_pred, y)
             loss = _scalar(loss, traced)
             if traced:

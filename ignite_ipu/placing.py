@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, cast
 
 import torch
 from torch import nn
@@ -12,16 +12,14 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.loss import TrainingStep
 from ignite_ipu.options import OptionsError, check_ipus, is_simulated
-from ignite_ipu.pipeline.comparison import Comparison, compare
-from ignite_ipu.pipeline.configure import save_memory
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.measure import measure
-from ignite_ipu.pipeline.memory import Strategy
-from ignite_ipu.pipeline.placement import Placement
-from ignite_ipu.pipeline.plan import Plan
-from ignite_ipu.pipeline.planner import plan_placement
-from ignite_ipu.pipeline.request import PipelineRequest
+from ignite_ipu.pipeline.placing.configure import save_memory
+from ignite_ipu.pipeline.placing.placement import Placement, Planned
+from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.step import BatchStep
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import Plan, Strategy
 
 __all__ = ["Placing"]
 
@@ -60,7 +58,7 @@ class Placing:
     ) -> None:
         self.request, self.inference = request, request.for_inference()
         self.placement: Optional[Placement] = None
-        self.plan: Optional[Plan] = request.spec if isinstance(request.spec, Plan) else None
+        self.plan: Optional[Plan] = cast("Plan", request.spec) if isinstance(request.spec, Planned) else None
         self._step = step
         self._options = options.clone().autoRoundNumIPUs(True) if request.round_up else options
         self._training, self._optimizer = training, optimizer
@@ -161,6 +159,8 @@ class Placing:
             )
 
     def _plan_from(self, leaves: Sequence[Any]) -> None:
+        from ignite_ipu.pipeline import Comparison, compare
+
         request, options = self.request, self._options
         assert request.ipus is not None
         comparison = compare(
@@ -206,6 +206,8 @@ class Placing:
             )
 
     def _estimate(self, placement: Placement, leaves: Sequence[Any]) -> Plan:
+        from ignite_ipu.pipeline import Strategy, plan_placement
+
         options = self._options
         if placement.execution not in _ESTIMATED:
             raise PlanError(f"memory_per_ipu cannot be checked: nothing estimates {placement.execution} execution.")
@@ -236,6 +238,7 @@ class Placing:
 
 def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, training: bool, granularity: Any) -> Any:
     """Measure a micro-batch on the host, loss included."""
+    from ignite_ipu.pipeline import measure
 
     def run(model: nn.Module, *micro_batch: Any) -> Any:
         x, *y = step.batch(micro_batch)

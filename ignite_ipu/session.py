@@ -22,7 +22,7 @@ from ignite_ipu.model_changes import ModelChanges, report_frozen
 from ignite_ipu.model_states import follow_states
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.options import check_ipus
-from ignite_ipu.pipeline.request import PipelineRequest
+from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.placing import Placing
 from ignite_ipu.processes import check_same_weights, describe_processes
 from ignite_ipu.programs import Program

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -22,14 +22,21 @@ from ignite_ipu.python_state import PythonState, changed_by_every
 from ignite_ipu.rows import map_tensors, tensors_in
 from ignite_ipu.tracing import declared_as_tracing, without_checkpointing, without_generation_cache
 
-if TYPE_CHECKING:
-    from ignite_ipu.pipeline.applied import AppliedPlacement
-
 __all__ = ["BatchStep", "EvaluationStep", "OutputError", "changed_on_host", "check_output", "describe_value"]
 
 
 class OutputError(TypeError):
     """A model's output that no device can return."""
+
+
+class StagesOfModel(Protocol):
+    """What puts a model's layers on their IPUs while it is traced."""
+
+    def check_ran(self) -> None:
+        """Refuse a forward in which the model itself was not called."""
+
+    def begin_loss(self) -> None:
+        """Open the loss's block, between the model's forward and the loss."""
 
 
 class BatchStep(nn.Module):
@@ -57,7 +64,7 @@ class BatchStep(nn.Module):
         # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
         self._layout: List[BatchLayout] = []
         # What puts the model's layers on their IPUs, while it compiles; a list for the same reason.
-        self.placements: List[AppliedPlacement] = []
+        self.placements: List[StagesOfModel] = []
         self._draws: List[Draws] = []
 
     def train(self, mode: bool = True) -> BatchStep:

@@ -2,73 +2,116 @@
 
 from __future__ import annotations
 
-from ignite_ipu.pipeline.applied import AppliedPlacement
-from ignite_ipu.pipeline.comparison import Comparison, compare
-from ignite_ipu.pipeline.configure import configure
-from ignite_ipu.pipeline.drawing import draw_memory, draw_plan, draw_scaling, draw_schedule
-from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.layers import select_layers
-from ignite_ipu.pipeline.machine import BOW, MK2, Machine
-from ignite_ipu.pipeline.measure import measure
-from ignite_ipu.pipeline.memory import StageMemory, Strategy
-from ignite_ipu.pipeline.optimizer_state import OptimizerState, optimizer_state
-from ignite_ipu.pipeline.partition import Partition, partition_chain
-from ignite_ipu.pipeline.placement import Placement, Start, layers_per_ipu
-from ignite_ipu.pipeline.plan import Plan, StagePlan
-from ignite_ipu.pipeline.plan_file import load_plan, save_plan
-from ignite_ipu.pipeline.planner import plan, plan_placement
-from ignite_ipu.pipeline.pod import Scaling, scale
-from ignite_ipu.pipeline.profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
-from ignite_ipu.pipeline.request import Pipeline, PipelineRequest
-from ignite_ipu.pipeline.schedule import Schedule, StageTime, in_flight, simulate
-from ignite_ipu.pipeline.slots import Slot
-from ignite_ipu.pipeline.trace import trace_events, write_trace
+from importlib import import_module
+from typing import TYPE_CHECKING, List
 
-__all__ = [
-    "BOW",
-    "MK2",
-    "AppliedPlacement",
-    "Comparison",
-    "Crossing",
-    "Layer",
-    "Machine",
-    "OptimizerState",
-    "Partition",
-    "Pipeline",
-    "PipelineRequest",
-    "Placement",
-    "Plan",
-    "PlanError",
-    "Profile",
-    "SavedTensor",
-    "Scaling",
-    "Schedule",
-    "SharedWeight",
-    "Slot",
-    "StageMemory",
-    "StagePlan",
-    "StageTime",
-    "Start",
-    "Strategy",
-    "TensorSize",
-    "compare",
-    "configure",
-    "draw_memory",
-    "draw_plan",
-    "draw_scaling",
-    "draw_schedule",
-    "in_flight",
-    "layers_per_ipu",
-    "load_plan",
-    "measure",
-    "optimizer_state",
-    "partition_chain",
-    "plan",
-    "plan_placement",
-    "save_plan",
-    "scale",
-    "select_layers",
-    "simulate",
-    "trace_events",
-    "write_trace",
-]
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline.costs.machine import BOW as BOW
+    from ignite_ipu.pipeline.costs.machine import MK2 as MK2
+    from ignite_ipu.pipeline.costs.machine import Machine as Machine
+    from ignite_ipu.pipeline.costs.memory import StageMemory as StageMemory
+    from ignite_ipu.pipeline.costs.memory import Strategy as Strategy
+    from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState as OptimizerState
+    from ignite_ipu.pipeline.costs.optimizer_state import optimizer_state as optimizer_state
+    from ignite_ipu.pipeline.costs.partition import Partition as Partition
+    from ignite_ipu.pipeline.costs.partition import partition_chain as partition_chain
+    from ignite_ipu.pipeline.costs.schedule import Schedule as Schedule
+    from ignite_ipu.pipeline.costs.schedule import StageTime as StageTime
+    from ignite_ipu.pipeline.costs.schedule import in_flight as in_flight
+    from ignite_ipu.pipeline.costs.schedule import simulate as simulate
+    from ignite_ipu.pipeline.costs.slots import Slot as Slot
+    from ignite_ipu.pipeline.errors import PlanError as PlanError
+    from ignite_ipu.pipeline.placing.applied import AppliedPlacement as AppliedPlacement
+    from ignite_ipu.pipeline.placing.applied import Start as Start
+    from ignite_ipu.pipeline.placing.configure import configure as configure
+    from ignite_ipu.pipeline.placing.placement import Placement as Placement
+    from ignite_ipu.pipeline.placing.placement import layers_per_ipu as layers_per_ipu
+    from ignite_ipu.pipeline.placing.request import Pipeline as Pipeline
+    from ignite_ipu.pipeline.placing.request import PipelineRequest as PipelineRequest
+    from ignite_ipu.pipeline.planning.comparison import Comparison as Comparison
+    from ignite_ipu.pipeline.planning.comparison import compare as compare
+    from ignite_ipu.pipeline.planning.drawing import draw_memory as draw_memory
+    from ignite_ipu.pipeline.planning.drawing import draw_plan as draw_plan
+    from ignite_ipu.pipeline.planning.drawing import draw_scaling as draw_scaling
+    from ignite_ipu.pipeline.planning.drawing import draw_schedule as draw_schedule
+    from ignite_ipu.pipeline.planning.plan import Plan as Plan
+    from ignite_ipu.pipeline.planning.plan import StagePlan as StagePlan
+    from ignite_ipu.pipeline.planning.plan_file import load_plan as load_plan
+    from ignite_ipu.pipeline.planning.plan_file import save_plan as save_plan
+    from ignite_ipu.pipeline.planning.planner import plan as plan
+    from ignite_ipu.pipeline.planning.planner import plan_placement as plan_placement
+    from ignite_ipu.pipeline.planning.pod import Scaling as Scaling
+    from ignite_ipu.pipeline.planning.pod import scale as scale
+    from ignite_ipu.pipeline.planning.trace import trace_events as trace_events
+    from ignite_ipu.pipeline.planning.trace import write_trace as write_trace
+    from ignite_ipu.pipeline.profiling.layers import select_layers as select_layers
+    from ignite_ipu.pipeline.profiling.measure import measure as measure
+    from ignite_ipu.pipeline.profiling.profile import Crossing as Crossing
+    from ignite_ipu.pipeline.profiling.profile import Layer as Layer
+    from ignite_ipu.pipeline.profiling.profile import Profile as Profile
+    from ignite_ipu.pipeline.profiling.profile import SavedTensor as SavedTensor
+    from ignite_ipu.pipeline.profiling.profile import SharedWeight as SharedWeight
+    from ignite_ipu.pipeline.profiling.profile import TensorSize as TensorSize
+
+_EXPORTS = {
+    "BOW": "costs.machine",
+    "MK2": "costs.machine",
+    "AppliedPlacement": "placing.applied",
+    "Comparison": "planning.comparison",
+    "Crossing": "profiling.profile",
+    "Layer": "profiling.profile",
+    "Machine": "costs.machine",
+    "OptimizerState": "costs.optimizer_state",
+    "Partition": "costs.partition",
+    "Pipeline": "placing.request",
+    "PipelineRequest": "placing.request",
+    "Placement": "placing.placement",
+    "Plan": "planning.plan",
+    "PlanError": "errors",
+    "Profile": "profiling.profile",
+    "SavedTensor": "profiling.profile",
+    "Scaling": "planning.pod",
+    "Schedule": "costs.schedule",
+    "SharedWeight": "profiling.profile",
+    "Slot": "costs.slots",
+    "StageMemory": "costs.memory",
+    "StagePlan": "planning.plan",
+    "StageTime": "costs.schedule",
+    "Start": "placing.applied",
+    "Strategy": "costs.memory",
+    "TensorSize": "profiling.profile",
+    "compare": "planning.comparison",
+    "configure": "placing.configure",
+    "draw_memory": "planning.drawing",
+    "draw_plan": "planning.drawing",
+    "draw_scaling": "planning.drawing",
+    "draw_schedule": "planning.drawing",
+    "in_flight": "costs.schedule",
+    "layers_per_ipu": "placing.placement",
+    "load_plan": "planning.plan_file",
+    "measure": "profiling.measure",
+    "optimizer_state": "costs.optimizer_state",
+    "partition_chain": "costs.partition",
+    "plan": "planning.planner",
+    "plan_placement": "planning.planner",
+    "save_plan": "planning.plan_file",
+    "scale": "planning.pod",
+    "select_layers": "profiling.layers",
+    "simulate": "costs.schedule",
+    "trace_events": "planning.trace",
+    "write_trace": "planning.trace",
+}
+
+__all__ = [*_EXPORTS]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

@@ -11,16 +11,16 @@ from typing import Any, Tuple
 from torch import nn
 
 from ignite_ipu.cli import UserError
-from ignite_ipu.pipeline.comparison import compare
-from ignite_ipu.pipeline.drawing import draw_scaling
+from ignite_ipu.pipeline.costs.machine import BOW, MK2, Machine
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.layers import Granularity
-from ignite_ipu.pipeline.machine import BOW, MK2, Machine
-from ignite_ipu.pipeline.measure import measure
-from ignite_ipu.pipeline.plan import Plan, text_table
-from ignite_ipu.pipeline.plan_file import load_plan, save_plan
-from ignite_ipu.pipeline.pod import scale
-from ignite_ipu.pipeline.trace import write_trace
+from ignite_ipu.pipeline.planning.comparison import compare
+from ignite_ipu.pipeline.planning.drawing import draw_scaling
+from ignite_ipu.pipeline.planning.plan import Plan, text_table
+from ignite_ipu.pipeline.planning.plan_file import load_plan, save_plan
+from ignite_ipu.pipeline.planning.pod import scale
+from ignite_ipu.pipeline.planning.trace import write_trace
+from ignite_ipu.pipeline.profiling.layers import Granularity
+from ignite_ipu.pipeline.profiling.measure import measure
 from ignite_ipu.targets import blamed_on, load_factory
 
 _MACHINES = {"mk2": MK2, "bow": BOW}

@@ -21,3 +21,12 @@ def test_importing_draws_nothing_and_asks_for_no_device():
         "assert not {'matplotlib', 'poptorch', 'ignite_ipu.emulator', 'ignite_ipu.pipeline.command'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_a_trainer_loads_no_planner():
+    """It does when it is asked to place layers by itself."""
+    program = (
+        "import sys, ignite_ipu; ignite_ipu.create_ipu_trainer; "
+        "assert not [name for name in sys.modules if name.startswith('ignite_ipu.pipeline.planning')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

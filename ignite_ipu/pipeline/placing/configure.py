@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ignite_ipu import backend
-from ignite_ipu.pipeline.memory import Strategy
-from ignite_ipu.pipeline.plan import Plan
+from ignite_ipu.pipeline.placing.placement import Planned
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline.costs.memory import Strategy
 
 _RECOMPUTE_PIPELINE = 3
 """PopART's `RecomputationType.Pipeline`, as a number because PopTorch's options take no PopART enumerators."""
 
 
-def configure(plan: Plan, options: Any) -> Any:
+def configure(plan: Planned, options: Any) -> Any:
     """Set strategy, batching factors, replicas and tensor locations of `options` as the plan says, and return them.
 
     Args:
@@ -23,10 +25,11 @@ def configure(plan: Plan, options: Any) -> Any:
         PlanError: The plan has problems.
     """
     options.setExecutionStrategy(plan.placement().strategy())
-    options.deviceIterations(plan.device_iterations)
-    options.replicationFactor(plan.replicas)
-    if plan.profile.training:
-        options.Training.gradientAccumulation(plan.accumulation)
+    factors = plan.factors()
+    options.deviceIterations(factors["device_iterations"])
+    options.replicationFactor(factors["replication_factor"])
+    if plan.training:
+        options.Training.gradientAccumulation(factors["gradient_accumulation"])
         save_memory(plan.strategy, plan.replicas, options)
     return options
 

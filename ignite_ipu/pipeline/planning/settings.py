@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import ceil
 from typing import Tuple
 
+from ignite_ipu.pipeline.costs.machine import Machine
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.machine import Machine
-from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import seconds_text
 
 _FILL_SHARE = 0.1

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from ignite_ipu.pipeline.costs.machine import Machine
+from ignite_ipu.pipeline.costs.memory import StageMemory, Strategy
+from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
+from ignite_ipu.pipeline.costs.schedule import Schedule, StageTime, simulate
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.machine import Machine
-from ignite_ipu.pipeline.memory import StageMemory, Strategy
-from ignite_ipu.pipeline.optimizer_state import OptimizerState
-from ignite_ipu.pipeline.profile import Profile
-from ignite_ipu.pipeline.schedule import Schedule, StageTime, simulate
+from ignite_ipu.pipeline.placing.applied import Start
+from ignite_ipu.pipeline.placing.placement import Placement
+from ignite_ipu.pipeline.planning.drawing import draw_plan
+from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text, seconds_text
-
-if TYPE_CHECKING:
-    from ignite_ipu.pipeline.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,20 @@ class Plan:
         """The strategy in words; on one IPU there is nothing to shard."""
         words = self.strategy.name.split(", ")
         return ", ".join(["one IPU", *words[1:]] if self.ipus_per_replica == 1 else words)
+
+    @property
+    def execution(self) -> str:
+        """How stages are executed, as placements call it."""
+        return "pipelined" if self.strategy.pipelined else "sharded"
+
+    @property
+    def training(self) -> bool:
+        return self.profile.training
+
+    def factors(self) -> Dict[str, int]:
+        """Return the batching factors by the names that the factories give them."""
+        found = {"device_iterations": self.device_iterations, "replication_factor": self.replicas}
+        return {**found, "gradient_accumulation": self.accumulation} if self.training else found
 
     @property
     def ipus_per_replica(self) -> int:
@@ -142,10 +156,10 @@ class Plan:
 
     def placement(self) -> Placement:
         """Return what puts the model on its IPUs without an edit of it."""
-        from ignite_ipu.pipeline.placement import Placement
-
         self.check()
-        return Placement.from_plan(self)
+        first = [self.profile.layers[stage.begin] for stage in self.stages]
+        starts = [Start(layer.module, stage.ipu, layer.call) for layer, stage in zip(first, self.stages)]
+        return Placement(starts, self.execution)
 
     def summary(self) -> str:
         """Return the settings and estimates in a few lines."""
@@ -200,8 +214,6 @@ class Plan:
 
     def draw(self, **options: Any) -> Any:
         """Return a matplotlib figure with the schedule and the memory of each IPU; options as for `draw_plan`."""
-        from ignite_ipu.pipeline.drawing import draw_plan
-
         return draw_plan(self, **options)
 
 

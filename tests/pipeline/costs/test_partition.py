@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ignite_ipu.pipeline import PlanError, partition_chain
-from ignite_ipu.pipeline.partition import partition, span_peaks, span_sums
+from ignite_ipu.pipeline.costs.partition import partition, span_peaks, span_sums
 
 NUMBERS = st.integers(0, 30).map(float)
 

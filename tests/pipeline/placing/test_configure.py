@@ -6,7 +6,7 @@ import pytest
 
 from ignite_ipu import backend
 from ignite_ipu.pipeline import Placement, PlanError, Start, Strategy, configure, plan
-from tests.pipeline.test_planner import TIED, chain
+from tests.pipeline.planning.test_planner import TIED, chain
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ignite_ipu.pipeline import StageTime, draw_memory, draw_plan, draw_scaling, draw_schedule, plan, scale, simulate
-from tests.pipeline.test_planner import chain
+from tests.pipeline.planning.test_planner import chain
 
 
 def test_schedule_has_a_box_per_slot():

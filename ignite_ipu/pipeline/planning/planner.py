@@ -6,8 +6,7 @@ from typing import Any, List, Optional, Sequence, Union
 
 from torch.optim import Optimizer
 
-from ignite_ipu.pipeline.applied import order_text
-from ignite_ipu.pipeline.checks import (
+from ignite_ipu.pipeline.costs.checks import (
     accumulation_problem,
     device_iterations_problem,
     memory_problem,
@@ -15,22 +14,23 @@ from ignite_ipu.pipeline.checks import (
     replication_problem,
     shared_weight_problems,
 )
+from ignite_ipu.pipeline.costs.machine import MK2, Machine
+from ignite_ipu.pipeline.costs.memory import MemoryModel, StageMemory, Strategy
+from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
+from ignite_ipu.pipeline.costs.schedule import simulate
+from ignite_ipu.pipeline.costs.timing import TimeModel
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.machine import MK2, Machine
-from ignite_ipu.pipeline.memory import MemoryModel, StageMemory, Strategy
-from ignite_ipu.pipeline.optimizer_state import OptimizerState, optimizer_state
-from ignite_ipu.pipeline.placement import Placement
-from ignite_ipu.pipeline.plan import Plan, StagePlan
-from ignite_ipu.pipeline.profile import Profile
-from ignite_ipu.pipeline.schedule import simulate
-from ignite_ipu.pipeline.settings import (
+from ignite_ipu.pipeline.placing.applied import order_text
+from ignite_ipu.pipeline.placing.placement import Placement
+from ignite_ipu.pipeline.planning.plan import Plan, StagePlan
+from ignite_ipu.pipeline.planning.settings import (
     accumulation_for,
     propose_accumulation,
     propose_inference_iterations,
     propose_training_iterations,
 )
-from ignite_ipu.pipeline.staging import best_stages, given_stages
-from ignite_ipu.pipeline.timing import TimeModel
+from ignite_ipu.pipeline.planning.staging import best_stages, given_stages
+from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text
 
 

@@ -7,13 +7,14 @@ from typing import Dict, List, Optional, Tuple, Union
 
 from torch.optim import Optimizer
 
+from ignite_ipu.pipeline.costs.machine import MK2, Machine
+from ignite_ipu.pipeline.costs.memory import Strategy
+from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.machine import MK2, Machine
-from ignite_ipu.pipeline.memory import Strategy
-from ignite_ipu.pipeline.optimizer_state import OptimizerState, optimizer_state
-from ignite_ipu.pipeline.plan import Plan, html_table, text_table
-from ignite_ipu.pipeline.planner import plan
-from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.planning.drawing import draw_scaling
+from ignite_ipu.pipeline.planning.plan import Plan, html_table, text_table
+from ignite_ipu.pipeline.planning.planner import plan
+from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text, seconds_text
 
 
@@ -79,8 +80,6 @@ class Scaling:
 
     def draw(self) -> object:
         """Return a matplotlib figure of throughput against IPUs."""
-        from ignite_ipu.pipeline.drawing import draw_scaling
-
         return draw_scaling(self)
 
 

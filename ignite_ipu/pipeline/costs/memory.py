@@ -9,10 +9,10 @@ from typing import Any, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
-from ignite_ipu.pipeline.optimizer_state import OptimizerState
-from ignite_ipu.pipeline.partition import Matrix, span_peaks, span_sums
-from ignite_ipu.pipeline.profile import Profile, TensorSize
-from ignite_ipu.pipeline.schedule import in_flight
+from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
+from ignite_ipu.pipeline.costs.partition import Matrix, span_peaks, span_sums
+from ignite_ipu.pipeline.costs.schedule import in_flight
+from ignite_ipu.pipeline.profiling.profile import Profile, TensorSize
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Type
 
 from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.layers import layer_names
+from ignite_ipu.pipeline.profiling.layers import layer_names
 
-if TYPE_CHECKING:
-    from ignite_ipu.pipeline.placement import Placement, Start
+
+@dataclass(frozen=True)
+class Start:
+    """A layer at which a stage begins, and the stage's IPU; `call` tells the calls of a module apart, from 0."""
+
+    layer: str
+    ipu: int
+    call: int = 0
+
+    @property
+    def block(self) -> str:
+        """Id of the PopTorch block opened here."""
+        return self.layer if self.call == 0 else f"{self.layer}#{self.call + 1}"
+
+
+class Starts(Protocol):
+    """What a `Placement` says of its stages."""
+
+    @property
+    def starts(self) -> Sequence[Start]:
+        """Where they begin, in the order of execution."""
+
+    @property
+    def ipus(self) -> Sequence[int]:
+        """The IPU of each."""
+
+    def begin_loss(self) -> None:
+        """Open the loss's block, if it has one."""
 
 
 def order_text(late: str, early: str) -> str:
@@ -100,19 +127,24 @@ class _UseWeight:
 
 
 class AppliedPlacement:
-    """The hooks of one placement on one model; also a context manager."""
+    """The hooks of one placement on one model; also a context manager.
 
-    def __init__(self, placement: Placement, model: nn.Module) -> None:
+    Args:
+        placement: Where stages begin.
+        model: The model.
+    """
+
+    def __init__(self, placement: Starts, model: nn.Module) -> None:
         modules = dict(model.named_modules())
         # A model without children is its own only layer, and measured under its class's name.
         layers = {type(model).__name__: model, **modules}
+        self.placement = placement
         for start in placement.starts:
             if start.layer not in layers:
                 raise PlanError(
                     f"{type(model).__name__} has no layer named {start.layer!r}. Its layers are: "
                     f"{', '.join(layer_names(model))}."
                 )
-        self.placement = placement
         self._progress = progress = _Progress(placement.starts, placement.ipus)
         self._handles = [
             model.register_forward_pre_hook(progress.restart),
@@ -123,6 +155,10 @@ class AppliedPlacement:
         for weight, owners in _shared_parameters(modules):
             for owner in owners:
                 self._handles.append(modules[owner].register_forward_pre_hook(_UseWeight(progress, weight, owner)))
+
+    def begin_loss(self) -> None:
+        """Open the loss's block, between the model's forward and the loss."""
+        self.placement.begin_loss()
 
     def check_ran(self) -> None:
         """Refuse a run that was none of the model's own, so that no stage could begin.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence
 
-from ignite_ipu.pipeline.machine import Machine
-from ignite_ipu.pipeline.memory import MemoryModel, Strategy
-from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.costs.machine import Machine
+from ignite_ipu.pipeline.costs.memory import MemoryModel, Strategy
+from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text
 
 

@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    Iterable,
+    List,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    Union,
+    runtime_checkable,
+)
 
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.pipeline.applied import AppliedPlacement, order_text
-from ignite_ipu.pipeline.checks import (
+from ignite_ipu.pipeline.costs.checks import (
     accumulation_problem,
     device_iterations_problem,
     replication_problem,
     shared_weight_problems,
 )
+from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.layers import Granularity, layer_names, select_layers
-from ignite_ipu.pipeline.machine import MK2, Machine
-from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.placing.applied import AppliedPlacement, Start, order_text
+from ignite_ipu.pipeline.profiling.layers import Granularity, layer_names, select_layers
+from ignite_ipu.pipeline.profiling.profile import Profile
 
 if TYPE_CHECKING:
-    from ignite_ipu.pipeline.plan import Plan
+    from ignite_ipu.pipeline.costs.memory import Strategy
 
 EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
 
 Entry = Union[str, int, Tuple[Union[str, int], int]]
-Spec = Union[Sequence[Entry], "Plan", "Placement"]
+Spec = Union[Sequence[Entry], "Planned", "Placement"]
 """What `Placement.of` understands: see there."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """A layer at which a stage begins, and the stage's IPU; `call` tells the calls of a module apart, from 0."""
-
-    layer: str
-    ipu: int
-    call: int = 0
+@runtime_checkable
+class Planned(Protocol):
+    """What says by itself how a model runs on several IPUs, as a `Plan` does."""
 
     @property
-    def block(self) -> str:
-        """Id of the PopTorch block opened here."""
-        return self.layer if self.call == 0 else f"{self.layer}#{self.call + 1}"
+    def execution(self) -> str:
+        """One of `EXECUTIONS`."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """Memory options."""
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel copies."""
+
+    @property
+    def training(self) -> bool:
+        """Whether it is for training."""
+
+    def placement(self) -> Placement:
+        """Return where each stage begins."""
+
+    def factors(self) -> Dict[str, int]:
+        """Return the batching factors by the names that the factories give them."""
 
 
 class Placement:
@@ -106,12 +130,10 @@ class Placement:
             PlanError: An unknown layer, one used twice, layers out of their order, or numbers that do not fit the
                 model.
         """
-        from ignite_ipu.pipeline.plan import Plan
-
-        if isinstance(spec, Plan):
-            return spec.placement()
         if isinstance(spec, Placement):
             return spec
+        if isinstance(spec, Planned):
+            return spec.placement()
         entries = list(spec)
         if "phased" in execution and (loss_ipu is not None or any(isinstance(e, tuple) for e in entries)):
             raise PlanError(f"Phases run where {execution} execution puts them; name layers without IPUs.")
@@ -124,13 +146,6 @@ class Placement:
             starts = _starts(model, entries, granularity)
             order = _execution_order(model, starts, granularity)
         return cls(_with_shared(model, starts, order), execution, loss_ipu)
-
-    @classmethod
-    def from_plan(cls, plan: Plan) -> Placement:
-        """Return the placement that a plan describes."""
-        first = [plan.profile.layers[stage.begin] for stage in plan.stages]
-        starts = [Start(layer.module, stage.ipu, layer.call) for layer, stage in zip(first, plan.stages)]
-        return cls(starts, "pipelined" if plan.strategy.pipelined else "sharded")
 
     @property
     def blocks(self) -> Tuple[str, ...]:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, Dict, List, Union
 
-from ignite_ipu.pipeline.schedule import Schedule
+from ignite_ipu.pipeline.costs.schedule import Schedule
 
 _WORDS = {"F": "forward", "B": "backward", "U": "update"}
 

@@ -7,10 +7,10 @@ from typing import List
 import numpy as np
 import numpy.typing as npt
 
-from ignite_ipu.pipeline.machine import Machine
-from ignite_ipu.pipeline.partition import Matrix, span_sums
-from ignite_ipu.pipeline.profile import Profile
-from ignite_ipu.pipeline.schedule import StageTime
+from ignite_ipu.pipeline.costs.machine import Machine
+from ignite_ipu.pipeline.costs.partition import Matrix, span_sums
+from ignite_ipu.pipeline.costs.schedule import StageTime
+from ignite_ipu.pipeline.profiling.profile import Profile
 
 
 class TimeModel:

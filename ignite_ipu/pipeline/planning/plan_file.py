@@ -18,13 +18,13 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple
 from torch import nn
 
 from ignite_ipu.listing import listed
+from ignite_ipu.pipeline.costs.machine import Machine
+from ignite_ipu.pipeline.costs.memory import Strategy
+from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.machine import Machine
-from ignite_ipu.pipeline.memory import Strategy
-from ignite_ipu.pipeline.optimizer_state import OptimizerState
-from ignite_ipu.pipeline.plan import Plan
-from ignite_ipu.pipeline.planner import plan as make_plan
-from ignite_ipu.pipeline.profile import Profile
+from ignite_ipu.pipeline.planning.plan import Plan
+from ignite_ipu.pipeline.planning.planner import plan as make_plan
+from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.whole_files import whole_file
 
 __all__ = ["load_plan", "save_plan"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ignite_ipu.pipeline import Machine, PlanError, Strategy, scale
-from tests.pipeline.test_planner import MB, chain
+from tests.pipeline.planning.test_planner import MB, chain
 
 
 def test_fixed_global_batch_stops_paying():

@@ -6,13 +6,13 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ignite_ipu.pipeline.costs.machine import Machine
+from ignite_ipu.pipeline.costs.memory import MemoryModel
+from ignite_ipu.pipeline.costs.partition import Matrix, partition
+from ignite_ipu.pipeline.costs.timing import TimeModel
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.machine import Machine
-from ignite_ipu.pipeline.memory import MemoryModel
-from ignite_ipu.pipeline.partition import Matrix, partition
-from ignite_ipu.pipeline.plan import StagePlan
-from ignite_ipu.pipeline.profile import Profile
-from ignite_ipu.pipeline.timing import TimeModel
+from ignite_ipu.pipeline.planning.plan import StagePlan
+from ignite_ipu.pipeline.profiling.profile import Profile
 
 _Span = Tuple[int, int, int]
 """First layer, layer after the last, IPU."""

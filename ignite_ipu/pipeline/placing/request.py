@@ -7,12 +7,11 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from torch import nn
 
+from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.errors import PlanError
-from ignite_ipu.pipeline.machine import MK2, Machine
-from ignite_ipu.pipeline.placement import EXECUTIONS, Entry, Placement
-from ignite_ipu.pipeline.plan import Plan
+from ignite_ipu.pipeline.placing.placement import EXECUTIONS, Entry, Placement, Planned
 
-Pipeline = Union[Sequence[Entry], Plan, Placement, str]
+Pipeline = Union[Sequence[Entry], Planned, Placement, str]
 """What the factories take as `pipeline`: whatever `Placement.of` understands, or "auto"."""
 
 
@@ -29,7 +28,7 @@ class PipelineRequest:
         round_up: Whether IPUs may be left idle where the number is no power of two.
     """
 
-    spec: Union[Tuple[Entry, ...], Plan, Placement, str]
+    spec: Union[Tuple[Entry, ...], Planned, Placement, str]
     execution: Optional[str] = None
     ipus: Optional[int] = None
     memory_per_ipu: Optional[int] = None
@@ -63,11 +62,11 @@ class PipelineRequest:
         if isinstance(spec, str):
             _check_auto(spec, execution, ipus)
             return cls(spec, execution, ipus, memory_per_ipu)
-        if isinstance(spec, (Plan, Placement)):
-            own = Placement.from_plan(spec).execution if isinstance(spec, Plan) else spec.execution
-            if execution not in (None, own):
-                raise PlanError(f"The {type(spec).__name__.lower()} is {own}, but execution={execution!r}. Say one.")
-            return cls(spec, own, ipus, memory_per_ipu)
+        if isinstance(spec, (Planned, Placement)):
+            if execution not in (None, spec.execution):
+                kind = type(spec).__name__.lower()
+                raise PlanError(f"The {kind} is {spec.execution}, but execution={execution!r}. Say one.")
+            return cls(spec, spec.execution, ipus, memory_per_ipu)
         try:
             return cls(tuple(spec), execution, ipus, memory_per_ipu)
         except TypeError:
@@ -106,21 +105,18 @@ class PipelineRequest:
         Raises:
             PlanError: The plan is for training and this is not, or the other way round.
         """
-        if not isinstance(self.spec, Plan):
+        if not isinstance(self.spec, Planned):
             return {}
-        if self.spec.profile.training != training:
+        if self.spec.training != training:
             kinds = ("training", "inference") if training else ("inference", "training")
             raise PlanError(
                 f"The plan is for {kinds[1]}, but this is {kinds[0]}. Plan measure(..., training={training}) for it."
             )
-        found = {"device_iterations": self.spec.device_iterations, "replication_factor": self.spec.replicas}
-        if training:
-            found["gradient_accumulation"] = self.spec.accumulation
-        return found
+        return self.spec.factors()
 
     def for_inference(self) -> PipelineRequest:
         """Return the request of evaluators that make none, from their trainer's: the same layers, without the loss."""
-        if isinstance(self.spec, Plan):
+        if isinstance(self.spec, Planned):
             return replace(self, spec=self.spec.placement().without_loss())
         if isinstance(self.spec, Placement):
             # Without the loss's IPU, three may be left of four: an evaluation must not fail after hours of training.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Protocol, Sequence
 
-from ignite_ipu.pipeline.plan import Plan
-from ignite_ipu.pipeline.pod import Scaling
-from ignite_ipu.pipeline.schedule import Schedule
+from ignite_ipu.pipeline.costs.machine import Machine
+from ignite_ipu.pipeline.costs.memory import StageMemory
+from ignite_ipu.pipeline.costs.schedule import Schedule
+from ignite_ipu.pipeline.profiling.profile import Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +23,43 @@ _PURPOSES = {
     "working": "#fdae61",
 }
 _LABELLED = 400
+
+
+class PlanFigures(Protocol):
+    """What is drawn of a `Plan`."""
+
+    @property
+    def profile(self) -> Profile: ...
+    @property
+    def machine(self) -> Machine: ...
+    @property
+    def strategy_name(self) -> str: ...
+    @property
+    def stages(self) -> Sequence[object]: ...
+    @property
+    def accumulation(self) -> int: ...
+    @property
+    def device_iterations(self) -> int: ...
+    @property
+    def ipus(self) -> int: ...
+    @property
+    def ipus_per_replica(self) -> int: ...
+    @property
+    def memory_per_ipu(self) -> Sequence[StageMemory]: ...
+    @property
+    def throughput(self) -> float: ...
+
+    def schedule(self, micro_batches: Optional[int] = None) -> Schedule:
+        """Return the schedule of so many micro-batches, with its slots."""
+
+
+class ScalingFigures(Protocol):
+    """What is drawn of a `Scaling`."""
+
+    @property
+    def plans(self) -> Sequence[PlanFigures]: ...
+    @property
+    def pays_up_to(self) -> int: ...
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -43,7 +81,7 @@ def draw_schedule(schedule: Schedule) -> Figure:
     return figure
 
 
-def draw_memory(plan: Plan) -> Figure:
+def draw_memory(plan: PlanFigures) -> Figure:
     """Draw a bar per IPU of a replica, split by purpose, under the line of what is usable, and return the figure."""
     figure = _figure(3 + 0.8 * plan.ipus_per_replica, 4)
     _memory_on(figure.add_subplot(), plan)
@@ -79,7 +117,7 @@ def _schedule_on(axes: Axes, schedule: Schedule) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, frameon=False)
 
 
-def _memory_on(axes: Axes, plan: Plan) -> None:
+def _memory_on(axes: Axes, plan: PlanFigures) -> None:
     held = plan.memory_per_ipu
     below = [0.0] * len(held)
     for purpose, colour in _PURPOSES.items():
@@ -93,7 +131,7 @@ def _memory_on(axes: Axes, plan: Plan) -> None:
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 
-def draw_plan(plan: Plan, *, micro_batches: Optional[int] = None) -> Figure:
+def draw_plan(plan: PlanFigures, *, micro_batches: Optional[int] = None) -> Figure:
     """Draw the schedule of one device iteration above the memory of each IPU, and return the figure.
 
     Args:
@@ -112,7 +150,7 @@ def draw_plan(plan: Plan, *, micro_batches: Optional[int] = None) -> Figure:
     return figure
 
 
-def draw_scaling(scaling: Scaling) -> Figure:
+def draw_scaling(scaling: ScalingFigures) -> Figure:
     """Draw estimated throughput against IPUs beside perfect scaling, and return the figure."""
     figure = _figure(7, 4)
     axes = figure.add_subplot()

@@ -1,0 +1,3 @@
+"""A model measured on the host: its layers, what they compute and what crosses between them."""
+
+from __future__ import annotations
