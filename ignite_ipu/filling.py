@@ -1,7 +1,8 @@
-"""Finds out whether the rows that fill up an incomplete batch change the predictions for its samples.
+"""Finds out whether predictions change with the rows that fill a batch up, or where a larger batch is cut.
 
-They do when a forward mixes the samples of a batch: batch normalisation without running statistics, a mean over the
-batch, the similarities of all samples. No look at the model tells that, but the same samples with other filling do.
+They do when a forward mixes the rows of a batch: batch normalisation without running statistics, a mean over the batch,
+the similarities of all samples; or when rows are no samples, but steps in time. No look at the model tells that, but
+the same rows beside others do.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class FillingCheck:
 
     def __init__(self) -> None:
         self._passed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._cuttable: weakref.WeakSet[Any] = weakref.WeakSet()
         # By program, a sample of its first batch without filling, to fill up with.
         self._samples: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
 
@@ -44,16 +46,43 @@ class FillingCheck:
         if valid < (program.rows or 0):
             self._check(program, batch, valid, output, call)
         elif program not in self._samples:
-            self._samples[program] = map_tensors(batch, lambda tensor: tensor[:1].clone() if tensor.dim() else tensor)
+            self._samples[program] = map_tensors(_row(batch, 0), torch.clone)
         return output
+
+    def may_cut(self, program: Program, batch: Any, call: Callable[[Any], Any]) -> bool:
+        """Tell whether a larger batch may be cut into pieces of a program's size.
+
+        Args:
+            program: The program.
+            batch: The first piece.
+            call: Calls the program, and returns what comes out.
+        """
+        executor, rows = program.executor, program.rows
+        assert rows is not None
+        if program.micro_batches > 1 or executor in self._cuttable:
+            return True  # what is cut into micro-batches in each call may be cut between them, too
+        if rows == 1:
+            return False
+        half = rows // 2
+        output = call(batch)
+        if any(not tensor.dim() or len(tensor) != rows for tensor in tensors_in(output)):
+            return False
+        # The last rows at another place, and beside others.
+        moved = call(map_tensors(batch, lambda tensor: _moved(tensor, half)))
+        alike = _alike(map_tensors(output, lambda each: each[-half:]), map_tensors(moved, lambda each: each[:half]))
+        if not alike and _alike(output, call(batch)):
+            return False
+        if not _alike(_row(batch, 0), _row(batch, rows - 1)):
+            self._cuttable.add(executor)
+        return True
 
     def _check(self, program: Program, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
         rows, executor = program.rows, program.executor
         assert rows is not None
         if executor in self._passed or valid % (rows // program.micro_batches) == 0:
             return  # whole micro-batches of filling are never mixed with samples
-        sample = map_tensors(batch, lambda tensor: tensor[:1] if tensor.dim() else tensor)
-        if _alike(sample, map_tensors(batch, lambda tensor: tensor[-1:] if tensor.dim() else tensor)):
+        sample = _row(batch, 0)
+        if _alike(sample, _row(batch, rows - 1)):
             if program not in self._samples:
                 return  # a single sample, and no other to fill up with
             sample = self._samples[program]
@@ -72,6 +101,17 @@ def _refilled(batch: Any, valid: int, sample: Any) -> Any:
         return torch.cat([tensor[:valid], filling.expand(len(tensor) - valid, *tensor.shape[1:])])
 
     return map_tensors(batch, refill)
+
+
+def _row(batch: Any, number: int) -> Any:
+    """Return one row of a batch, as a batch."""
+    return map_tensors(batch, lambda tensor: tensor[number : number + 1] if tensor.dim() else tensor)
+
+
+def _moved(tensor: torch.Tensor, half: int) -> torch.Tensor:
+    if not tensor.dim():
+        return tensor
+    return torch.cat([tensor[-half:], tensor[:1].expand(len(tensor) - half, *tensor.shape[1:])])
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from torch import nn
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Inference"]
 
+_logger = logging.getLogger("ignite_ipu")
+_LARGER = (
+    "Predictions of %s change, or may, when a batch is cut into pieces of the %d rows that the program has: it is "
+    "compiled again for batches of %d rows. On IPUs each compilation takes minutes: begin with the largest batch."
+)
 _PROGRESS_BAR = "compilation_progress_bar_fn"
 _Wishes = Tuple[Tuple[str, Any], ...]
 
@@ -160,11 +166,21 @@ class Inference:
     def predictions(self, program: Program, x: Any) -> Any:
         """Return the predictions for a batch of any number of samples, one row each, by the newest weights.
 
+        More samples than the program's are evaluated in pieces, where that does not change the predictions; where it
+        does, the program is compiled again for all of them.
+
         Raises:
             BatchError: The inputs are not like the first ones.
             RowsError: The batch has to be filled up, and an output has not one row per sample, or is changed by that.
         """
-        rows = program.rows_for(row_count(x))
+        samples = row_count(x)
+        rows = program.rows_for(samples)
+        if samples > rows:
+            first, _ = next(split_rows(x, rows))
+            if not self.filling.may_cut(program, first, functools.partial(self.infer, program)):
+                _logger.warning(_LARGER, type(program.step.model).__qualname__, rows, samples)
+                program.outgrow()
+                rows = samples
         predictions = []
         for piece, valid in split_rows(x, rows):
             call = functools.partial(self._samples, program, valid, rows)

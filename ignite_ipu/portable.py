@@ -140,6 +140,10 @@ def ipu_train_batch(
 def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) -> Any:
     """Return the model's output for one batch of any number of samples, in evaluation mode, with the newest weights.
 
+    A batch of fewer samples than before is filled up for the device; of one with more, pieces are evaluated. Where that
+    changes predictions, because the model mixes samples or because rows are steps in time, the model is compiled again
+    for the larger batch, and filling is refused.
+
     Args:
         model: The model.
         inputs: What it is called with.
@@ -155,7 +159,9 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     program = _EVALUATION.get(model)
     if program not in session.evaluations:
         step = EvaluationStep(model, model_fn=_call)
-        program = session.inference.prepare(step, session.inference.options())
+        # A batch is one forward, as natively, however many the trainer's calls make.
+        options = session.inference.options(device_iterations=1, replication_factor=1)
+        program = session.inference.prepare(step, options)
         _EVALUATION[model] = program
     session.weights.notice_edits()
     with modes_kept(model):  # compiling for evaluation changes them

@@ -229,6 +229,11 @@ class Program:
         if attached:
             self._fire(IPUEvents.DEVICE_DETACHED)
 
+    def outgrow(self) -> None:
+        """Give everything back; the next use compiles for a batch of another size."""
+        self.destroy()
+        self.rows = None
+
     def succeeded_by(self, step: BatchStep, options: Any) -> Program:
         """Give everything back and return a program for another module, which goes on where this one ends."""
         self.destroy()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu import portable
+from ignite_ipu import create_ipu_trainer, portable
 from ignite_ipu.portable import host_device, ipu_evaluate_batch, ipu_train_batch, process_backend
 
 
@@ -85,6 +85,55 @@ def test_evaluation_sees_the_newest_weights_and_any_number_of_rows(backend):
         weight, bias = model.state_dict()["layer.weight"], model.state_dict()["layer.bias"]
         torch.testing.assert_close(output["logits"], x @ weight.T + bias)
         assert torch.equal(output["kept"], torch.ones(rows, 2))
+
+
+class Summing(nn.Module):
+    """Adds up what it has seen so far along the first dimension, which is time."""
+
+    def forward(self, x):
+        return x.cumsum(0)
+
+
+class Placed(nn.Module):
+    """Adds a number that depends on the place in a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.arange(32.0).reshape(32, 1))
+
+    def forward(self, x):
+        return x + self.places[: len(x)]
+
+
+class Mixing(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Steady(nn.Module):
+    def forward(self, x):
+        return 2.0 * x
+
+
+@pytest.mark.parametrize("first", [1, 4, 5])
+@pytest.mark.parametrize(("module", "compiled"), [(Summing, 2), (Placed, 2), (Mixing, 2), (Steady, 1)])
+def test_a_larger_batch_is_cut_only_where_that_changes_nothing(monkeypatch, caplog, module, compiled, first):
+    """Where rows depend on each other or on their place, the larger batch gets a program of its own."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    model = module()
+    for rows in (first, 12, 12):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(ipu_evaluate_batch(model, x), model(x).detach(), rtol=1e-4, atol=1e-5)
+    said = [record for record in caplog.records if "compiled again for batches of 12 rows" in record.getMessage()]
+    assert len(said) == (compiled - 1 if first > 1 else 1)
+
+
+def test_a_batch_is_one_forward_whatever_the_trainers_calls_are(monkeypatch):
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
+    model = nn.Sequential(nn.Linear(3, 3), Summing())
+    create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), device_iterations=4)
+    x = torch.randn(8, 3)
+    torch.testing.assert_close(ipu_evaluate_batch(model, x), model(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_loss_made_anew_is_the_same_loss(monkeypatch):
