@@ -107,7 +107,10 @@ class Plans:
                 break
             if tensor.requires_grad or id(tensor) in OWNED or not tensor.is_cpu:
                 break
-            key.append((tensor.shape, tensor.stride(), tensor.dtype))
+            try:
+                key.append((tensor.shape, tensor.stride(), tensor.dtype))
+            except RuntimeError:  # in a layout without strides
+                break
             leaves.append(Input(tensor))
         else:
             return self._plans.get(tuple(key))

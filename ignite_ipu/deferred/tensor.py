@@ -237,6 +237,11 @@ def _input(tensor: torch.Tensor, line: Line) -> Input:
             f"A tensor on {tensor.device} takes part in the step at {line}; PopTorch copies from the host's "
             "memory. Leave it on the CPU."
         )
+    if tensor.layout is not torch.strided:
+        raise CaptureError(
+            f"A tensor of shape {tuple(tensor.shape)} in the layout {tensor.layout} takes part in the step at "
+            f"{line}; an IPU takes dense tensors alone. Call to_dense() on it before, for example in collate_fn."
+        )
     return Input(tensor, Shape.of(tensor, False))
 
 

@@ -216,3 +216,33 @@ def test_a_native_run_has_the_step_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert ipu_step(train_step) is train_step
     with pytest.raises(ValueError, match="nothing clips"):
         ipu_step(train_step, max_grad_norm=1.0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr], ids=["COO", "CSR"])
+@pytest.mark.parametrize("place", ["the model's input", "a function's argument"])
+def test_sparse_tensors_are_refused_at_their_line(place: str, sparse: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """An IPU takes dense tensors; the message says where the sparse one is and what to call."""
+
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.inner(x.to_dense())
+
+    inside = place == "the model's input"
+    model = Dense() if inside else network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    matrix = sparse(torch.eye(8))
+
+    def train_step(engine: Optional[Engine], batch: Any) -> Any:
+        optimizer.zero_grad()
+        scores = model(sparse(batch[0])) if inside else torch.sparse.mm(matrix, model(batch[0]))
+        F.cross_entropy(scores, batch[1]).backward()
+        optimizer.step()
+
+    message = r"of shape \(8, .\) in the layout torch.sparse_.* at .*test_engine_step.py.*dense tensors alone.*to_dense"
+    with pytest.raises(CaptureError, match=message):
+        ipu_step(train_step)(None, (X[:8], Y[:8]))
