@@ -10,7 +10,6 @@ from torch import nn
 
 from ignite_ipu.attribute_reads import reads_noted
 from ignite_ipu.compiled_buffers import CompiledBuffers
-from ignite_ipu.copies import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
 from ignite_ipu.host_draws import Draws
@@ -19,6 +18,7 @@ from ignite_ipu.placing import Placing
 from ignite_ipu.python_state import PythonState
 from ignite_ipu.rows import row_count, select_rows
 from ignite_ipu.step import BatchStep
+from ignite_ipu.tensor_classes import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.weights import Weights
 
 __all__ = ["Program"]

@@ -1,13 +1,19 @@
-"""Notices when somebody may have written into the weights of a wrapped model, without looking at them.
+"""What using the tensors of a wrapped model means, beside PopTorch's download of the newest weights.
 
-Asking every tensor of a model whether it was written into takes longer than everything else that happens on the host in
-a training step. PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, through which
-whoever touches a weight downloads the newest ones first. The same classes tell here that a weight was touched; those of
-`watched_parameters` do it for a model that nobody trains.
+PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, which download the newest
+weights whatever a tensor is asked for. The same classes do three things more here, and those of `watched_parameters` do
+them for a model that nobody trains:
+
+- They notice when somebody may have written into a weight: asking every tensor whether it was written into takes longer
+  than everything else that happens on the host in a training step.
+- They download for values alone, not for what a tensor is: its class, its shape, whether it is trained.
+- What they hand out is ordinary, so that files need no PopTorch: what is computed from a tensor, its copies and pickles.
 """
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
@@ -25,7 +31,8 @@ _METADATA = frozenset(
     (
         *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "dtype", "device", "layout"),
         *("is_floating_point", "is_complex", "is_sparse", "is_leaf", "grad_fn", "grad", "requires_grad"),
-        *("requires_grad_", "stride", "element_size", "is_contiguous"),
+        *("requires_grad_", "stride", "element_size", "is_contiguous", "_version", "is_cuda", "itemsize", "nbytes"),
+        *("__class__", "__torch_function__", "__torch_dispatch__"),
     )
 )
 _HOLDER = "_ignite_ipu_touches"
@@ -36,12 +43,12 @@ class Touches:
 
     Args:
         tensors: Its parameters and buffers.
-        before_first: A bound method, held weakly: called before the first touch since `forget`, and so before the
-            download that it causes.
+        before_first: A bound method, held weakly: called before the first download that a touch causes since `forget`.
         on_host: Whether nobody trains, so that memory which was handed out stays that of the newest values.
 
     Attributes:
-        any: Whether somebody touched a tensor.
+        any: Whether somebody touched a tensor, in any way that may have written into it.
+        read: Whether somebody touched one in a way that downloads.
         withheld: Called before a touch that may show values, to refuse it; what asks for none then downloads nothing.
             None where values may be seen.
         ended: Whether nobody asks any more.
@@ -51,7 +58,7 @@ class Touches:
         self, tensors: Iterable[torch.Tensor], before_first: Callable[[], None], on_host: bool = False
     ) -> None:
         self.any = True
-        self.ended = False
+        self.read = self.ended = False
         self.withheld: Optional[Callable[[], None]] = None
         self._before_first: Any = weakref.WeakMethod(before_first)
         self._on_host = on_host
@@ -74,6 +81,7 @@ class Touches:
         self._before = {key: (self._before[key][0], plain(self._before[key][0]).clone()) for key in kept}
         self._handed_out = kept
         self.any = bool(kept)
+        self.read = False
 
     def uncounted_write(self) -> bool:
         """Tell whether a tensor was written in one of the ways that PyTorch does not count."""
@@ -84,12 +92,18 @@ class Touches:
         """Whether there is still somebody who asks."""
         return not self.ended and self._before_first() is not None
 
-    def note(self) -> None:
-        """Take notice of a touch."""
-        before_first = self._before_first()
-        if before_first is not None:
-            before_first()
+    def note(self, reads: bool) -> None:
+        """Take notice of a touch, which may read values or asks for none."""
         self.any = True
+        if not reads:
+            return
+        if not self.read:
+            self.read = True
+            before_first = self._before_first()
+            if before_first is not None:
+                before_first()
+        if self.withheld is not None:
+            self.withheld()
 
     def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
         """Take notice that the memory of a tensor, which holds the newest values, is handed out, by an attribute."""
@@ -117,38 +131,33 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
         return
     holder = [touches]
     setattr(tensor_class, _HOLDER, holder)
-    get, function = tensor_class.__getattribute__, tensor_class.__torch_function__
+    download = tensor_class.__getattribute__
+    # Any tensor of the class serves to ask PopTorch for the newest weights.
+    any_of_them = torch.Tensor._make_subclass(tensor_class, torch.empty(0))  # type: ignore[attr-defined]
 
     def getattribute(self: Any, name: str) -> Any:
-        if name == "__class__":
-            return get(self, name)
+        if name in _METADATA or not hasattr(torch.Tensor, name):
+            with torch._C.DisableTorchFunctionSubclass():
+                return object.__getattribute__(self, name)
         for touches in holder:
-            if not touches.any:
-                touches.note()
-            if touches.withheld is not None:
-                if name in _METADATA or not hasattr(torch.Tensor, name):
-                    with torch._C.DisableTorchFunctionSubclass():
-                        return object.__getattribute__(self, name)
-                touches.withheld()
-        found = get(self, name)
+            touches.note(reads=True)
+        found = download(self, name)
         if name in _UNCOUNTED:
             for touches in holder:
                 touches.note_exposed(self, found)
         return found
 
     def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reads = _name(func) not in _METADATA
         for touches in holder:
-            if not touches.any:
-                touches.note()
-            if touches.withheld is not None:
-                if _name(func) in _METADATA:
-                    with torch._C.DisableTorchFunctionSubclass():
-                        return func(*args, **(kwargs or {}))
-                touches.withheld()
+            touches.note(reads)
+        if reads:
+            download(any_of_them, "__class__")
         if func == _SET_DATA and not _same_memory(*args):
             for touches in holder:
                 touches.note_replaced()
-        found = function(func, types, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
         if _name(func) in _UNCOUNTED and isinstance(args[0], tensor_class):
             for touches in holder:
                 touches.note_exposed(args[0], found)
@@ -156,6 +165,28 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
 
     tensor_class.__getattribute__ = getattribute
     tensor_class.__torch_function__ = classmethod(torch_function)
+    tensor_class.__deepcopy__, tensor_class.__reduce_ex__ = _deepcopy, _reduce_ex
+    copyreg.dispatch_table.pop(tensor_class, None)  # it would be asked before the method
+
+
+def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
+    duplicate = _ordinary(tensor.detach().clone(), tensor)
+    if isinstance(duplicate, nn.Parameter):
+        duplicate.grad = copy.deepcopy(tensor.grad, memo)
+    memo[id(tensor)] = duplicate
+    return duplicate
+
+
+def _reduce_ex(tensor: torch.Tensor, protocol: Any) -> Any:
+    # The same memory, since files keep what tensors share.
+    ordinary = _ordinary(tensor.detach(), tensor)
+    ordinary.__dict__.update(tensor.__dict__)
+    return ordinary.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _ordinary(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return values as what a tensor was before it was wrapped: a parameter or not."""
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
 def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> List[weakref.ref[torch.Tensor]]:

@@ -11,7 +11,6 @@ from typing import Any, Callable, List, Optional
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.copies import copy_as_ordinary_tensors
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.loss_rules import LossError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
@@ -173,6 +172,4 @@ class Trained:
 
 
 def _wrap(step: nn.Module, options: Any, optimizer: Any) -> Any:
-    executor = backend.poptorch().trainingModel(step, options=options, optimizer=optimizer)
-    copy_as_ordinary_tensors(step)
-    return executor
+    return backend.poptorch().trainingModel(step, options=options, optimizer=optimizer)

@@ -1,4 +1,4 @@
-"""Parameters of a model that is evaluated and not trained, of a class that can tell when somebody touches them.
+"""Parameters of a model that is evaluated and not trained, of a class of their own for `Touches`.
 
 PopTorch gives the tensors of a model in training classes of its own, by which `Touches` notices writes that PyTorch
 does not count. A model that is evaluated alone keeps ordinary ones, and `parameter.data.mul_(...)` is how moving
@@ -7,29 +7,16 @@ averages of weights are usually written: those of teachers, momentum encoders an
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable
+from typing import Iterable
 
 import torch
 from torch import nn
-
-from ignite_ipu.copies import ordinary_copy
 
 __all__ = ["is_watched", "unwatch_parameters", "watch_parameters"]
 
 
 class _Watched(nn.Parameter):
-    """What all such classes have in common: it goes no further than the object itself."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return ordinary_copy(self, {}).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-
-    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
-        return ordinary_copy(self, memo)
+    """What all such classes have in common."""
 
 
 def is_watched(tensor_class: type) -> bool:

@@ -237,7 +237,7 @@ class Weights:
             return False
         if self.withheld is not None:
             self.withheld()
-        if self._touches is not None and not self._touches.any:
+        if self._touches is not None and not self._touches.read:
             self._note_first_touch()
         copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
         self._host_is_stale = False

@@ -179,6 +179,14 @@ def storage(tensor: torch.Tensor) -> torch.Tensor:
         return torch.Tensor.data.__get__(tensor).as_subclass(torch.Tensor)  # type: ignore[attr-defined, no-any-return]
 
 
+def unpickled_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a pickle of a wrapped buffer, or of a tensor computed from one, is read as.
+
+    That the pickle names this function is as in PopTorch: it cannot be read where there is none, nor as weights only.
+    """
+    return tensor
+
+
 def _fetch(holder: Callable[[], Optional[Holder]]) -> None:
     executor = holder()
     if executor is not None:
@@ -189,23 +197,16 @@ def _tensor_class(original: Type[torch.Tensor], holder: Callable[[], Optional[Ho
     parameter = issubclass(original, torch.nn.Parameter)
 
     class Wrapped(original):  # type: ignore[valid-type, misc]
+        # PyTorch's functions come by here, too: they look `__torch_function__` up. What they make of a buffer is of its
+        # class, what they make of a parameter is an ordinary tensor; both are PyTorch's rule for subclasses.
         def __getattribute__(self, name: str) -> Any:
-            if name != "__class__":
-                _fetch(holder)
+            _fetch(holder)
             return super().__getattribute__(name)
 
-        @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            _fetch(holder)
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-
         def __reduce_ex__(self, protocol: Any) -> Any:
-            # Files must load where there is no PopTorch: they hold the tensor as its own class.
-            _fetch(holder)
-            unwrapped = plain(self)
-            if parameter:
-                unwrapped = torch.nn.Parameter(unwrapped, object.__getattribute__(self, "requires_grad"))
+            if not parameter:
+                return unpickled_buffer, (plain(self),)
+            unwrapped = torch.nn.Parameter(plain(self), object.__getattribute__(self, "requires_grad"))
             return unwrapped.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     Wrapped.__name__ = "PoptorchParameter" if parameter else "PoptorchBuffer"
@@ -239,10 +240,10 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
             seen: Dict[Any, torch.Tensor] = {}
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    unwrapped = plain(value)
-                    memory = (unwrapped.data_ptr(), unwrapped.shape, unwrapped.stride(), unwrapped.dtype)
+                    tensor = plain(value) if keep_vars else value
+                    memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
                     # Empty tensors have no memory to be told apart by.
-                    state[key] = seen.setdefault(memory, unwrapped) if unwrapped.numel() else unwrapped
+                    state[key] = seen.setdefault(memory, tensor) if tensor.numel() else tensor
             return state
 
         def __reduce_ex__(self, protocol: Any) -> Any:

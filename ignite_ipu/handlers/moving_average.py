@@ -90,4 +90,5 @@ class EMA:
 
 
 def _updates(engine: Engine) -> int:
-    return int(getattr(engine.state, "weight_updates", engine.state.iteration))
+    # Ignite gives the state of every engine the attributes that one of them has registered: 0 says that nobody counts.
+    return int(getattr(engine.state, "weight_updates", 0) or engine.state.iteration)

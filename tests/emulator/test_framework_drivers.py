@@ -168,8 +168,9 @@ def test_a_trained_model_is_unwrapped_for_generation_and_wrapped_again() -> None
 
     for executor in executors:
         executor(x, target)
+    for executor in executors:
+        executor.destroy()
     torch.testing.assert_close(net.state_dict(), undisturbed.state_dict())
-    executors[0].destroy()
     assert type(net) is Net
 
 

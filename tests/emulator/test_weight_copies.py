@@ -211,10 +211,9 @@ def test_tensors_that_replace_others_are_uploaded_and_follow_the_training():
     wrapped(X)
     net.fc.weight, net.fc.bias = nn.Parameter(loaded["weight"]), nn.Parameter(loaded["bias"])
     net.scale = loaded["scale"]
+    expected, before = F.linear(X, loaded["weight"], loaded["bias"]) * loaded["scale"], loaded["weight"].clone()
     wrapped.copyWeightsToDevice()
-    expected = F.linear(X, loaded["weight"], loaded["bias"]) * loaded["scale"]
     torch.testing.assert_close(wrapped(X)[0], expected)
-    before = loaded["weight"].clone()
     wrapped.copyWeightsToHost()
     assert not torch.equal(net.fc.weight.detach(), before)
     after = net.fc.weight.detach().clone()

@@ -78,6 +78,10 @@ def test_classes_are_swapped_and_stay_subclasses():
 ACCESSES = {
     "a weight's value": lambda net: net.first.weight.sum(),
     "a weight's shape": lambda net: net.first.weight.shape,
+    "a weight's class": lambda net: net.first.weight.__class__,
+    "asking for another class": lambda net: isinstance(net.first.weight, dict),
+    "asking whether a buffer is a parameter": lambda net: isinstance(net.seen, nn.Parameter),
+    "a buffer's device": lambda net: net.seen.device,
     "state_dict": lambda net: net.state_dict(),
     "parameters": lambda net: list(net.parameters()),
     "buffers": lambda net: list(net.buffers()),
@@ -122,20 +126,37 @@ def test_copyWeightsToHostIfNeeded_tells_whether_it_copied():
     assert model.copyWeightsToHostIfNeeded() is False
 
 
-def test_state_dict_holds_plain_tensors_and_shared_ones_once():
+def test_state_dict_holds_plain_parameters_and_shared_ones_once():
     net = Tied()
     model = wrap(net)
     model(X)
     state = net.state_dict()
-    assert {type(value) for value in state.values()} == {torch.Tensor}
+    assert {type(value) for name, value in state.items() if name != "seen"} == {torch.Tensor}
     assert state["first.weight"] is state["second.weight"]
     assert list(state) == list(Tied().state_dict())
     assert torch.equal(state["first.weight"], net.first.weight.detach())
-    best = copy.deepcopy(state)
+    assert {type(value) for value in net.state_dict(keep_vars=True).values()} == {torch.Tensor}
+    best = copy.deepcopy({name: value for name, value in state.items() if name != "seen"})
     model(X)
     net.copyWeightsToHostIfNeeded()
     assert not torch.equal(best["first.weight"], state["first.weight"])
     del model
+
+
+def test_what_is_computed_from_a_buffer_keeps_its_class_and_from_a_parameter_does_not():
+    """As PyTorch has it for subclasses: a state dictionary holds such tensors, and each of them asks the device."""
+    net = Tied()
+    model = wrap(net)
+    for compute in (torch.Tensor.detach, torch.clone, lambda tensor: tensor + 1, lambda tensor: tensor.view(-1)):
+        assert type(compute(net.seen)) is model.PoptorchBuffer
+        assert type(compute(net.first.weight)) is torch.Tensor
+    computed = net.state_dict()["seen"]
+    assert type(computed) is model.PoptorchBuffer
+    model(X)
+    _ = computed.shape
+    assert downloads(model) == 1
+    with pytest.raises(RuntimeError, match="__deepcopy__"):
+        copy.deepcopy(computed)
 
 
 def test_pickles_hold_the_original_classes():
@@ -154,15 +175,29 @@ def test_pickles_hold_the_original_classes():
     assert type(net).__name__ == "PoptorchPlain" and model.isCompiled()
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # PyTorch 2.0 reads with them itself
-def test_state_dict_files_load_without_unpickling_classes():
+@pytest.mark.parametrize("what", ["the model", "its state", "a buffer", "a tensor computed from one"])
+def test_files_with_buffers_name_the_library(what):
+    """They load beside it alone, never as weights only, and what is loaded are ordinary tensors."""
     net = Tied()
     model = wrap(net)
     model(X)
+    data = {
+        "the model": lambda: net,
+        "its state": net.state_dict,
+        "a buffer": lambda: net.seen,
+        "a tensor computed from one": lambda: 2 * net.seen,
+    }[what]()
     file = io.BytesIO()
-    torch.save(net.state_dict(), file)
+    torch.save(data, file)
+    assert b"ignite_ipu.emulator" in file.getvalue() and b"Poptorch" not in file.getvalue()
     file.seek(0)
-    torch.testing.assert_close(torch.load(file, weights_only=True)["seen"], X[0])
+    with pytest.raises(pickle.UnpicklingError, match="Unsupported"):
+        torch.load(file, weights_only=True)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    buffer = {"the model": lambda: loaded.seen, "its state": lambda: loaded["seen"]}.get(what, lambda: loaded)()
+    assert type(buffer) is torch.Tensor
+    assert torch.equal(buffer, X[0] * (2 if what == "a tensor computed from one" else 1))
 
 
 def test_a_shallow_copy_stays_wrapped():
