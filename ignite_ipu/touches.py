@@ -7,7 +7,7 @@ them for a model that nobody trains:
 - They notice when somebody may have written into a weight: asking every tensor whether it was written into takes longer
   than everything else that happens on the host in a training step.
 - They download for values alone, not for what a tensor is: its class, its shape, whether it is trained.
-- What they hand out is ordinary, so that files need no PopTorch: what is computed from a tensor, its copies and pickles.
+- What they hand out is ordinary, so that files need no PopTorch: what is computed from them, copies and pickles.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
     setattr(tensor_class, _HOLDER, holder)
     download = tensor_class.__getattribute__
     # Any tensor of the class serves to ask PopTorch for the newest weights.
-    any_of_them = torch.Tensor._make_subclass(tensor_class, torch.empty(0))  # type: ignore[attr-defined]
+    any_of_them = torch.Tensor._make_subclass(tensor_class, torch.empty(0))
 
     def getattribute(self: Any, name: str) -> Any:
         if name in _METADATA or not hasattr(torch.Tensor, name):

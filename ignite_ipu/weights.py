@@ -249,7 +249,7 @@ class Weights:
         """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
         self.to_host()
         if self._touches is not None:
-            self._touches.note()
+            self._touches.note(reads=False)
 
     def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
         """Let nobody see the newest weights.

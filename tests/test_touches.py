@@ -90,8 +90,7 @@ def test_files_of_a_model_in_training_need_no_PopTorch(way):
     state, whole = io.BytesIO(), io.BytesIO()
     torch.save(model.state_dict(), state)
     torch.save(model, whole)
-    assert globals_of(state) <= {"torch", "collections"}
-    assert globals_of(whole) <= {"torch", "collections", "builtins", "__builtin__", "functools", "_operator"}
+    assert not (globals_of(state) | globals_of(whole)) & {"poptorch", "ignite_ipu"}
     newest = {name: value.tolist() for name, value in model.state_dict().items()}
     for file, found in ((state, dict), (whole, lambda loaded: loaded.state_dict())):
         file.seek(0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 import torch
 
 from ignite_ipu.emulator import activation_types, losses, number_formats, operators
+from ignite_ipu.emulator.hidden_writes import without_hidden_writes
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.nested import map_leaves
 
@@ -45,6 +46,13 @@ def _of_an_operator(capture: Capture, name: str, args: _Positional, kwargs: _Key
     return operators.check_arguments(name, args, kwargs, capture.training)
 
 
+def _without_statistics_of_inference(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+    program = capture
+    while program.outer is not None:
+        program = program.outer
+    return (args, kwargs) if program.training else without_hidden_writes(name, args, kwargs)
+
+
 def _cast(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
     return capture.autocast.cast(capture, name, args, kwargs) if capture.autocast.enabled else (args, kwargs)
 
@@ -69,4 +77,5 @@ _REWRITES: Tuple[Callable[[Capture, str, _Positional, _Keyword], _Arguments], ..
     _cast,
     _of_a_loss,
     activation_types.followed,
+    _without_statistics_of_inference,
 )

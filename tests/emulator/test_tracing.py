@@ -282,20 +282,6 @@ def test_batch_norm_may_rebind_its_buffers(wrap):
     assert net[0].num_batches_tracked.item() == 0
 
 
-def test_running_statistics_follow_each_micro_batch(wrap):
-    """Against a CPU layer that sees the micro-batches in turn."""
-    reference = nn.BatchNorm1d(2)
-    net = nn.Sequential(nn.BatchNorm1d(2))
-    batch = torch.randn(6, 2)
-    model = wrap(net, poptorch.Options().deviceIterations(3))
-    found = model(batch)
-    expected = torch.cat([reference(part) for part in batch.split(2)])
-    assert torch.allclose(found, expected, atol=1e-6)
-    model.copyWeightsToHost()
-    assert torch.allclose(net[0].running_mean, reference.running_mean)
-    assert torch.allclose(net[0].running_var, reference.running_var)
-
-
 def test_replicas_may_not_share_a_buffer_that_changes():
     """Unless each has its own copy; a download then brings the first replica's."""
 
