@@ -10,6 +10,7 @@ from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tupl
 import torch
 from ignite.engine import Engine
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.events import IPUEvents
@@ -454,7 +455,7 @@ def _check_model(model: nn.Module) -> None:
                 f"The model's {name} is on {tensor.device}. PopTorch copies a model to the IPU from the host's memory: "
                 "leave it on the CPU (remove .to(device) and .cuda())."
             )
-        if tensor.is_shared():  # type: ignore[no-untyped-call]
+        if not is_lazy(tensor) and tensor.is_shared():  # type: ignore[no-untyped-call]
             raise SessionError(
                 f"The model's {name} is in memory that processes share (model.share_memory(), or a model that was sent "
                 "to this process), so that all of them train it (Hogwild). An IPU's weights are on the device, where "
