@@ -18,7 +18,7 @@ from ignite.engine import Engine
 from ignite.handlers import EpochOutputStore
 from ignite.metrics import Metric
 
-__all__ = ["Accumulations"]
+__all__ = ["Accumulations", "plain_values"]
 
 _KINDS: Tuple[Type[Any], ...] = (Metric, EpochOutputStore)
 if hasattr(ignite.base, "ResettableHandler"):  # of Ignite 0.5.4: `EarlyStopping`, for example
@@ -80,11 +80,9 @@ class Accumulations:
         Args:
             values: The engine's `state.metrics`; those that are plain data are carried, too.
         """
-        if idist.get_world_size() > 1:
-            # Each process adds up its own part, and a checkpoint is written by one of them.
-            return {"objects": {}, "values": {}}
-        objects = {name: _changed(kept.owner(), kept.before) for name, kept in self._named()}
-        return {"objects": objects, "values": _plain_ones(values)}
+        named = self._named() if idist.get_world_size() == 1 else []
+        objects = {name: _changed(kept.owner(), kept.before) for name, kept in named}
+        return {"objects": objects, "values": plain_values(values)}
 
     def load_state_dict(self, state: Mapping[str, Any], values: MutableMapping[str, Any]) -> List[str]:
         """Go on adding up from there.
@@ -132,6 +130,14 @@ class Accumulations:
                 name = f"{kept.name or type(owner).__name__} {number}"
             named[name] = kept
         return list(named.items())
+
+
+def plain_values(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return copies of those values that are plain data.
+
+    None in several processes: each has values of its own, and a checkpoint is written by one of them.
+    """
+    return _plain_ones(values) if idist.get_world_size() == 1 else {}
 
 
 def _changed(owner: Any, before: Mapping[str, Any]) -> Optional[Dict[str, Any]]:

@@ -50,8 +50,9 @@ class DataPosition:
         if wanted is None or wanted["started"] is None:
             return self._begin(data)
         drawn = int(wanted["drawn"])
-        if drawn >= _length(data, drawn + 1):
-            # The pass was over; starting the next one is the engine's business.
+        if generator is None and drawn >= _length(data, drawn + 1):
+            # The pass was over; starting the next one is the engine's business. Samplers draw from a generator of the
+            # loader's at the end of a pass, too: then it is gone through as one that was not over.
             self._started, self.drawn = dict(wanted["started"]), drawn
             return iter(())
         afterwards = self._afterwards or read_random_states()
@@ -59,7 +60,7 @@ class DataPosition:
         batches = self._begin(data)
         for _ in range(drawn):
             next(batches, None)
-        write_random_states(afterwards)
+        write_random_states(afterwards, generator)
         return batches
 
     def _begin(self, data: Any) -> Iterator[Any]:

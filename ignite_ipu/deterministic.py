@@ -6,8 +6,10 @@ so, and cuts its batches itself: here the sampler under it is rewound instead.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, Iterator, List, Optional
 
+import numpy as np
 from ignite.engine.deterministic import DeterministicEngine, _set_rng_states
 
 __all__ = ["DeterministicRuns", "RewindableSampler"]
@@ -44,7 +46,17 @@ class RewindableSampler:
 
 
 class DeterministicRuns(DeterministicEngine):
-    """What differs from Ignite's deterministic engine: how data is set up, and where in it a resumed run starts."""
+    """What differs from Ignite's deterministic engine: how data is set up, and where in it a resumed run starts.
+
+    Its state dictionary holds the same random states, as plain data that a checkpoint can be read back with.
+    """
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Return Ignite's state dictionary, numpy's numbers in it as a list."""
+        state: OrderedDict[str, Any] = super().state_dict()
+        python, pytorch, numpy = state["rng_states"]
+        state["rng_states"] = [python, pytorch, tuple(_as_list(each) for each in numpy)]
+        return state
 
     def _setup_engine(self) -> None:
         state: Any = self.state
@@ -72,3 +84,7 @@ class DeterministicRuns(DeterministicEngine):
         # Now, while the host is seeded: afterwards a resume sets the random state of where it was interrupted.
         sampler.draw()
         return batches
+
+
+def _as_list(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -12,7 +12,7 @@ import torch
 from ignite.engine import Engine, Events, State
 from ignite.handlers import Checkpoint
 
-from ignite_ipu.accumulations import Accumulations
+from ignite_ipu.accumulations import Accumulations, plain_values
 from ignite_ipu.counting import Counts
 from ignite_ipu.data_position import DataPosition
 from ignite_ipu.deterministic import DeterministicRuns
@@ -99,9 +99,10 @@ class IPUTrainer(IPUEngine):
     """The engine that `create_ipu_trainer` returns.
 
     Its state dictionary also holds the random states of host and device, so that a resumed run draws what the
-    uninterrupted one does. Taking it at the end of an epoch pins the host's: the next epoch starts from it, whatever
-    other handlers draw in between. And it holds what the metrics that are attached have added up, and whether the
-    handlers of the epoch's end have had their turn: a resumed run puts back the one and makes up for the other.
+    uninterrupted one does. Taking it at the end of an epoch pins the host's, that of the loader's own generator among
+    them: the next epoch starts from it, whatever other handlers draw in between. And it holds what the metrics that are
+    attached have added up, and whether the handlers of the epoch's end have had their turn: a resumed run puts back the
+    one and makes up for the other, with the output that these are to see.
 
     Attributes:
         counts: Counts weight updates, micro-batches and samples into `state`, and fires `CountEvents`.
@@ -142,16 +143,18 @@ class IPUTrainer(IPUEngine):
         state: OrderedDict[str, Any] = super().state_dict()
         iteration, length = self.state.iteration, self.state.epoch_length
         if self._pinned is None or self._pinned[0] != iteration or not length or iteration % length:
-            self._pinned = iteration, read_random_states()
+            self._pinned = iteration, read_random_states(self._generator)
         now = self._pinned[1]
         device = self.ipu.random_state()
+        completed = not self._between_epochs or iteration in (0, self._ended_epoch)
         state["ipu"] = {
             "host_random_state": now,
             "data": self._position.state_dict(),
             "device_random_state": None if device is None else torch.tensor(device, dtype=torch.int64),
             "counts": self.counts.state_dict(self),
             "added_up": self._accumulations.state_dict(self.state.metrics),
-            "epoch_completed": not self._between_epochs or iteration in (0, self._ended_epoch),
+            "epoch_completed": completed,
+            "shown": {} if completed else plain_values({"output": self.state.output}),
         }
         return state
 
@@ -170,6 +173,7 @@ class IPUTrainer(IPUEngine):
         self._pinned = self.state.iteration, saved["host_random_state"]
         if not saved.get("epoch_completed", True):
             self._ended_epoch = -1
+            self.state.output = saved.get("shown", {}).get("output")
         self._position.load_state_dict(saved["data"], None if self._between_epochs else saved["host_random_state"])
         self.counts.load_state_dict(saved["counts"])
         if saved["device_random_state"] is not None:
@@ -246,6 +250,12 @@ class IPUTrainer(IPUEngine):
         return max_iters is not None and set_before is not None and max_iters < state.iteration
 
     @property
+    def _generator(self) -> Optional[torch.Generator]:
+        """The data's own generator."""
+        generator: Optional[torch.Generator] = getattr(self.state.dataloader, "generator", None)
+        return generator
+
+    @property
     def _between_epochs(self) -> bool:
         length = self.state.epoch_length
         return length is not None and self.state.iteration % length == 0
@@ -312,7 +322,7 @@ class IPUTrainer(IPUEngine):
         if pinned is not None and self.state.epoch_length and self.state.iteration % self.state.epoch_length == 0:
             iteration, states = pinned
             if iteration == self.state.iteration:
-                write_random_states(states)
+                write_random_states(states, self._generator)
 
 
 class DeterministicIPUTrainer(IPUTrainer, DeterministicRuns):

@@ -74,10 +74,37 @@ def test_epochs_that_are_no_pass_over_the_data(epoch_length):
         assert {**before, **losses_of(state=state, epoch_length=epoch_length)[0]} == whole
 
 
-def test_a_loaders_own_generator_is_restored():
-    whole, _ = losses_of(generator=True)
-    before, state = losses_of(8, generator=True)
-    assert {**before, **losses_of(state=state, generator=True)[0]} == whole
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("epoch_length", [None, 4, 9])
+def test_a_loaders_own_generator_is_restored(epoch_length, workers):
+    """Within a pass over the data and between two, so that no shuffle comes twice."""
+    settings = {"generator": True, "epoch_length": epoch_length, "workers": workers}
+    whole, _ = losses_of(**settings)
+    for stop in (4, 6, 8) if not workers else (6,):
+        before, state = losses_of(stop, **settings)
+        assert {**before, **losses_of(state=state, **settings)[0]} == whole
+
+
+def test_an_evaluation_may_draw_from_the_generator_after_the_checkpoint():
+    """The next epoch starts from the generator of the checkpoint, in the run that saved it and in the resumed one."""
+
+    def batches_of(state=None):
+        generator = torch.Generator().manual_seed(7)
+        loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=generator)
+        trainer, seen, saved = create_ipu_trainer(*pair(), nn.CrossEntropyLoss()), {}, []
+        trainer.add_event_handler(
+            Events.ITERATION_COMPLETED, lambda: seen.update({trainer.state.iteration: trainer.state.batch[0][:, 0]})
+        )
+        trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: saved.append(trainer.state_dict()))
+        trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: list(loader))
+        if state is not None:
+            trainer.load_state_dict(state)
+        trainer.run(loader, max_epochs=2)
+        return {iteration: batch.tolist() for iteration, batch in seen.items()}, saved
+
+    whole, saved = batches_of()
+    resumed, _ = batches_of(saved[0])
+    assert resumed == {iteration: whole[iteration] for iteration in range(7, 13)}
 
 
 def test_a_finished_run_stays_finished():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import subprocess
 import sys
 import textwrap
@@ -326,6 +327,44 @@ def test_a_loaded_run_begins_anew_where_its_end_is_taken_away():
         assert trainer.run(DataLoader(task(), batch_size=8), max_epochs=1).iteration == 8
         models.append(model)
     assert_same_weights(*models)
+
+
+def shown_at_the_end(create, resumed=None, stop=None, output_transform=lambda x, y, y_pred, loss: loss.item()):
+    """Return what handlers see of the output at the end of epochs and of the run, and a state after some iteration."""
+    trainer = create(*pair(), CROSS_ENTROPY, output_transform=output_transform)
+    seen, saved = [], {}
+    trainer.add_event_handler(Events.EPOCH_COMPLETED | Events.COMPLETED, lambda: seen.append(trainer.state.output))
+    if stop is not None:
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=stop), lambda: saved.update(trainer.state_dict()))
+    if resumed is not None:
+        trainer.load_state_dict(resumed)
+    trainer.run(DataLoader(task(), batch_size=8), max_epochs=2)
+    return seen, saved
+
+
+@pytest.mark.parametrize(("stop", "made_up"), [(8, 0), (16, 1)])
+def test_handlers_that_are_made_up_for_see_the_last_output(stop, made_up):
+    """Those of an epoch's end, in a run that was saved by its last iteration: they see the loss, as natively."""
+    expected, _ = shown_at_the_end(ignite.engine.create_supervised_trainer)
+    _, saved = shown_at_the_end(create_ipu_trainer, stop=stop)
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    resumed, _ = shown_at_the_end(create_ipu_trainer, torch.load(file, weights_only=True))
+    assert resumed[0] == pytest.approx(expected[made_up], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [tuple, dict, set])
+def test_outputs_of_other_kinds_are_made_up_for_if_they_are_plain_data(kind):
+    """Tensors in tuples and dictionaries are saved with the state; what a checkpoint cannot hold is None then."""
+    kinds = {tuple: lambda y_pred, y: (y_pred, y), dict: lambda y_pred, y: {"y": y}, set: lambda y_pred, y: {id(y)}}
+
+    def output(x, y, y_pred, loss):
+        return kinds[kind](y_pred, y)
+
+    expected, saved = shown_at_the_end(create_ipu_trainer, stop=8, output_transform=output)
+    resumed, _ = shown_at_the_end(create_ipu_trainer, saved, output_transform=output)
+    torch.testing.assert_close(resumed[0], None if kind is set else expected[0])
 
 
 def test_a_checkpoint_loads_where_neither_this_library_nor_poptorch_is(tmp_path):
