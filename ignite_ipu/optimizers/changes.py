@@ -27,6 +27,11 @@ class Change:
     old: Any
     new: Any
 
+    @property
+    def starts_or_ends_momentum(self) -> bool:
+        """Whether there is momentum after it where there was none, or the other way round."""
+        return self.attribute == "momentum" and bool(self.old) != bool(self.new)
+
 
 def constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
     """Return the error for a change of what cannot change, with what to do."""

@@ -171,6 +171,9 @@ class OptimizerLink:
             self._refuse(changes, {change.attribute for change in changes} - self.conversion.variable)
         else:
             self._refuse(changes, self.conversion.kind.settled)
+        starting_or_ending = [change for change in changes if change.starts_or_ends_momentum]
+        if starting_or_ending:
+            self.refresh_state()
         self._apply(changes)
         try:
             executor.setOptimizer(self._device)
@@ -179,6 +182,9 @@ class OptimizerLink:
             self._restore(changes)
             raise
         self._note_sent(changes)
+        if any(change.new for change in starting_or_ending) and not self.conversion.passed_through:
+            # torch leaves the buffers alone while momentum is zero, and the device does not.
+            self._send_state(strict=False)
         return changes
 
     def prepare(self) -> Tuple[Change, ...]:
@@ -225,14 +231,17 @@ class OptimizerLink:
         state = state_to_torch(
             device_state,
             self._names,
-            self._numbered_groups(),
+            self._numbered_groups(told=True),
             self.conversion.kind,
             steps=self._steps,
             loss_scaling=self._loss_scaling_of(current),
         )
         shown = self._source.__dict__["state"]
-        # Entries of parameters that are frozen now stay: they are needed again when those are unfrozen.
-        shown.update({self._parameters[number]: entries for number, entries in state.items()})
+        # What the device does not have now stays, of parameters that are frozen or while there is no momentum: it is
+        # needed again.
+        for number, entries in state.items():
+            parameter = self._parameters[number]
+            shown[parameter] = {**shown.get(parameter, {}), **entries}
         self._newer_on_device = False
 
     def show_state(self) -> Any:
@@ -420,12 +429,13 @@ class OptimizerLink:
             loss_scaling=self._loss_scaling_of(current),
         )
 
-    def _numbered_groups(self) -> List[Dict[str, Any]]:
-        """Return the groups with numbers for parameters, as torch writes them."""
+    def _numbered_groups(self, told: bool = False) -> List[Dict[str, Any]]:
+        """Return the groups with numbers for parameters, as torch writes them, and as the device was told if asked."""
         numbered = []
         start = 0
-        for group, size in zip(self._source.param_groups, self._group_sizes):
-            numbered.append({**group, "params": list(range(start, start + size))})
+        for place, (group, size) in enumerate(zip(self._source.param_groups, self._group_sizes)):
+            sent = dict(zip(self._watched[place], self._sent[place])) if told else {}
+            numbered.append({**group, **sent, "params": list(range(start, start + size))})
             start += size
         return numbered
 

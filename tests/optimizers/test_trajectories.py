@@ -242,17 +242,35 @@ def test_a_refused_change_leaves_a_working_device() -> None:
     device.close()
 
 
-def test_variable_zero_momentum_can_rise() -> None:
-    """Said to be variable, it may start at zero, as torch's may."""
+@pytest.mark.parametrize("momenta", [(0.0, 0.9), (0.9, 0.0, 0.9), (0.0, 0.5, 0.0, 0.9)], ids=str)
+@pytest.mark.parametrize("kind", ["SGD", "decayed SGD", "RMSprop", "centered RMSprop"])
+def test_momentum_that_starts_or_ends_has_torchs_buffers(kind: str, momenta: Any) -> None:
+    """torch leaves a buffer alone while momentum is zero and goes on with it later; without one it begins anew."""
+    if "RMSprop" in kind and not momenta[0]:
+        momenta = (0.5, *momenta)  # torch's makes its buffers in the first step only
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        if "RMSprop" in kind:
+            return torch.optim.RMSprop(model.parameters(), lr=0.005, momentum=momenta[0], centered="centered" in kind)
+        decay = 0.1 if "decayed" in kind else 0.0
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=momenta[0], weight_decay=decay)
+
     model, reference = network(), network()
-    optimizer, reference_optimizer = OPTIMIZERS["sgd"](model), OPTIMIZERS["sgd"](reference)
-    device = Device(model, optimizer, variable=["momentum"])
-    device.train(batches(0, 1))
-    train_natively(reference, reference_optimizer, batches(0, 1))
-    optimizer.param_groups[0]["lr"] = 0.05
-    reference_optimizer.param_groups[0]["lr"] = 0.05
-    device.train(batches(1, 3))
-    train_natively(reference, reference_optimizer, batches(1, 3))
+    optimizer, reference_optimizer = make(model), make(reference)
+    device = Device(model, optimizer, variable=("momentum",))
+    for phase, momentum in enumerate(momenta):
+        for each in (optimizer, reference_optimizer):
+            each.param_groups[0]["momentum"] = momentum
+        device.train(batches(3 * phase, 3 * phase + 3))
+        train_natively(reference, reference_optimizer, batches(3 * phase, 3 * phase + 3))
+        if any(momenta[: phase + 1]):
+            shown, expected = optimizer.state_dict()["state"], reference_optimizer.state_dict()["state"]
+            torch.testing.assert_close(
+                [entries["momentum_buffer"] for entries in shown.values()],
+                [entries["momentum_buffer"] for entries in expected.values()],
+                rtol=1e-4,
+                atol=1e-6,
+            )
     assert_same_weights(model, reference)
     device.close()
 
