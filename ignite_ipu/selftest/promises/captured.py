@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import io
 import textwrap
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from ignite.engine import Engine
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import ipu_evaluate_batch, ipu_step, ipu_train_batch
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises, Skipped
 from ignite_ipu.selftest.reference import agree, batches, expect, joined, moved, network, train
+from ignite_ipu.selftest.saved_files import expect_plain
 
 PROMISES = Promises("captured", "accelerate.md")
 
@@ -149,6 +152,52 @@ def portable_functions(bench: Bench) -> None:
     agree([float(loss) for loss in losses], train(reference, expected, data), "losses")
     agree(ipu_evaluate_batch(model, data[0][0]), reference.eval()(data[0][0]), "predictions")
     agree(model, reference, "weights")
+
+
+@PROMISES.promise()
+def plain_files(bench: Bench) -> None:
+    """What a captured loop saves, of the model or the model as a whole, loads without PopTorch, buffers included."""
+    model = network(lambda: nn.BatchNorm1d(8))
+    optimizer = _sgd(model)
+
+    def train_step(engine: Engine, batch: Any) -> None:
+        optimizer.zero_grad()
+        loss: Any = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+
+    bench.session(model)
+    Engine(ipu_step(train_step)).run(batches(2))
+    for name, content in {"weights": model.state_dict(), "state": optimizer.state_dict(), "model": model}.items():
+        torch.save(content, bench.folder / name)
+        expect_plain(bench.folder / name)
+
+
+@PROMISES.promise()
+def dropping(bench: Bench) -> None:
+    """Dropping a captured step, or an accelerator, gives its IPUs back."""
+
+    def step_on_the_first() -> None:
+        model = network()
+        optimizer = _sgd(model)
+
+        def train_step(engine: Engine, batch: Any) -> None:
+            optimizer.zero_grad()
+            loss: Any = F.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            optimizer.step()
+
+        Engine(ipu_step(train_step, options=bench.poptorch.Options().useIpuId(0))).run(batches(1))
+
+    def loop_on_the_first() -> None:
+        model = network()
+        accelerator = _accelerator(options=bench.poptorch.Options().useIpuId(0))
+        prepared = accelerator.prepare(model, _sgd(model), DataLoader(TensorDataset(*batches(1)[0]), batch_size=8))
+        _loop(accelerator, prepared)
+
+    for use in (step_on_the_first, loop_on_the_first, step_on_the_first):
+        use()
+        gc.collect()
 
 
 _SCRIPT = """

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from ignite.engine import Events
 
-from ignite_ipu import backend
+from ignite_ipu import ConstantAttributeError, OptimizerError, backend
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises, Skipped
 from ignite_ipu.selftest.reference import agree, batches, expect, moved, network, train
@@ -85,6 +85,25 @@ def scheduled_loss_scaling(bench: Bench) -> None:
     optimizer.loss_scaling = 64.0
     trainer.run(data[2:])
     train(reference, torch.optim.SGD(reference.parameters(), lr=0.2), data)
+    agree(model, reference, "weights")
+    moved(reference)
+
+
+@PROMISES.promise()
+def scheduled_loss_scaling_with_momentum(bench: Bench) -> None:
+    """A loss scaling that changes beside a momentum trains right, or is refused by name."""
+    data = batches(4)
+    model, reference = network(), network()
+    optimizer: Any = _sgd(model)
+    trainer = bench.trainer(model, optimizer, loss_scaling=16.0)
+    trainer.run(data[:2])
+    optimizer.loss_scaling = 64.0
+    try:
+        trainer.run(data[2:])
+    except (ConstantAttributeError, OptimizerError) as error:
+        expect("loss_scaling" in str(error), f"the error does not say loss_scaling: {error}")
+        return
+    train(reference, _sgd(reference), data)
     agree(model, reference, "weights")
     moved(reference)
 

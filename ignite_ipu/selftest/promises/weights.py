@@ -7,12 +7,12 @@ import gc
 from typing import Any, List
 
 import torch
-from ignite.engine import Events
+from ignite.engine import Events, create_supervised_trainer
 from ignite.metrics import RunningAverage
 from torch import nn
 
 from ignite_ipu import IPUEvents, backend, create_ipu_trainer
-from ignite_ipu.handlers import EMA
+from ignite_ipu.handlers import EMA, Recovery
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises
 from ignite_ipu.selftest.reference import agree, batches, expect, moved, network, same_bits, train
@@ -200,16 +200,21 @@ def before_the_first_step(bench: Bench) -> None:
 
 @PROMISES.promise()
 def dropping(bench: Bench) -> None:
-    """Dropping a trainer gives its IPUs back."""
+    """Dropping a trainer gives its IPUs back, also if the model knows it and its faults are guarded."""
 
-    def train_on_the_first(model: nn.Module) -> None:
-        options = bench.poptorch.Options().useIpuId(0)
-        create_ipu_trainer(model, _sgd(model), nn.CrossEntropyLoss(), options=options).run(batches(1))
-
-    for _ in range(2):
+    def train_on_the_first(number: int) -> Any:
         model = network()
-        train_on_the_first(model)
-        del model
+        optimizer = _sgd(model)
+        options = bench.poptorch.Options().useIpuId(0)
+        trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), options=options)
+        Recovery(bench.folder / str(number)).attach(trainer)
+        model.trainer = trainer
+        trainer.run(batches(1))
+        return optimizer
+
+    kept = []
+    for number in range(3):
+        kept.append(train_on_the_first(number))
         gc.collect()
 
 
@@ -243,5 +248,25 @@ def moving_average(bench: Bench) -> None:
         with torch.no_grad():
             for average, weight in zip(averaged.parameters(), reference.parameters()):
                 average.lerp_(weight, 0.25)
+    agree(ema.model, averaged, "averages")
+    moved(averaged)
+
+
+@PROMISES.promise(page="handlers.md")
+def moving_average_natively(bench: Bench) -> None:
+    """EMA averages on a native trainer as well."""
+    data = batches(4)
+    model, averaged = network(), network()
+    trainer = create_supervised_trainer(model, _sgd(model), nn.CrossEntropyLoss())
+    ema = EMA(model, momentum=0.25)
+    ema.attach(trainer)
+
+    def average() -> None:
+        with torch.no_grad():
+            for mean, weight in zip(averaged.parameters(), model.parameters()):
+                mean.lerp_(weight, 0.25)
+
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, average)
+    trainer.run(data)
     agree(ema.model, averaged, "averages")
     moved(averaged)
