@@ -237,8 +237,9 @@ class Weights:
             return False
         if self.withheld is not None:
             self.withheld()
-        if self._touches is not None and not self._touches.read:
-            self._note_first_touch()
+        if self._touches is not None:
+            # From now on, who has a tensor with the memory of a weight may write into the newest values.
+            self._touches.note(reads=True)
         copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
         self._host_is_stale = False
         if copied:

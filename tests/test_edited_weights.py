@@ -143,3 +143,17 @@ def test_edits_cost_one_copy_each_way():
     counted = poptorch.counters(trainer.ipu.training.executor)
     assert counted.weight_downloads == 3
     assert counted.weight_uploads == 3  # one with the program, then after the first and the second epoch
+
+
+def test_a_tensor_from_before_the_run_may_be_written_after_it():
+    """It is the weight's memory, natively too, and the host has the newest values then."""
+    ended = []
+    for create in (create_supervised_trainer, create_ipu_trainer):
+        model = network()
+        trainer = create(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), nn.CrossEntropyLoss())
+        weight = model[3].weight.detach()
+        trainer.run(LOADER)
+        weight.mul_(0.5)
+        trainer.run(LOADER)
+        ended.append(model)
+    assert_same_weights(*reversed(ended), rtol=1e-4, atol=1e-5)
