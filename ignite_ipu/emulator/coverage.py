@@ -217,11 +217,12 @@ _ACCEPTED: Dict[str, str] = {
 }
 _REFUSED: Dict[str, str] = {
     "poptorch.PoplarExecutor.cycleCount": "poptorch.Error, as on the IPU model: only IPUs count cycles",
+    "poptorch.Options.logCycleCount": "poptorch.Error at compile where it is on, as on the IPU model",
     "poptorch.MeanReductionStrategy.PostAndLoss": "poptorch.Error at compile, as in PopTorch: its back end lacks it",
 }
 _REMARKS: Dict[str, str] = {
-    "poptorch.ipuHardwareIsAvailable": "False, unless `IGNITE_IPU_EMULATED_IPUS` describes a machine.",
-    "poptorch.ipuHardwareVersion": "AssertionError, unless `IGNITE_IPU_EMULATED_IPUS` describes a machine.",
+    "poptorch.ipuHardwareIsAvailable": "True up to the machine's IPUs, unless `POPTORCH_IPU_MODEL` selects IPU models.",
+    "poptorch.ipuHardwareVersion": "2; AssertionError where `POPTORCH_IPU_MODEL` selects IPU models.",
     "poptorch.custom_op": "A Python function registered with `register_custom_op` stands in for the C++ operator.",
     "poptorch.load": "Unpickles a model only if this user saved it, or it is trusted: see the notes on saving.",
     "poptorch.importPoptorchMetadataFromFile": "Returns JSON.",

@@ -45,7 +45,8 @@ class DeviceCalls:
             self.transfer.write_back(graph.written_inputs, inputs, given)
         seconds = time.perf_counter() - started
         self._anchored = program.anchored(outputs)
-        self.times.set(len(graph.inputs), arithmetic.micro_batches, len(outputs), arithmetic.returned, seconds)
+        steps = (0, 0) if program.synthetic else (arithmetic.micro_batches, arithmetic.returned)
+        self.times.set(len(graph.inputs), steps[0], len(outputs), steps[1], seconds)
         self._meter.add_call(arithmetic.micro_batches, arithmetic.device_iterations if self._training else 0)
         return program.returned(outputs)
 

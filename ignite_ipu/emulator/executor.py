@@ -18,7 +18,7 @@ from ignite_ipu.emulator.device import Meter
 from ignite_ipu.emulator.device_calls import DeviceCalls
 from ignite_ipu.emulator.device_state import DeviceState
 from ignite_ipu.emulator.enums import ConnectionType
-from ignite_ipu.emulator.errors import Error, backend_error, python_error
+from ignite_ipu.emulator.errors import Error, python_error
 from ignite_ipu.emulator.isolation import unaffected
 from ignite_ipu.emulator.latency import Latency
 from ignite_ipu.emulator.logs import logger
@@ -48,12 +48,14 @@ class PoplarExecutor:
         optimizer: Optional[torch.optim.Optimizer] = None,
         user_model: Optional[nn.Module] = None,
     ) -> None:
-        self._user_model = user_model if user_model is not None else model
         self._training = training
         self._poptorch_version = poptorch_version
         self._options = resolved(options, training)
         self._signature = signature_of(model)
         self._model = traced_module(model)
+        # Whoever evaluates gets a shallow copy, with a training flag of its own.
+        is_copy = not training and isinstance(model, nn.Module)
+        self._user_model = self._model if is_copy else model if user_model is None else user_model
         self._meter = Meter()
         self._is_offline = self._options.connection_type == ConnectionType.Never
         self._program: Optional[Program] = None
@@ -356,16 +358,14 @@ class PoplarExecutor:
     # -- timing ---------------------------------------------------------------------------------------------------
 
     def cycleCount(self) -> int:
-        """Refuse: only IPUs count cycles.
+        """Refuse: only IPUs count cycles, and with that asked for no model compiles here.
 
         Raises:
-            Error: Always; which one depends on the options and on whether the model has run.
+            Error: Always; which one depends on the options.
         """
         if not self._options._Popart._value("instrumentWithHardwareCycleCounter", False):
             raise python_error("Cycle count logging is disabled. Call Options.logCycleCount(True) before wrapping.")
-        if self._program is None:
-            raise python_error("You must run the model at least once before its cycle count is known.")
-        raise backend_error("Cycle counting is only supported on actual IPU hardware; this is the emulator.")
+        raise python_error("You must run the model at least once before its cycle count is known.")
 
     def getPerfCounters(self) -> Dict[str, List[List[float]]]:
         """Return when the last call's tensors crossed, in seconds, by event, tensor and step."""

@@ -1,43 +1,33 @@
-"""What the host can say about IPUs.
+"""What the host can say about IPUs: those of the emulated machine are there, unless IPU models stand in for them.
 
-The emulator has no hardware and says so. Programs and frameworks that refuse to start without any can be shown the
-machine that `IGNITE_IPU_EMULATED_IPUS` describes: with that variable set, its IPUs count as present.
+The rules for hardware (powers of two, devices for one program each) hold exactly where the answer is yes.
 """
 
 from __future__ import annotations
 
-import os
-
 from ignite_ipu.emulator import machine
+from ignite_ipu.emulator.options import ipu_model
 
-_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 _EMULATED_VERSION = 2
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Tell whether a device with that many IPUs exists: only on a described machine, and not with an IPU model."""
-    return _machine_described() and num_ipus <= machine.emulated_ipus()
+    """Tell whether a device with that many IPUs exists: none does where the environment selects IPU models."""
+    return not ipu_model.selected_by_environment() and num_ipus <= machine.emulated_ipus()
 
 
 def ipuHardwareVersion() -> int:
-    """Return the version of the described machine's IPUs, 2 (Mk2).
+    """Return the version of the machine's IPUs, 2 (Mk2).
 
     Raises:
-        AssertionError: No machine is described.
+        AssertionError: The environment selects IPU models.
     """
-    if not _machine_described():
+    if ipu_model.selected_by_environment():
         raise AssertionError(
-            "No IPU hardware available: models run on the emulator. Set "
-            f"{machine.IPUS_VARIABLE} to let it stand for a machine with that many."
+            f"No IPU hardware available: {' or '.join(ipu_model.VARIABLES)} selects IPU models. Unset it."
         )
     return _EMULATED_VERSION
 
 
 def poptorchAtExit() -> None:
     """Do what PopTorch does when the interpreter ends: nothing is left to do, since devices live in this process."""
-
-
-def _machine_described() -> bool:
-    return machine.IPUS_VARIABLE in os.environ and not any(
-        os.environ.get(name, "0") not in ("", "0") for name in _MODEL_VARIABLES
-    )

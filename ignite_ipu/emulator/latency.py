@@ -19,7 +19,7 @@ class Record:
 
         Args:
             inputs, outputs: How many tensors went in and came out.
-            steps, returned: How many micro-batches each of them holds.
+            steps, returned: How many micro-batches of each of them cross; none where data are synthetic.
             seconds: How long the call took. Host and device share their memory here, so that crossing takes no time.
         """
         self._last = (inputs, steps, outputs, returned, seconds)

@@ -114,7 +114,7 @@ class Program:
         self._reduce = collectives.reducer(options.Distributed.numProcesses) if training else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
         self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
-        self._synthetic = bool(options._Popart._value("syntheticDataMode", 0))
+        self.synthetic = bool(options._Popart._value("syntheticDataMode", 0))
         self.report = report_for(options, options_name(options, training))
         # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.
         each_result = self.precision.floating_point_exceptions or self.precision.stochastic_rounding
@@ -204,7 +204,7 @@ class Program:
             raise explained from error
 
     def _run(self, executable: Executable, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
-        if self._synthetic:
+        if self.synthetic:
             with self.random.drawn():
                 inputs = [_synthetic(value) for value in inputs]
         step = self._step

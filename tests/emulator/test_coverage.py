@@ -127,17 +127,17 @@ def test_the_page_lists_the_table_and_counts_it():
     assert sum(counts.values()) == len(names)
     assert [name for name, status in rows if status == "refused"] == [
         "poptorch.MeanReductionStrategy.PostAndLoss",
+        "poptorch.Options.logCycleCount",
         "poptorch.PoplarExecutor.cycleCount",
     ]
-    assert counts["refused"] == 2
+    assert counts["refused"] == 3
 
 
 def test_what_is_refused_raises():
-    with pytest.raises(AssertionError, match="No IPU hardware available"):
-        poptorch.ipuHardwareVersion()
     executor = poptorch.inferenceModel(torch.nn.Linear(1, 1), poptorch.Options().logCycleCount(True))
-    executor(torch.ones(1, 1))
     with pytest.raises(poptorch.Error, match="only supported on actual IPU hardware"):
+        executor(torch.ones(1, 1))
+    with pytest.raises(poptorch.Error, match="run the model at least once"):
         executor.cycleCount()
     options = poptorch.Options()
     options.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.PostAndLoss)

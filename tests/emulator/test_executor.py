@@ -464,9 +464,12 @@ class TestTimes:
         model = inference(options=poptorch.Options().logCycleCount(True))
         with pytest.raises(poptorch.Error, match="run the model at least once"):
             model.cycleCount()
-        model(X)
         with pytest.raises(poptorch.Error, match="only supported on actual IPU hardware"):
-            model.cycleCount()
+            model(X)
+        assert not model.isCompiled()
+        offline = poptorch.Options().useOfflineIpuTarget().logCycleCount(True)
+        with pytest.raises(poptorch.Error, match="only supported on actual IPU hardware"):
+            inference(options=offline).compile(X)
 
     def test_compilation_time_is_known_after_a_watched_compile(self):
         model = inference()

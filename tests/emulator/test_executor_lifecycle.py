@@ -16,6 +16,7 @@ from torch import nn
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.errors import LONGEST_MESSAGE, Error, backend_error
 from ignite_ipu.emulator.logs import backend_logger
+from tests.emulator.calls import Calls
 
 X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 8).view(4, 2)
 
@@ -227,6 +228,18 @@ def test_synthetic_data_replaces_the_inputs():
     assert abs(out.mean()) < 0.1 and abs(out.std() - 1) < 0.1
     indices = poptorch.inferenceModel(nn.Embedding(3, 2), poptorch.Options().enableSyntheticData(True))
     assert indices(torch.full((4,), 2)).shape == (4, 2)
+
+
+def test_synthetic_data_cross_nothing():
+    """Each tensor has an empty list of times, and no latency."""
+    model = Calls(lambda x, y: (x + y, x - y, x * y))
+    executor = poptorch.inferenceModel(model, poptorch.Options().enableSyntheticData(True).deviceIterations(2))
+    executor(torch.ones(4), torch.ones(4))
+    counters = executor.getPerfCounters()
+    assert counters["input"] == counters["input_complete"] == [[], []]
+    assert counters["output"] == counters["output_complete"] == [[], [], []]
+    latencies = executor.getLatency, executor.getHostIpuLatency, executor.getComputeLatency, executor.getIpuHostLatency
+    assert {latency() for latency in latencies} == {(0.0, 0.0, 0.0)}
 
 
 def test_repeated_messages_are_limited_as_the_options_say(caplog):

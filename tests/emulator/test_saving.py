@@ -85,6 +85,36 @@ def test_a_loaded_training_model_goes_on_as_the_saved_one_would(tmp_path):
         assert value.tolist() == loaded.model.state_dict()[name].tolist(), name
 
 
+class WithLoss(nn.Module):
+    """Asks for a target in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, target=None):
+        out = self.layer(x)
+        return (out, nn.functional.mse_loss(out, target)) if self.training else out
+
+
+def test_an_inference_executor_saves_its_shallow_copy_with_the_flag_of_the_copy(tmp_path):
+    """The trainer's model stays in training mode, and is what neither is saved nor wrapped again."""
+    x = torch.ones(1, 2)
+    trainer = poptorch.trainingModel(WithLoss())
+    trainer(x, x)
+    executor = poptorch.inferenceModel(trainer)
+    copied = executor.model
+    assert copied is not trainer.model and copied.layer is trainer.model.layer
+    copied.eval()
+    copied.marked = 7
+    assert trainer.model.training and executor.training is False and executor.marked == 7
+    again = poptorch.inferenceModel(executor)
+    assert again.marked == 7 and not again.model.training
+    executor.compileAndExport(str(tmp_path / "model"), x)
+    loaded = poptorch.load(str(tmp_path / "model"))
+    assert torch.equal(loaded(x), executor(x)) and not loaded.model.training
+
+
 def test_a_loaded_inference_model_gives_the_same_outputs(tmp_path):
     model = Model().eval()
     executor = poptorch.inferenceModel(model, poptorch.Options().deviceIterations(4))
@@ -216,7 +246,7 @@ def test_somebody_elses_model_is_unpickled_only_when_trusted(tmp_path, monkeypat
     model = nn.Linear(2, 2)
     executor = poptorch.inferenceModel(model)
     executor.compile(torch.ones(1, 2))
-    model.extra = Bomb(str(tmp_path / "ran"))
+    executor.model.extra = Bomb(str(tmp_path / "ran"))
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("IGNITE_IPU_STATE_DIR", str(tmp_path / "attacker"))
         executor.save(path)

@@ -91,6 +91,10 @@ def _check_distribution(options: Options) -> None:
 
 
 def _check_device(options: Options) -> None:
+    if options._Popart._value("instrumentWithHardwareCycleCounter", False):
+        raise backend_error(
+            "Cycle counting is only supported on actual IPU hardware; this is the emulator. Leave logCycleCount off."
+        )
     if ipu_model.selected(options):
         ipu_model.version()
     if options.exists("ipu_version") and options.ipu_version not in IPU_VERSIONS:
