@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import Any, Callable
 
@@ -32,14 +33,21 @@ class Bench:
         """PopTorch, the SDK's or the emulator."""
         return backend.poptorch()
 
+    def options(self) -> Any:
+        """Return new `poptorch.Options()`, with a bar that shows how compiling goes on a terminal only."""
+        return self.poptorch.Options().showCompilationProgressBar(sys.stderr.isatty())
+
     def trainer(self, model: nn.Module, optimizer: Any, loss_fn: Any = None, **settings: Any) -> Any:
         """Return `create_ipu_trainer(...)`, with the cross entropy unless there is a loss."""
+        settings = {"options": self.options(), **settings}
         trainer = create_ipu_trainer(model, optimizer, loss_fn or nn.CrossEntropyLoss(), **settings)
         self.afterwards(trainer.ipu.close)
         return trainer
 
     def evaluator(self, model: nn.Module, metrics: Any = None, **settings: Any) -> Any:
         """Return `create_ipu_evaluator(...)`."""
+        if IPUSession.of(model).training is None:
+            settings = {"options": self.options(), **settings}
         evaluator = create_ipu_evaluator(model, metrics, **settings)
         self.afterwards(evaluator.ipu.close)
         return evaluator

@@ -51,7 +51,7 @@ def step(bench: Bench) -> None:
         return loss.item()
 
     bench.session(model)
-    state = Engine(ipu_step(train_step)).run(data)
+    state = Engine(ipu_step(train_step, options=bench.options())).run(data)
     losses = train(reference, expected, data)
     agree(state.output, losses[-1], "loss")
     agree(model, reference, "weights")
@@ -75,7 +75,7 @@ def accumulating_step(bench: Bench) -> None:
         return loss.detach()
 
     bench.session(model)
-    Engine(ipu_step(train_step)).run(data)
+    Engine(ipu_step(train_step, options=bench.options())).run(data)
     train(reference, expected, data, accumulation=2)
     agree(model, reference, "weights")
     moved(reference)
@@ -106,7 +106,7 @@ def accelerator_loop(bench: Bench) -> None:
     """A loop written for accelerate trains as natively, gradient accumulation and clipping included."""
     data = batches(6, size=4)
     model, reference = network(), network()
-    accelerator = _accelerator(gradient_accumulation_steps=2)
+    accelerator = _accelerator(options=bench.options(), gradient_accumulation_steps=2)
     bench.afterwards(accelerator.free_memory)
     x, y = joined(data)[0]
     prepared = accelerator.prepare(
@@ -128,7 +128,7 @@ def accelerator_resumed(bench: Bench) -> None:
     reference = network()
     for number, part in enumerate((data[:3], data[3:])):
         model = network()
-        accelerator = _accelerator()
+        accelerator = _accelerator(options=bench.options())
         bench.afterwards(accelerator.free_memory)
         loader = DataLoader(TensorDataset(*joined(part)[0]), batch_size=4)
         prepared = accelerator.prepare(model, _sgd(model), loader)
@@ -167,7 +167,7 @@ def plain_files(bench: Bench) -> None:
         optimizer.step()
 
     bench.session(model)
-    Engine(ipu_step(train_step)).run(batches(2))
+    Engine(ipu_step(train_step, options=bench.options())).run(batches(2))
     for name, content in {"weights": model.state_dict(), "state": optimizer.state_dict(), "model": model}.items():
         torch.save(content, bench.folder / name)
         expect_plain(bench.folder / name)
@@ -187,11 +187,11 @@ def dropping(bench: Bench) -> None:
             loss.backward()
             optimizer.step()
 
-        Engine(ipu_step(train_step, options=bench.poptorch.Options().useIpuId(0))).run(batches(1))
+        Engine(ipu_step(train_step, options=bench.options().useIpuId(0))).run(batches(1))
 
     def loop_on_the_first() -> None:
         model = network()
-        accelerator = _accelerator(options=bench.poptorch.Options().useIpuId(0))
+        accelerator = _accelerator(options=bench.options().useIpuId(0))
         prepared = accelerator.prepare(model, _sgd(model), DataLoader(TensorDataset(*batches(1)[0]), batch_size=8))
         _loop(accelerator, prepared)
 

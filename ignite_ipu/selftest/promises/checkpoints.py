@@ -185,7 +185,7 @@ def converted_state(bench: Bench) -> None:
     wrapped = _WithLoss(model)
     on_device = bench.poptorch.optim.Adam(model.parameters(), lr=0.02)
     on_device.load_state_dict(convert_optimizer_state(native.state_dict(), on_device, wrapped))
-    executor = bench.training_model(wrapped, bench.poptorch.Options(), on_device)
+    executor = bench.training_model(wrapped, bench.options(), on_device)
     for x, y in data[2:]:
         executor(x, y)
     state = convert_optimizer_state(on_device.state_dict(), on_device, wrapped)

@@ -24,7 +24,7 @@ def computes(bench: Bench) -> None:
     """A compiled model gives the outputs that PyTorch gives."""
     model = network().eval()
     x = torch.cat([x for x, _ in batches()])
-    executor = bench.inference_model(model, bench.poptorch.Options())
+    executor = bench.inference_model(model, bench.options())
     agree(executor(x), network().eval()(x), "outputs")
 
 
@@ -48,4 +48,4 @@ def layers(bench: Bench) -> None:
     ).eval()
     x = torch.randn(4, 3, 8, 8)
     expected = model(x)
-    agree(bench.inference_model(model, bench.poptorch.Options())(x), expected, "outputs")
+    agree(bench.inference_model(model, bench.options())(x), expected, "outputs")

@@ -53,11 +53,11 @@ def busy_device(bench: Bench) -> None:
     """IPUs that another program holds are refused as busy; that program and its model go on."""
     if os.environ.get("POPTORCH_WAIT_FOR_IPU"):
         raise Skipped("POPTORCH_WAIT_FOR_IPU is set, so PopTorch waits for a busy device")
-    if is_simulated(bench.poptorch.Options()):
+    if is_simulated(bench.options()):
         raise Skipped("an IPU model is never busy")
     data = batches(4)
     models = [network(), network()]
-    trainers = [bench.trainer(model, _sgd(model), options=bench.poptorch.Options().useIpuId(0)) for model in models]
+    trainers = [bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0)) for model in models]
     trainers[0].run(data[:2])
     _refused(lambda: trainers[1].run(data), Exception)
     trainers[0].run(data[2:])
@@ -175,12 +175,12 @@ def failed_compile(bench: Bench) -> None:
     data = batches(2)
     layer = _Selecting()
     model, reference = network(lambda: layer), network()
-    options = bench.poptorch.Options().useIpuId(0)
+    options = bench.options().useIpuId(0)
     trainer = bench.trainer(model, _sgd(model), options=options)
     _refused(lambda: trainer.run(data), Exception)
     trainer.ipu.close()
     layer.selects = False
-    bench.trainer(model, _sgd(model), options=bench.poptorch.Options().useIpuId(0)).run(data)
+    bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0)).run(data)
     train(reference, _sgd(reference), data)
     agree(list(model.state_dict().values()), list(reference.state_dict().values()), "weights")
 
@@ -190,7 +190,7 @@ def failing_handler(bench: Bench) -> None:
     """Whatever a handler raises ends the run with the newest weights on the host and the IPUs given back."""
     data = batches(4)
     model, reference = network(), network()
-    trainer = bench.trainer(model, _sgd(model), options=bench.poptorch.Options().useIpuId(0))
+    trainer = bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0))
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -201,7 +201,7 @@ def failing_handler(bench: Bench) -> None:
     agree(model(data[0][0]), reference(data[0][0]), "outputs on the host")
     agree(model, reference, "weights")
     other = network()
-    bench.trainer(other, _sgd(other), options=bench.poptorch.Options().useIpuId(0)).run(data)
+    bench.trainer(other, _sgd(other), options=bench.options().useIpuId(0)).run(data)
 
 
 @PROMISES.promise()
@@ -265,11 +265,11 @@ def dead_device(bench: Bench) -> None:
     poptorch = bench.poptorch
     data = batches(4)
     model = network()
-    trainer = bench.trainer(model, _sgd(model), options=poptorch.Options().useIpuId(0))
+    trainer = bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0))
     dead = {number: poptorch.Fault(recovery_action=None) for number in range(1000)}
     trainer.run(data[:2])
     with poptorch.inject_faults(dead, copies=dead):
         _refused(lambda: trainer.run(data[2:]), Exception)
     expect(type(model[0].weight) is nn.Parameter, "the model is still PopTorch's")
     trainer.ipu.close()
-    bench.trainer(model, _sgd(model), options=poptorch.Options().useIpuId(0)).run(data)
+    bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0)).run(data)

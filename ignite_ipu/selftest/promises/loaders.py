@@ -68,7 +68,7 @@ def ready_batches(bench: Bench) -> None:
 @PROMISES.promise()
 def of_poptorch(bench: Bench) -> None:
     """A poptorch.DataLoader of one's own is used as it is."""
-    options = bench.poptorch.Options().deviceIterations(2)
+    options = bench.options().deviceIterations(2)
     options.Training.gradientAccumulation(2)
     loader = bench.poptorch.DataLoader(options, _data(), batch_size=4)
     _compare(bench, loader, _native_order(DataLoader(_data(), batch_size=4)))

@@ -63,7 +63,7 @@ def final(bench: Bench) -> None:
 def every_n(bench: Bench) -> None:
     """OutputMode.EveryN brings back one micro-batch in N, with their targets."""
     data = batches(4)
-    options = bench.poptorch.Options().outputMode(bench.poptorch.OutputMode.EveryN, 2)
+    options = bench.options().outputMode(bench.poptorch.OutputMode.EveryN, 2)
     predictions, targets = _trained(bench, data, options=options)
     native = _native(data)
     agree(predictions, torch.cat([native[1], native[3]]), "predictions")

@@ -82,7 +82,7 @@ def blocks_by_hand(bench: Bench) -> None:
     model, reference = _deep(), _deep()
     poptorch.BeginBlock(model[0], "first", ipu_id=0)
     poptorch.BeginBlock(model[4], "second", ipu_id=1)
-    options = poptorch.Options()
+    options = bench.options()
     options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     trainer = bench.trainer(model, optimizer, gradient_accumulation_steps=4, options=options)

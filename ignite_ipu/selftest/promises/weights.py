@@ -205,7 +205,7 @@ def dropping(bench: Bench) -> None:
     def train_on_the_first(number: int) -> Any:
         model = network()
         optimizer = _sgd(model)
-        options = bench.poptorch.Options().useIpuId(0)
+        options = bench.options().useIpuId(0)
         trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), options=options)
         Recovery(bench.folder / str(number)).attach(trainer)
         model.trainer = trainer
