@@ -84,16 +84,46 @@ def test_every_optimizer_of_poptorch_is_among_them():
         assert not hasattr(torch.optim, name) or any(text.startswith(f"torch.optim.{name} ") for text in texts), name
 
 
-def test_an_optimizer_that_loses_its_state_is_found(monkeypatch, capsys):
-    """A PopTorch that drops the state that is loaded: the promises of it fail by name, the others still hold."""
+def lose_optimizer_state(monkeypatch):
     adam = backend.poptorch().optim.Adam
     for method in ("load_state_dict", "set_state_dict"):
         monkeypatch.setattr(adam, method, lambda self, state: None)
-    code, report = report_of(["--only", "optimizers.adam", "optimizers.poptorch-adam", "optimizers.clipping"], capsys)
+
+
+def keep_the_first_learning_rate(monkeypatch):
+    executor = backend.poptorch().PoplarExecutor
+    original = executor.setOptimizer
+
+    def set_once(self, optimizer):
+        if not self.isCompiled():
+            original(self, optimizer)
+
+    monkeypatch.setattr(executor, "setOptimizer", set_once)
+
+
+def never_upload(monkeypatch):
+    executor = backend.poptorch().PoplarExecutor
+    monkeypatch.setattr(executor, "copyWeightsToDevice", lambda self: None)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "broken", "kept"),
+    [
+        (lose_optimizer_state, ["optimizers.adam", "optimizers.poptorch-adam"], "optimizers.clipping"),
+        (keep_the_first_learning_rate, ["schedules.of-torch", "schedules.of-ignite"], "batching.both"),
+        (never_upload, ["weights.written-weights"], "weights.copies-of-training"),
+    ],
+)
+def test_a_backend_that_does_not_do_it_right_is_found(spoil, broken, kept, monkeypatch, capsys):
+    """The promises fail by name and with exit code 1; those that it does not touch hold."""
+    spoil(monkeypatch)
+    code, report = report_of(["--only", kept, *broken], capsys)
     assert code == 1
-    results = {each["name"]: each["result"] for each in report["promises"]}
-    assert results == {"optimizers.adam": "failed", "optimizers.poptorch-adam": "failed", "optimizers.clipping": "ok"}
-    assert report["results"] == {"ok": 1, "failed": 2, "skipped": 0}
+    assert {each["name"]: each["result"] for each in report["promises"]} == {
+        **dict.fromkeys(broken, "failed"),
+        kept: "ok",
+    }
+    assert report["results"] == {"ok": 1, "failed": len(broken), "skipped": 0}
 
 
 def test_a_broken_promise_is_said_with_its_page_and_reason(group, capsys):

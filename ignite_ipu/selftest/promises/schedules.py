@@ -91,6 +91,22 @@ def momentum_and_decay(bench: Bench) -> None:
 
 
 @PROMISES.promise()
+def momentum_from_zero(bench: Bench) -> None:
+    """A momentum that is declared variable may rise from zero."""
+    data = batches(4)
+    model, reference = network(), network()
+    optimizer, expected = (torch.optim.SGD(each.parameters(), lr=0.2) for each in (model, reference))
+    trainer = bench.trainer(model, optimizer, variable=("momentum",))
+    for part in (data[:1], data[1:]):
+        trainer.run(part)
+        train(reference, expected, part)
+        for each in (optimizer, expected):
+            each.param_groups[0]["momentum"] = 0.9
+    agree(model, reference, "weights")
+    moved(reference)
+
+
+@PROMISES.promise()
 def loaded_rate(bench: Bench) -> None:
     """A loaded optimizer state brings its learning rate to the device."""
     data = batches(4)
