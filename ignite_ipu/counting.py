@@ -9,7 +9,7 @@ was written per optimizer step or per batch of a GPU script keeps its length whe
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 from ignite.engine import Engine, EventEnum, Events
 
@@ -61,10 +61,11 @@ class Counts:
         Counts(lambda: BatchGeometry.from_options(options, micro_batch_size)).attach(trainer)
 
     Args:
-        geometry: Gives the arithmetic of one device call; None as long as it is not known.
+        geometry: Gives the arithmetic of the device call of an iteration, or of its calls; None as long as it is not
+            known.
     """
 
-    def __init__(self, geometry: Callable[[], Optional[BatchGeometry]]) -> None:
+    def __init__(self, geometry: Callable[[], Union[BatchGeometry, Sequence[BatchGeometry], None]]) -> None:
         self._geometry = geometry
         # Counts at iteration 0. They are not zero after a resume with another geometry than before.
         self._start: Dict[str, int] = {}
@@ -107,13 +108,17 @@ class Counts:
         geometry = self._geometry()
         if geometry is None:
             return
+        calls = [geometry] if isinstance(geometry, BatchGeometry) else geometry
         state: Any = engine.state
-        state.samples += geometry.global_batch_size
-        state.samples_per_call = geometry.global_batch_size
+        state.samples_per_call = sum(call.global_batch_size for call in calls)
+        state.samples += state.samples_per_call
         # Handlers of the iteration that come later ask for the last event, to know which step they are at.
         last = engine.last_event_name
-        _fire_each(engine, CountEvents.WEIGHT_UPDATE_COMPLETED, "weight_updates", geometry.updates_per_call)
-        _fire_each(engine, CountEvents.MICRO_BATCH_COMPLETED, "micro_batches", geometry.input_micro_batches)
+        updates, micro_batches = (
+            sum(getattr(call, name) for call in calls) for name in ("updates_per_call", "input_micro_batches")
+        )
+        _fire_each(engine, CountEvents.WEIGHT_UPDATE_COMPLETED, "weight_updates", updates)
+        _fire_each(engine, CountEvents.MICRO_BATCH_COMPLETED, "micro_batches", micro_batches)
         engine.fire_event(CountEvents.SAMPLES_COMPLETED)
         engine.last_event_name = last
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -60,6 +60,7 @@ def ipu_training_step(
     non_blocking: bool = False,
     prepare_batch: PrepareBatch = _ignite_prepare_batch,
     output_transform: Callable[[Any, Any, Any, torch.Tensor], Any] = loss_item,
+    train: Optional[Callable[[Any, Any], Tuple[Any, Any, Any, torch.Tensor]]] = None,
 ) -> Step:
     """Return the step function of a trainer, for an `Engine` of your own.
 
@@ -71,14 +72,16 @@ def ipu_training_step(
         prepare_batch: Called with `batch, device=None, non_blocking`; returns inputs and targets.
         output_transform: Called with `x, y, y_pred, loss`; returns the engine's `state.output`. Targets and inputs are
             the ones that belong to the predictions, the loss is the mean over the micro-batches that come back.
+        train: Makes the device calls; `session.train` unless given.
     """
+    make = train or session.train
 
     def step(engine: Engine, batch: Any) -> Any:
         program = session.training
         if program is not None:
             program.set_modes()
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
-        return output_transform(*session.train(x, y))
+        return output_transform(*make(x, y))
 
     return step
 

@@ -6,7 +6,7 @@ import enum
 import inspect
 import logging
 from collections import OrderedDict
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from ignite.engine import Engine, Events, State
@@ -18,6 +18,7 @@ from ignite_ipu.data_position import DataPosition
 from ignite_ipu.deterministic import DeterministicRuns
 from ignite_ipu.engine_steps import Step
 from ignite_ipu.events import IPUEvents
+from ignite_ipu.geometry import BatchGeometry
 from ignite_ipu.loaders import Loaders
 from ignite_ipu.random_states import read_random_states, write_random_states
 from ignite_ipu.rows import map_tensors
@@ -104,11 +105,21 @@ class IPUTrainer(IPUEngine):
     attached have added up, and whether the handlers of the epoch's end have had their turn: a resumed run puts back the
     one and makes up for the other, with the output that these are to see.
 
+    Args:
+        process_function, session, loaders: As for `IPUEngine`.
+        calls: Gives the arithmetic of the last iteration's device calls; by default they are of the session's program.
+
     Attributes:
         counts: Counts weight updates, micro-batches and samples into `state`, and fires `CountEvents`.
     """
 
-    def __init__(self, process_function: Step, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
+    def __init__(
+        self,
+        process_function: Step,
+        session: IPUSession,
+        loaders: Callable[[], Loaders],
+        calls: Optional[Callable[[], Sequence[BatchGeometry]]] = None,
+    ) -> None:
         self._accumulations = Accumulations()
         super().__init__(process_function, session, loaders)
         self._pinned: Optional[Tuple[int, Mapping[str, Any]]] = None
@@ -121,7 +132,7 @@ class IPUTrainer(IPUEngine):
         self.add_event_handler(Events.STARTED, self._note_start)
         self.add_event_handler(Events.EPOCH_COMPLETED, self._note_end_of_epoch)
         self.add_event_handler(Events.EPOCH_STARTED, self._restore_pinned)
-        self.counts = Counts(lambda: None if session.training is None else session.training.geometry)
+        self.counts = Counts(calls or (lambda: None if session.training is None else session.training.geometry))
         self.counts.attach(self)
 
     def add_event_handler(self, event_name: Any, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ from ignite_ipu.engine_steps import (
 )
 from ignite_ipu.engines import DeterministicIPUTrainer, IPUEngine, IPUTrainer
 from ignite_ipu.handlers.weight_sync import WeightSync
+from ignite_ipu.last_calls import LastCalls, refuse_to_train_all
 from ignite_ipu.loaders import Loaders
 from ignite_ipu.locations import place_tensors
 from ignite_ipu.loss import TrainingStep
@@ -71,6 +72,7 @@ def create_ipu_trainer(
     shard: Sequence[str] = (),
     weight_sync: bool = True,
     loader_mode: Optional[Any] = None,
+    drop_last: bool = True,
 ) -> IPUTrainer:
     """Create a trainer as `ignite.engine.create_supervised_trainer` does, whose iterations are IPU device calls.
 
@@ -120,6 +122,8 @@ def create_ipu_trainer(
         weight_sync: Copy the newest weights to the host when a run ends; else they are copied when somebody asks for
             them, which a model that is trained again at once saves.
         loader_mode: `poptorch.DataLoaderMode` for loaders that are swapped.
+        drop_last: Leave out the samples at the end of the data that do not fill a device call, and say how many they
+            are; False to train on them, too, by programs of their size.
 
     Returns:
         The trainer; `trainer.ipu` is the model's `IPUSession`. In a native run (`IGNITE_IPU_BACKEND=native`) it is
@@ -182,18 +186,25 @@ def create_ipu_trainer(
         _refuse_sum(training, training=True)
     if scaler:
         training.Training.setAutomaticLossScaling(True)
+    if not drop_last:
+        refuse_to_train_all(training, pipeline=request is not None)
     place_tensors(training, offload, shard)
     conversion = convert_optimizer(
         optimizer, variable=variable, constant=constant, max_grad_norm=max_grad_norm, loss_scaling=loss_scaling
     )
     session.prepare_training(step, conversion, training, request)
+    last_calls = None if drop_last else LastCalls(session)
     session.shares_ipus |= share_ipus
     process = ipu_training_step(
-        session, non_blocking=non_blocking, prepare_batch=prepare_batch, output_transform=output_transform
+        session,
+        non_blocking=non_blocking,
+        prepare_batch=prepare_batch,
+        output_transform=output_transform,
+        train=None if last_calls is None else last_calls.train,
     )
-    loaders = Loaders(training, training=True, mode=loader_mode, rewindable=deterministic)
+    loaders = Loaders(training, training=True, drop_last=drop_last, mode=loader_mode, rewindable=deterministic)
     engine = DeterministicIPUTrainer if deterministic else IPUTrainer
-    trainer = engine(process, session, lambda: loaders)
+    trainer = engine(process, session, lambda: loaders, None if last_calls is None else lambda: last_calls.made)
     if weight_sync:
         WeightSync(session.weights).attach(trainer=trainer)
     return trainer

@@ -88,6 +88,21 @@ class BatchGeometry:
         """Weight updates that one call makes: D."""
         return self.device_iterations
 
+    def parts(self, samples: int) -> List[BatchGeometry]:
+        """Return the calls that train on fewer samples than one call of this geometry does.
+
+        One makes as many weight updates as the samples fill, and one the update by the rest, in micro-batches of one
+        size, which is the largest that is not larger than here.
+        """
+        updates, rest = divmod(samples, self.accumulated_batch_size)
+        found = [dataclasses.replace(self, device_iterations=updates)] if updates else []
+        if rest:
+            replicas = 1 if rest % self.replication_factor else self.replication_factor
+            each = rest // replicas
+            size = max(size for size in range(1, self.micro_batch_size + 1) if each % size == 0)
+            found.append(BatchGeometry(size, 1, each // size, replicas))
+        return found
+
     def row(self, device_iteration: int, accumulation_step: int, slot: int, row: int) -> int:
         """Return the row of an input where row `row` of one micro-batch lies."""
         step = device_iteration * self.gradient_accumulation + accumulation_step

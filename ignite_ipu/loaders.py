@@ -200,6 +200,7 @@ class Loaders:
             made.native_batches, made.native_size = loader.batch_sampler, loader.batch_size
         made.reuses_memory = self._mode not in (None, _modes().Sync)
         made.drops_incomplete = counts
+        made.begins_whole = self._training
         return made
 
     def _sampler(self, loader: DataLoader[Any], geometry: BatchGeometry) -> Any:
@@ -209,7 +210,7 @@ class Loaders:
 
     def _check_size(self, samples: int, geometry: BatchGeometry) -> None:
         what = "Training" if self._training else "Evaluation"
-        if not self._drop_last:
+        if not self._drop_last and not self._training:
             _logger.info("%s: %s.", what, geometry.explain_epoch(samples, drop_last=False))
             return
         if samples < geometry.global_batch_size:
@@ -217,9 +218,9 @@ class Loaders:
                 f"The data set has {samples} samples, fewer than one device call consumes: {geometry.explain()}. Lower "
                 "deviceIterations, gradientAccumulation, replicationFactor or the loader's batch_size."
             )
-        dropped = geometry.samples_dropped(samples)
+        dropped = self._drop_last and geometry.samples_dropped(samples)
         level = logging.WARNING if dropped else logging.INFO
-        _logger.log(level, "%s: %s. %s.", what, geometry.explain(), geometry.explain_epoch(samples))
+        _logger.log(level, "%s: %s. %s.", what, geometry.explain(), geometry.explain_epoch(samples, self._drop_last))
 
     def _check_poptorch_loader(self, loader: Any) -> None:
         if loader.combinedBatchSize is None:
@@ -307,6 +308,7 @@ def _loader_class(base: Any) -> Any:
         native_batches: Optional[Any] = None
         native_size = 0
         drops_incomplete = False
+        begins_whole = False
         _told = False
 
         def __iter__(self) -> Iterator[Any]:
@@ -322,6 +324,8 @@ def _loader_class(base: Any) -> Any:
                     if self.drops_incomplete and row_count(batch) < self.combinedBatchSize:
                         left_out += row_count(batch)
                         continue
+                    if not yielded and self.begins_whole and row_count(batch) < self.combinedBatchSize:
+                        break
                     yielded = True
                     yield batch
             except Exception as error:

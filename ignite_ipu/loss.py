@@ -66,6 +66,18 @@ class TrainingStep(BatchStep):
             super().train(mode)
         return self
 
+    def again(self) -> TrainingStep:
+        """Return a step that computes the same, for batches of a layout of its own."""
+        return TrainingStep(
+            self.model,
+            self.loss_fn,
+            model_fn=self.model_fn,
+            model_transform=self.model_transform,
+            predictions=self.predictions,
+            half=self.half_products,
+            keep_modes=self.keep_modes,
+        )
+
     def python_state(self, training: Optional[bool] = None) -> PythonState:
         """Return what the compiled step has from Python as constants, the loss's included."""
         return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn, training=training)

@@ -162,6 +162,10 @@ class IPUSession:
         """Train by an earlier program again, which `replace_training` has kept."""
         self._with_trainer().resume(program)
 
+    def keeps(self, program: Program) -> bool:
+        """Tell whether a program waits for `resume_training`."""
+        return self._trained is not None and program in self._trained.aside
+
     def drop_aside(self, program: Program) -> None:
         """Destroy a program that was kept."""
         self._with_trainer().drop_aside(program)
