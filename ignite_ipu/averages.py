@@ -14,7 +14,6 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.batches import BatchError
-from ignite_ipu.engine_steps import Starts
 from ignite_ipu.engines import IPUEngine
 from ignite_ipu.loaders import Loaders
 from ignite_ipu.programs import Program
@@ -154,7 +153,6 @@ def create_ipu_averages_evaluator(
             made = _Summing(base, summing, Loaders(summing, training=False))
         return made
 
-    starts = Starts()
     program: Optional[Program] = None
     trainers = 0
 
@@ -165,8 +163,6 @@ def create_ipu_averages_evaluator(
             program = session.inference.prepare(module, current().options, instead_of=program)
             trainers = session.trainers
         assert program is not None
-        if starts.at(engine):
-            session.weights.notice_edits()
         program.set_modes()
         return _sums(session, program, averages, *prepare_batch(batch, device=None, non_blocking=False))
 

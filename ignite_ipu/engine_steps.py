@@ -40,20 +40,6 @@ def predictions_and_targets(x: Any, y: Any, y_pred: Any) -> Any:
     return y_pred, y
 
 
-class Starts:
-    """Tells which iterations of an engine begin an epoch: before them the host's weights may have been set."""
-
-    def __init__(self) -> None:
-        self._last = (0, 0)
-
-    def at(self, engine: Optional[Engine]) -> bool:
-        """Return whether the engine's iteration is the first of an epoch; a step without an engine always is."""
-        if engine is None:
-            return True
-        (epoch, iteration), self._last = self._last, (engine.state.epoch, engine.state.iteration)
-        return epoch != engine.state.epoch or engine.state.iteration <= iteration
-
-
 def ipu_training_step(
     session: IPUSession,
     *,
@@ -117,7 +103,6 @@ def ipu_evaluation_step(
         model: Which part of the session's model is evaluated; None for all of it.
     """
     evaluated = session.model if model is None else model
-    starts = Starts()
     program: Optional[Program] = None
     trainers = 0
 
@@ -129,8 +114,6 @@ def ipu_evaluation_step(
             program = session.inference.prepare(module, wanted, pipeline, instead_of=program)
             trainers = session.trainers
         assert program is not None
-        if starts.at(engine):
-            session.weights.notice_edits()
         program.set_modes()
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
         return output_transform(*session.inference.evaluate(program, x, y))

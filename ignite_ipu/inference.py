@@ -203,6 +203,7 @@ class Inference:
 
     def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
         self._session.check_evaluation()
+        self._session.weights.notice_edits()
         self._session.changes.follow(program)
         leaves = program.arguments(*parts)
         return self.call(program, leaves, parts[0] if len(parts) == 1 else parts)

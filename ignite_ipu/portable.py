@@ -163,7 +163,6 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
         options = session.inference.options(device_iterations=1, replication_factor=1)
         program = session.inference.prepare(step, options)
         _EVALUATION[model] = program
-    session.weights.notice_edits()
     with modes_kept(model):  # compiling for evaluation changes them
         return session.inference.predictions(program, (inputs, keyword_inputs))
 

@@ -67,6 +67,7 @@ class Weights:
         self._host_is_stale = False
         self.looks = self.edits = 0
         self._touches: Optional[Touches] = None
+        self._silent: List[int] = []  # while nobody trains: where the tensors are that cannot tell
         self.withheld: Optional[Callable[[], None]] = None
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
@@ -102,6 +103,7 @@ class Weights:
             return False
         self._forget_touches()
         self._touches = Touches(self._tensors, self._note_first_touch, on_host=True)
+        self._silent = [number for number, tensor in enumerate(self._tensors) if type(tensor) is torch.Tensor]
         return True
 
     def unwatch(self) -> None:
@@ -167,15 +169,15 @@ class Weights:
     def notice_edits(self) -> bool:
         """Find out whether somebody wrote into the host's weights, and tell.
 
-        Costs a look at every tensor if nobody trains, or if somebody touched one since the last time; else next to
-        nothing.
+        Costs a look at every tensor if somebody touched one since the last time; else one at the buffers if nobody
+        trains, and next to nothing if somebody does.
 
         Raises:
             LostEditError: Somebody wrote through a tensor that shares a weight's memory while the device had newer
                 weights.
         """
         touches = self._touches
-        if self._training is not None and touches is not None and not touches.any and not self._watched:
+        if touches is not None and not touches.any and not self._watched and not self._silently_edited(touches):
             return False
         self.looks += 1
         edited = _count_edits(self._tensors) != self._versions or (touches is not None and touches.uncounted_write())
@@ -197,6 +199,15 @@ class Weights:
             return False
         self.host_changed()
         return True
+
+    def _silently_edited(self, touches: Touches) -> bool:
+        """Tell whether a tensor may have been written that cannot tell: a buffer, while nobody trains."""
+        if self._training is not None:
+            return False
+        if not touches.watches(self._tensors):
+            return True
+        now = _count_edits([self._tensors[number] for number in self._silent])
+        return now != [self._versions[number] for number in self._silent]
 
     def watch(self, alias: torch.Tensor) -> None:
         """Let `notice_edits` look for writes through another tensor with the memory of one of the weights."""
@@ -318,7 +329,7 @@ class Weights:
 def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
     # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory.
     with torch._C.DisableTorchFunctionSubclass():
-        return [(version_of(tensor), torch.Tensor.data_ptr(tensor)) for tensor in tensors]
+        return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))
 
 
 def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from ignite.engine import Events, create_supervised_trainer
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import create_ipu_trainer
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.handlers import Recovery
 from tests.supervised import assert_same_weights, task
 
@@ -157,3 +159,43 @@ def test_a_tensor_from_before_the_run_may_be_written_after_it():
         trainer.run(LOADER)
         ended.append(model)
     assert_same_weights(*reversed(ended), rtol=1e-4, atol=1e-5)
+
+
+def fill_a_weight(model, value):
+    with torch.no_grad():
+        model[0].weight.fill_(value)
+
+
+def fill_through_data(model, value):
+    model[3].weight.data.fill_(value)
+
+
+def fill_a_buffer(model, value):
+    model[1].running_mean.fill_(value)
+
+
+def replace_memory(model, value):
+    model[1].running_mean.data = torch.full((8,), value)
+
+
+def outputs_of(create_trainer, create_evaluator, edit, event, trains):
+    """Return the outputs of an evaluator whose handler edits the model."""
+    model = network()
+    if trains:
+        create_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()).run(LOADER)
+    evaluator, outputs, numbers = create_evaluator(model), [], itertools.count(1)
+    evaluator.add_event_handler(event, lambda: edit(model, 0.1 * next(numbers)))
+    evaluator.add_event_handler(Events.ITERATION_COMPLETED, lambda: outputs.append(evaluator.state.output[0]))
+    evaluator.run(LOADER)
+    evaluator.run(LOADER)
+    return outputs
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("event", [Events.STARTED, Events.ITERATION_STARTED, Events.ITERATION_COMPLETED])
+@pytest.mark.parametrize("edit", [fill_a_weight, fill_through_data, fill_a_buffer, replace_memory])
+def test_handlers_of_an_evaluation_may_edit_weights(edit, event, trains):
+    """The next call has them, as natively: a moving average that is swapped in, say, with or without a trainer."""
+    expected = outputs_of(create_supervised_trainer, create_supervised_evaluator, edit, event, trains)
+    found = outputs_of(create_ipu_trainer, create_ipu_evaluator, edit, event, trains)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
