@@ -1,0 +1,286 @@
+"""`Program`: what one random program does, as values; drawn from a seed and a number, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any, Iterable, List, Sequence, Tuple
+
+from tests.differential import parts
+
+FRONTS = ("engine", "step", "accelerate")
+#: How a run is interrupted, and goes on.
+STORIES = {
+    "engine": (
+        *("once", "more epochs", "again", "terminate", "terminate epoch", "interrupt", "raise", "release"),
+        *("resume", "resume at epoch", "new trainer", "from native", "to native"),
+    ),
+    "step": ("once", "more epochs", "again", "terminate", "interrupt", "raise", "restore"),
+    "accelerate": ("once", "restore", "skip batches", "stop early"),
+}
+#: What may be attached to an engine or done in a loop.
+HANDLERS = {
+    "engine": (
+        *("events", "evaluate", "evaluate often", "average", "accuracy", "checkpoint", "ema", "early stopping"),
+        *("early state", "share ipus", "deterministic", "step hook", "swa", "seed"),
+    ),
+    "step": (
+        "events",
+        "evaluate",
+        "evaluate often",
+        "average",
+        "checkpoint",
+        "early state",
+        "predictions",
+        "late zero",
+    ),
+    "accelerate": ("evaluate", "early state", "late zero", "loss before step", "gather", "set to none"),
+}
+DATA = ("loader", "shuffled", "generator", "list", "sampler", "iterable")
+#: Edits of what no checkpoint holds.
+UNSAVED = ("freeze", "unfreeze", "attribute", "prune again")
+UNSAVED_HANDLERS = ("events", "ema", "swa", "early stopping", "early state")
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """Something that happens at a moment of the run.
+
+    Attributes:
+        what: A name in `parts.EDITS`.
+        event: "iteration" or "epoch" for its end, "iteration start" or "epoch start", or "between" runs.
+        number: Which of these, counted from 1.
+    """
+
+    what: str
+    event: str
+    number: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What one program does. Every default is the simplest value.
+
+    Attributes:
+        seed: Of weights, data and shuffling.
+        front: Who trains: "engine" for the factories, "step" for `ipu_step`, "accelerate".
+        model, loss, optimizer, groups, schedule: Names in the tables of `parts`.
+        data: What the batches come from.
+        batch: Samples of a micro-batch.
+        updates: Weight updates of one iteration (deviceIterations).
+        accumulation: Micro-batches of one weight update and replica.
+        inside: Whether a step accumulates within one iteration; over several otherwise.
+        replicas: Replicas of the model.
+        calls: Iterations of an epoch.
+        rest: Samples that fill no iteration.
+        epochs: Epochs.
+        epoch_length: Iterations of an epoch if not all; 0 for all.
+        clip: Norm that gradients are clipped to; 0 for none.
+        handlers: What is attached beside.
+        edits: What is changed on the way.
+        story: How the run is interrupted.
+        at: The iteration or update at which it is.
+        every: Device calls between the copies of `Recovery`; 0 for no `Recovery`.
+        faults: Device calls that fail.
+    """
+
+    seed: int = 0
+    front: str = "engine"
+    model: str = "linear"
+    loss: str = "mse"
+    optimizer: str = "sgd"
+    groups: str = "one"
+    schedule: str = "none"
+    data: str = "loader"
+    batch: int = 2
+    updates: int = 1
+    accumulation: int = 1
+    inside: bool = False
+    replicas: int = 1
+    calls: int = 2
+    rest: int = 0
+    epochs: int = 1
+    epoch_length: int = 0
+    clip: float = 0.0
+    handlers: Tuple[str, ...] = ()
+    edits: Tuple[Edit, ...] = ()
+    story: str = "once"
+    at: int = 1
+    every: int = 0
+    faults: Tuple[int, ...] = ()
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one iteration."""
+        inside = self.front == "engine" or (self.front == "step" and self.inside)
+        return self.updates * self.replicas * self.accumulation if inside else 1
+
+    @property
+    def samples(self) -> int:
+        """Samples of the training data."""
+        return self.batch * self.micro_batches * self.calls + self.rest
+
+    @property
+    def length(self) -> int:
+        """Iterations that an epoch has."""
+        return self.epoch_length or self.calls
+
+    @property
+    def period(self) -> int:
+        """Iterations for one weight update, or more of them in one."""
+        return self.accumulation if self.front == "accelerate" or (self.front == "step" and not self.inside) else 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether handlers may come between the losses of an update and the update."""
+        batches = self.samples // self.batch if parts.MODELS[self.model].mixes else -(-self.samples // self.batch)
+        return self.front == "step" and self.period > 1 and (self.epoch_length or batches) % self.period > 0
+
+    @property
+    def story_ends_an_epoch(self) -> bool:
+        """Whether an interruption comes with the last iteration of an epoch."""
+        return self.story == "resume at epoch" or self.at % self.length == 0
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether a second model takes the place of the first."""
+        return self.story in ("resume", "resume at epoch", "restore", "skip batches")
+
+    def size(self) -> int:
+        """How much the program does beyond the simplest one."""
+        return sum(
+            len(getattr(self, field.name)) if isinstance(field.default, tuple) else 1
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+
+
+def draw(seed: int, number: int) -> Program:
+    """Return the program of that number in the campaign of that seed."""
+    random_ = random.Random(f"differential {seed} {number}")
+    front = random_.choices(FRONTS, (5, 3, 2))[0]
+
+    def some(values: Sequence[str], least: float = 0.6) -> str:
+        return random_.choice(values) if random_.random() < least else values[0]
+
+    def mostly(values: Iterable[str], rare: Sequence[str]) -> str:
+        return random_.choice(rare if random_.random() < 0.03 else [name for name in values if name not in rare])
+
+    model = random_.choice(list(parts.MODELS))
+    epochs = random_.choice((1, 2, 2, 3))
+    calls = random_.choice((2, 3, 4, 5))
+    program = Program(
+        seed=random_.randrange(1000),
+        front=front,
+        model=model,
+        loss=mostly(parts.LOSSES, parts.RARE_LOSSES),
+        optimizer=mostly(parts.OPTIMIZERS, parts.NO_DEVICE_UPDATE),
+        groups=some(list(parts.GROUPS), 0.5),
+        schedule=some(list(parts.SCHEDULES)),
+        data=some(DATA),
+        batch=random_.choice((2, 3, 4)),
+        updates=random_.choice((1, 1, 2, 3)),
+        accumulation=random_.choice((1, 1, 2, 3)),
+        inside=random_.random() < 0.5,
+        replicas=random_.choice((1, 1, 1, 2)),
+        calls=calls,
+        rest=random_.choice((0, 0, 1, 3)),
+        epochs=epochs,
+        epoch_length=random_.choice((0, 0, 0, calls - 1, calls + 1)),
+        clip=random_.choice((0.0, 0.0, 0.0, 0.3)),
+        handlers=tuple(sorted(set(random_.choices(HANDLERS[front], k=random_.choice((0, 1, 2, 3)))))),
+        edits=_edits(random_, model, calls, epochs),
+        story=some(STORIES[front], 0.7),
+        at=random_.randrange(1, calls * epochs + 1),
+        every=random_.choice((0, 0, 1, 2, 50)),
+    )
+    calls_made = program.length * program.epochs
+    faults = tuple(sorted(random_.sample(range(1, calls_made + 1), k=min(calls_made, random_.choice((1, 1, 2))))))
+    return sound(dataclasses.replace(program, faults=faults if program.every else ()))
+
+
+def _edits(random_: random.Random, model: str, calls: int, epochs: int) -> Tuple[Edit, ...]:
+    found: List[Edit] = []
+    for _ in range(random_.choice((0, 1, 1, 2, 3))):
+        own = parts.MODELS[model].edits
+        what = random_.choice(own) if own and random_.random() < 0.4 else random_.choice(parts.COMMON_EDITS)
+        events = ("iteration", "iteration", "iteration start", "epoch", "epoch", "epoch start", "between")
+        event = random_.choice(events)
+        number = random_.randrange(1, (calls * epochs if "iteration" in event else epochs) + 1)
+        found.append(Edit(what, event, 1 if event == "between" else number))
+    return tuple(sorted(set(found), key=str))
+
+
+def sound(program: Program) -> Program:
+    """Return the program without combinations that mean nothing, or that do not compute the same by their own rules."""
+
+    def but(**changes: Any) -> None:
+        nonlocal program
+        program = dataclasses.replace(program, **changes)
+
+    if program.story not in STORIES[program.front]:
+        but(story="once")
+    but(handlers=tuple(handler for handler in program.handlers if handler in HANDLERS[program.front]))
+    if program.front != "engine":
+        but(updates=1, replicas=1, every=0, faults=())
+    if program.front == "accelerate":
+        but(inside=False, epoch_length=0, data=program.data if program.data in ("loader", "shuffled") else "loader")
+        if program.schedule.startswith("ignite"):
+            but(schedule="exponential")
+    if program.epoch_length < 0 or program.epoch_length == program.calls:
+        but(epoch_length=0)
+    if parts.MODELS[program.model].mixes:
+        # Statistics of two samples amplify rounding, and every replica has statistics of its own.
+        but(batch=max(program.batch, 4), replicas=1)
+    if program.data == "list":
+        but(rest=0)
+    if program.data == "iterable" and program.rebuilds:
+        but(data="loader")  # Ignite resumes nothing whose length it does not know
+    momentum = program.optimizer in parts.WITH_MOMENTUM
+    if program.schedule == "one cycle" and not (momentum or "adam" in program.optimizer):
+        but(schedule="cosine")
+    if program.schedule == "ignite momentum" and not momentum:
+        but(schedule="ignite cosine")
+    if not program.every:
+        but(faults=())
+    if program.story in ("from native", "to native", "new trainer", "release") and program.epochs < 2:
+        but(epochs=2)
+    if "deterministic" in program.handlers and program.data == "iterable":
+        but(handlers=tuple(handler for handler in program.handlers if handler != "deterministic"))
+    if program.waits and program.model in parts.WRITES_BUFFERS:
+        # Between its losses and the update, buffers hold what they held before: docs/accelerate.md, "Limits".
+        but(rest=0, epoch_length=0, calls=program.calls * program.period)
+    if program.schedule == "plateau" and program.waits:
+        but(schedule="steps")  # which needs no loss
+    random_data = program.data in ("shuffled", "sampler")
+    if program.story in ("resume", "resume at epoch") and random_data and program.story_ends_an_epoch:
+        # Checkpoints pin the random state of the next epoch, before an evaluation draws from it.
+        but(handlers=tuple(handler for handler in program.handlers if not handler.startswith("evaluate")))
+    if program.story == "skip batches":
+        updates = (program.calls - 1) // program.accumulation
+        but(**({"at": min(program.at, updates)} if updates else {"story": "once"}))
+    if program.rebuilds:
+        # Averages and scores of a handler's own are in no checkpoint here.
+        but(handlers=tuple(handler for handler in program.handlers if handler not in UNSAVED_HANDLERS))
+    but(at=min(program.at, program.length * program.epochs), edits=_sound_edits(program))
+    return program
+
+
+def _sound_edits(program: Program) -> Tuple[Edit, ...]:
+    own = parts.MODELS[program.model].edits
+    edits = [edit for edit in program.edits if edit.what in own or edit.what in parts.COMMON_EDITS]
+    if program.optimizer not in parts.WITH_MOMENTUM:
+        edits = [edit for edit in edits if edit.what not in ("momentum", "no momentum")]
+    if "adam" not in program.optimizer:
+        edits = [edit for edit in edits if edit.what != "betas"]
+    if program.groups == "trained alone":
+        edits = [edit for edit in edits if edit.what != "unfreeze"]
+    if program.rebuilds:
+        # Ignite begins a resumed epoch with its EPOCH_STARTED, again.
+        events = ("between", "epoch start")
+        edits = [edit for edit in edits if edit.what not in UNSAVED and edit.event not in events]
+    if program.front == "accelerate" or program.story not in ("more epochs", "again", "release", "new trainer"):
+        edits = [edit for edit in edits if edit.event != "between"]
+    if program.front == "accelerate":
+        edits = [edit for edit in edits if edit.event not in ("iteration start", "epoch start")]
+    return tuple(edits)

@@ -1,0 +1,155 @@
+"""What the device may refuse of which programs, and what is left out until it is mended."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Callable, Tuple
+
+from tests.differential import parts
+from tests.differential.program import Program
+
+RMSPROP = ("rmsprop", "rmsprop with momentum", "centered")
+When = Callable[[Program], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A refusal that the documentation announces.
+
+    Attributes:
+        reason: What is refused.
+        error: Name of the error's class.
+        pattern: What its text contains.
+        when: Whether a program does what is refused.
+    """
+
+    reason: str
+    error: str
+    pattern: str
+    when: When
+
+    def covers(self, program: Program, error: Exception) -> bool:
+        """Tell whether this is the error that a program was to be refused with."""
+        text = re.sub(r"\s+", " ", str(error))
+        return type(error).__name__ == self.error and bool(re.search(self.pattern, text)) and self.when(program)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A difference that is known, and which programs would show it."""
+
+    reason: str
+    when: When
+
+
+def _edits(*names: str) -> When:
+    return lambda program: any(edit.what in names for edit in program.edits)
+
+
+def _freezes(program: Program) -> bool:
+    return program.groups == "frozen" or _edits("freeze")(program)
+
+
+REFUSALS: Tuple[Refusal, ...] = (
+    Refusal(
+        "an update that PopTorch lacks",
+        "OptimizerError",
+        "",
+        lambda program: program.optimizer in parts.NO_DEVICE_UPDATE,
+    ),
+    Refusal(
+        "label smoothing, which PopTorch does not read",
+        "LossError",
+        "label_smoothing=0.1",
+        lambda program: program.loss == "label smoothing",
+    ),
+    Refusal(
+        "replicas that write a buffer",
+        "Error",
+        "does not support broadcasting buffers",
+        lambda program: program.model == "written buffer" and program.replicas > 1,
+    ),
+    Refusal(
+        "clipping with RMSprop",
+        "OptimizerError",
+        "max_grad_norm does not apply to RMSprop",
+        lambda program: bool(program.clip) and program.optimizer in RMSPROP,
+    ),
+    Refusal(
+        "clipping with RMSprop in a loop",
+        "OptimizerError",
+        "RMSprop cannot clip gradients",
+        lambda program: bool(program.clip) and program.optimizer in RMSPROP,
+    ),
+    Refusal(
+        "clipping with SGD that has momentum",
+        "OptimizerError",
+        "clips the velocity",
+        lambda program: bool(program.clip) and program.optimizer in parts.WITH_MOMENTUM,
+    ),
+    Refusal(
+        "hooks around several updates of one call",
+        "OptimizerError",
+        "but each device call makes",
+        lambda program: "step hook" in program.handlers and program.updates > 1,
+    ),
+    Refusal(
+        "weights written between the losses of an update and the update",
+        "CaptureError",
+        "were written after that",
+        lambda program: program.waits and bool(program.edits),
+    ),
+    Refusal(
+        "a loop that trains in evaluation mode",
+        "CaptureError",
+        "A backward pass reached the output of a model that was called in evaluation mode",
+        lambda program: program.front == "accelerate" and _edits("evaluation mode")(program),
+    ),
+    Refusal(
+        "batch statistics of calls whose gradients are cleared before the update",
+        "CaptureError",
+        "but no loss of the update .* was computed from it",
+        lambda program: (
+            program.front == "accelerate"
+            and program.accumulation > 1
+            and "late zero" not in program.handlers
+            and program.model in ("batch norm", "written buffer")
+        ),
+    ),
+    Refusal(
+        "evaluations between the losses of an update and the update, which writes buffers",
+        "CaptureError",
+        "waits for optimizer.step",
+        lambda program: program.waits and program.model in parts.WRITES_BUFFERS,
+    ),
+    Refusal(
+        "Python values changed between the losses of an update",
+        "CaptureError",
+        "in between Python values that its code reads have changed",
+        lambda program: program.waits and _edits("attribute")(program),
+    ),
+    Refusal(
+        "layers frozen between the losses of an update",
+        "CaptureError",
+        "in between parameters were frozen or unfrozen",
+        lambda program: program.waits and _edits("freeze", "unfreeze")(program),
+    ),
+    Refusal(
+        "losses read before their update",
+        "EarlyReadError",
+        "asks for a value that comes with the weight update",
+        lambda program: program.waits,
+    ),
+)
+
+
+# Empty when nothing is known to be wrong.
+LEFT_OUT: Tuple[LeftOut, ...] = (
+    # Counted for all parameters together; nothing is computed from them.
+    LeftOut("RMSprop's step counts of layers that were frozen", lambda p: p.optimizer in RMSPROP and _freezes(p)),
+    LeftOut(
+        "momenta of layers that are frozen while IPUs are given back", lambda p: _freezes(p) and p.story == "raise"
+    ),
+    LeftOut("tensors that hooks set", lambda p: p.model == "pruned"),
+)

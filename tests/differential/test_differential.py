@@ -1,0 +1,97 @@
+"""A sample of random programs compares as the campaign's do, and a difference is found and cut down to its cause."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.differential import parts, program, refusals
+from tests.differential.__main__ import explained, shrunk
+from tests.differential.comparing import judge
+from tests.differential.program import Edit, Program, draw
+from tests.differential.rendering import render
+
+#: Of the sample's programs; another one is another sample.
+SEED = int(os.environ.get("IGNITE_IPU_DIFFERENTIAL_SEED", "0"))
+SAMPLE, TOGETHER = 64, 4
+
+# Layers, a schedule, an interruption and handlers, of which one thing alone is planted to do otherwise on a device.
+PLANTED = Program(
+    seed=5,
+    model="mlp",
+    optimizer="adam",
+    schedule="exponential",
+    data="shuffled",
+    updates=2,
+    calls=3,
+    epochs=2,
+    handlers=("average", "evaluate"),
+    edits=(Edit("learning rate", "iteration", 2), Edit("read state", "epoch", 1)),
+    story="more epochs",
+)
+
+
+@pytest.mark.parametrize("first", range(0, SAMPLE, TOGETHER))
+def test_a_sample_of_programs(first: int) -> None:
+    """Losses, weights, states, metrics, rates and events are the native ones, or the device refuses by name."""
+    found = [explained(SEED, number) for number in range(first, first + TOGETHER)]
+    failures = [f"{verdict.text}\n{script}" for verdict, script in found if verdict.fails]
+    assert not failures, "\n".join(failures)
+
+
+@pytest.fixture
+def _plant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(parts.EDITS, "learning rate", 'optimizer.param_groups[0]["lr"] = 0.2 if device else 0.3')
+
+
+@pytest.mark.usefixtures("_plant")
+def test_a_difference_is_cut_down_to_its_cause(tmp_path: Path) -> None:
+    """What is left is the simplest program with the edit, whose script shows the difference by itself."""
+    verdict = judge(PLANTED)
+    assert verdict.fails and verdict.text.startswith("note ")
+    least, last = shrunk(PLANTED, verdict)
+    assert last.fails and least == Program(edits=(Edit("learning rate", "iteration", 1),))
+    script = tmp_path / "program.py"
+    script.write_text(render(least))
+    printed = [
+        subprocess.run([sys.executable, str(script), side], capture_output=True, text=True, check=True).stdout
+        for side in ("native", "device")
+    ]
+    notes = [text.split("loss\n")[1:] for text in printed]
+    assert notes[0][0] == notes[1][0] and notes[0][1] != notes[1][1]
+
+
+def test_a_refusal_that_is_not_expected_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the list does not name is never counted as refused, let alone as the same."""
+    refused = Program(optimizer="adagrad")
+    assert judge(refused).kind == "refused"
+    monkeypatch.setattr("tests.differential.comparing.REFUSALS", refusals.REFUSALS[1:])
+    verdict = judge(refused)
+    assert verdict.fails and "OptimizerError" in verdict.text
+
+
+def test_programs_are_reproducible_and_cover_every_part() -> None:
+    """Seed and number alone decide what a program does, and each part is in some program of a campaign."""
+    drawn = [draw(3, number) for number in range(1500)]
+    assert [draw(3, number) for number in range(1500)] == drawn and draw(4, 0) != drawn[0]
+    for table, name in (
+        (parts.MODELS, "model"),
+        (parts.LOSSES, "loss"),
+        (parts.OPTIMIZERS, "optimizer"),
+        (parts.GROUPS, "groups"),
+        (parts.SCHEDULES, "schedule"),
+        (program.DATA, "data"),
+    ):
+        assert {getattr(each, name) for each in drawn} == set(table)
+    assert {(each.front, each.story) for each in drawn} == {
+        (front, story) for front, stories in program.STORIES.items() for story in stories
+    }
+    assert {handler for each in drawn for handler in each.handlers} == {
+        handler for handlers in program.HANDLERS.values() for handler in handlers
+    }
+    assert {edit.what for each in drawn for edit in each.edits} == set(parts.EDITS)
+    assert any(each.faults for each in drawn) and any(each.replicas > 1 and each.updates > 1 for each in drawn)
