@@ -122,7 +122,8 @@ def _heard(outcome: Outcome) -> Iterator[None]:
     for name, own in handlers.items():
         for handler in own:
             logging.getLogger(name).removeHandler(handler)
-        logging.getLogger(name).addHandler(notes)
+        if not name or not logging.getLogger(name).propagate:
+            logging.getLogger(name).addHandler(notes)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")

@@ -159,7 +159,8 @@ def test_whatever_is_raised_is_in_the_report_and_keeps_no_ipus(group, capsys):
         )
         trainer.run([(torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))])
         if fails:
-            logging.getLogger("ignite_ipu").warning("something odd")
+            for name in ("ignite_ipu", "poptorch::python"):
+                logging.getLogger(name).warning("something odd")
             warnings.warn("something old", DeprecationWarning, stacklevel=1)
             raise SystemExit("ended by itself")
 
@@ -170,7 +171,11 @@ def test_whatever_is_raised_is_in_the_report_and_keeps_no_ipus(group, capsys):
     failed, ok = report["promises"]
     assert (failed["result"], failed["reason"], ok["result"]) == ("failed", "SystemExit: ended by itself", "ok")
     assert 'raise SystemExit("ended by itself")' in failed["traceback"]
-    assert failed["messages"] == ["WARNING ignite_ipu: something odd", "DeprecationWarning: something old"]
+    assert failed["messages"] == [
+        "WARNING ignite_ipu: something odd",
+        "WARNING poptorch::python: something odd",
+        "DeprecationWarning: something old",
+    ]
     assert failed["promise"] == "A program that ends fails." and failed["page"] == "docs/first-hour.md"
 
 
