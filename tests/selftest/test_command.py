@@ -202,7 +202,7 @@ def raise_(error):
 
 def test_without_any_ipu_one_promise_is_broken_and_the_others_are_skipped(monkeypatch, capsys):
     """A machine whose IPUs PopTorch does not find is no machine on which all is well."""
-    monkeypatch.setattr("ignite_ipu.selftest.devices.backend.is_emulator", lambda: False)
+    monkeypatch.setattr(backend.poptorch(), "ipuHardwareIsAvailable", lambda num_ipus=1: False)
     code, report = report_of(["--only", "device"], capsys)
     assert code == 1
     assert [each["result"] for each in report["promises"]] == ["failed", "skipped", "skipped"]

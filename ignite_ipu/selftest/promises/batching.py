@@ -77,6 +77,20 @@ def counts(bench: Bench) -> None:
     expect(found == (2, 4, 8, 24, 96), f"calls an epoch, calls, updates, micro-batches, samples: {found}")
 
 
+@PROMISES.promise()
+def training_on_every_sample(bench: Bench) -> None:
+    """With drop_last=False what does not fill a call trains, too: the updates it fills, and one of the rest."""
+    x, y = joined(batches(9, size=6))[0]  # 54 samples: 4 updates of 12, and one of 6
+    model, reference = network(), network()
+    optimizer, expected = (torch.optim.SGD(each.parameters(), lr=0.3, momentum=0.9) for each in (model, reference))
+    trainer = bench.trainer(model, optimizer, device_iterations=2, gradient_accumulation_steps=3, drop_last=False)
+    state = trainer.run(DataLoader(TensorDataset(x, y), batch_size=4), max_epochs=2)
+    train(reference, expected, 2 * list(zip(torch.split(x, 12), torch.split(y, 12))))
+    agree(model, reference, "weights")
+    moved(reference)
+    expect(state.samples == 108, f"{state.samples} samples were counted of 108")
+
+
 @PROMISES.promise(page="metrics.md")
 def evaluation_of_every_sample(bench: Bench) -> None:
     """Evaluation counts every sample exactly once, also those of the last, incomplete batch."""
