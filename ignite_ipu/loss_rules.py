@@ -26,9 +26,9 @@ _CLASS_WEIGHTS = (
     "ignore_index, torch.zeros_like(w[:1]), w[y.clamp(min=0)])."
 )
 _LABEL_SMOOTHING = (
-    "{name} with label_smoothing={value} would train without the smoothing, which PopTorch does not read. Add it "
-    "yourself: loss = (1 - e) * F.cross_entropy(y_pred, y) - e * F.log_softmax(y_pred, 1).mean(), "
-    "the mean over rows whose target is not ignore_index."
+    "{name} with label_smoothing={value} does not compile for an IPU, as PopTorch's sources read: PyTorch "
+    "selects by a mask then. Add it yourself: loss = (1 - e) * F.cross_entropy(y_pred, y) - "
+    "e * F.log_softmax(y_pred, 1).mean(), the mean over rows whose target is not ignore_index."
 )
 _HUBER = (
     "{name} does not compile for an IPU. Use delta * F.smooth_l1_loss(y_pred, y, beta=delta), which computes the same."

@@ -17,7 +17,6 @@ from ignite_ipu.loss_rules import LossGuard
 from ignite_ipu.mixed_precision import half_products
 from ignite_ipu.natively import NATIVE, natively
 from ignite_ipu.own_backwards import own_backwards_refused
-from ignite_ipu.padding import UntrainedPadding
 from ignite_ipu.python_state import PythonState, changed_by_every
 from ignite_ipu.rows import map_tensors, tensors_in
 from ignite_ipu.tracing import declared_as_tracing, without_checkpointing, without_generation_cache
@@ -122,7 +121,7 @@ class BatchStep(nn.Module):
                     stack.enter_context(GradientHookGuard())
                 for draws in self._draws:
                     stack.enter_context(draws)
-                with LossGuard(), UntrainedPadding(), declared_as_tracing():
+                with LossGuard(), declared_as_tracing():
                     with without_checkpointing(training), without_generation_cache(self.model):
                         yield True
         else:

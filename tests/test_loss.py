@@ -214,7 +214,7 @@ def test_a_loss_that_reaches_no_parameter_is_refused(loss_fn: Any) -> None:
     [
         (nn.CrossEntropyLoss(weight=torch.ones(2)), "nn.CrossEntropyLoss with class weights"),
         (nn.NLLLoss(weight=torch.ones(2)), "nn.NLLLoss with class weights"),
-        (nn.CrossEntropyLoss(label_smoothing=0.1), "label_smoothing=0.1 would train without"),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), "label_smoothing=0.1 does not compile"),
         (nn.HuberLoss(), "smooth_l1_loss"),
         (nn.CTCLoss(reduction="none"), "use 'sum' or 'mean'"),
         (nn.ModuleDict({"main": nn.HuberLoss()}), "at main of the loss"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.graph import Graph, build
+from ignite_ipu.emulator.graph import Graph, build, live
 from ignite_ipu.emulator.traced_tensor import IpuTensor
 
 
@@ -42,9 +43,10 @@ class _BodyCapture(Capture):
         self._grad_mode = self._initial_grad_mode = False
         # A host tensor means the same inside and outside, and what the model uses is counted as one.
         self._stand_ins = outer._stand_ins
-        self.operators, self.primitives, self.used_at = outer.operators, outer.primitives, outer.used_at
+        self.operators, self.warned = outer.operators, outer.warned
         self.scope, self.attributes, self.autocast = outer.scope, outer.attributes, outer.autocast
         self.checks, self.host_tensors = outer.checks, outer.host_tensors
+        self.folds = False
         self.captured: Dict[int, Tuple[IpuTensor, IpuTensor]] = {}
 
     def add_constant(self, tensor: torch.Tensor, name: str = "constant") -> IpuTensor:
@@ -97,6 +99,8 @@ def trace_body(what: str, body: Callable[..., Any], inputs: Sequence[torch.Tenso
             f"{what}: the body modifies a tensor from outside in place ({modified[0]!r}), which is not supported. "
             "Pass it as an input and return the new value."
         )
+    used = live(inner, traced)
+    outer.unsupported += [dataclasses.replace(use, node=None) for use in inner.unsupported if use.node in used]
     with outer.outside():
         graph = build(inner, traced, loss=None)
     captured = tuple(outside for outside, _ in inner.captured.values())

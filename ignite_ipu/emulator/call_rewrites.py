@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 
 import torch
 
-from ignite_ipu.emulator import activation_types, losses, number_formats, operators
+from ignite_ipu.emulator import activation_types, number_formats, operators
 from ignite_ipu.emulator.hidden_writes import without_hidden_writes
-from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.nested import map_leaves
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def _with_types_named(capture: Capture, name: str, args: _Positional, kwargs: _K
 
 
 def _of_an_operator(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
-    return operators.check_arguments(name, args, kwargs, capture.training)
+    return operators.check_arguments(capture, name, args, kwargs)
 
 
 def _without_statistics_of_inference(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
@@ -57,17 +56,6 @@ def _cast(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _
     return capture.autocast.cast(capture, name, args, kwargs) if capture.autocast.enabled else (args, kwargs)
 
 
-def _of_a_loss(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
-    losses.check_arguments(name, args, kwargs)
-    if name == "cross_entropy":
-        args, kwargs, smoothing = losses.without_label_smoothing(args, kwargs)
-        if smoothing:
-            logger.warning(
-                "cross_entropy: label_smoothing=%g is not read by the device's loss; it counts as 0.", smoothing
-            )
-    return args, kwargs
-
-
 # In this order: operators are checked with the types that the model gave them, and layers follow the type that
 # autocasting gave their activation.
 _REWRITES: Tuple[Callable[[Capture, str, _Positional, _Keyword], _Arguments], ...] = (
@@ -75,7 +63,6 @@ _REWRITES: Tuple[Callable[[Capture, str, _Positional, _Keyword], _Arguments], ..
     _with_types_named,
     _of_an_operator,
     _cast,
-    _of_a_loss,
     activation_types.followed,
     _without_statistics_of_inference,
 )

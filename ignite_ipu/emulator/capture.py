@@ -23,6 +23,8 @@ from ignite_ipu.emulator import (
     inference_mode,
     losses,
     number_formats,
+    operator_table,
+    operators,
     saved_tensor_hooks,
     shapes,
 )
@@ -78,8 +80,9 @@ class Capture(TorchFunctionMode):
         trained: Node and shape of each weight that forward has frozen, as they were before that, by name.
         losses: Nodes of recognised losses.
         operators: How often each operator was recorded, by name.
-        primitives: What PyTorch makes of each recorded operator that is in no table, by name.
-        used_at: Where the model first uses each of these operators.
+        unsupported: Uses of operators that do not compile.
+        warned: The operator of each warning about operators that was given.
+        folds: Whether what depends on constants alone is computed while compiling.
         autocast: The automatic casts that are on.
         default_dtype: PyTorch's default type when the trace began, narrowed: the program's own.
         checks: What further must hold once forward has returned: called with its result, the options and the placement.
@@ -110,8 +113,9 @@ class Capture(TorchFunctionMode):
         self.trained: Dict[str, Tuple[fx.Node, torch.Tensor]] = {}
         self.losses: List[fx.Node] = []
         self.operators: Dict[str, int] = {}
-        self.primitives: Dict[str, Set[str]] = {}
-        self.used_at: Dict[str, str] = {}
+        self.unsupported: List[operators.Use] = []
+        self.warned: Dict[str, str] = {}
+        self.folds = True
         self.scope: List[str] = []
         self.location_excludes: Tuple[str, ...] = ()
         self.attributes: List[Dict[str, Any]] = []
@@ -146,6 +150,7 @@ class Capture(TorchFunctionMode):
             value = torch.Tensor.detach(tensor).to(number_formats.narrow(tensor.dtype)).clone()
         traced = self._stand_in(self._placeholder(name, value, requires_grad=False), tensor)
         unique = str(traced.node.target)
+        traced.node.meta["varies"] = False
         self.constants[unique] = traced
         self.constant_values[unique] = value
         return traced
@@ -157,6 +162,8 @@ class Capture(TorchFunctionMode):
             dtype = number_formats.narrow(tensor.dtype)
             meta = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=dtype, device=_META)
             meta.requires_grad_(requires_grad and meta.is_floating_point())
+        if meta.numel() == 0:
+            raise backend_error(f"Zero-sized tensors are unsupported: {node.name} has shape {tuple(meta.shape)}.")
         return self._traced(meta, node)
 
     def _stand_in(self, traced: IpuTensor, tensor: torch.Tensor) -> IpuTensor:
@@ -238,7 +245,7 @@ class Capture(TorchFunctionMode):
         if func in NORMALISATIONS and len(self.dtypes_of((args, kwargs)) & {torch.float16, torch.float32}) > 1:
             func = in_float(func)
         result = self.record(shapes.fixed(name, func), *args, **kwargs)
-        if name in losses.RECOGNISED:
+        if losses.is_loss(name, args, kwargs):
             self.mark_loss(result)
         return result
 
@@ -259,8 +266,9 @@ class Capture(TorchFunctionMode):
         args, kwargs = map_leaves((args, kwargs), self._to_traced)
         metas: List[IpuTensor] = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, IpuTensor)]
         before = [traced.meta._version for traced in metas]
+        name, kinds = name_of(kernel), set()  # type: str, Set[str]
         if result is None:
-            result = self._infer(kernel, args, kwargs)
+            result = self._infer(kernel, args, kwargs, kinds)
             if number_formats.is_wide(result):
                 kernel, result = number_formats.narrowing(kernel), number_formats.narrowed(result)
             default = torch.get_default_dtype()
@@ -273,6 +281,9 @@ class Capture(TorchFunctionMode):
         node = self._node(kernel, args, kwargs)
         reads = {_storage(traced.meta) for traced in metas}
         node.meta["after"] = [self._writers[key] for key in reads if key in self._writers]
+        sources = (*node.all_input_nodes, *node.meta["after"])
+        node.meta["varies"] = not self.folds or operator_table.is_random(name) or any(map(_may_vary, sources))
+        operators.note(self, name, node, kinds)
         node.meta["writes"] = {_storage(traced.meta) for traced in written}
         self._writers.update(dict.fromkeys(node.meta["writes"], node))
         return self._wrap(result, node)
@@ -314,18 +325,23 @@ class Capture(TorchFunctionMode):
         with torch._C.DisableTorchFunction(), mode, hooks:
             yield
 
+    def varies(self, tensor: IpuTensor) -> bool:
+        """Tell whether a traced tensor depends on more than constants: it is not computed while compiling."""
+        last = self._writers.get(_storage(tensor.meta))
+        return _may_vary(tensor.node) or (last is not None and _may_vary(last))
+
     def is_written(self, node: fx.Node) -> bool:
         """Tell whether some operator writes into the memory of the value that `node` produced."""
         return node.meta.get("memory") in self._writers
 
     # -- the parts of a call --------------------------------------------------------------------------------------
 
-    def _infer(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    def _infer(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
         args, kwargs = map_leaves((args, kwargs), _to_meta)
         if "device" in kwargs:
             kwargs["device"] = _META
         with self.outside():
-            return infer(kernel, args, kwargs, self.primitives, self.used_at)
+            return infer(kernel, args, kwargs, kinds)
 
     def _node(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> fx.Node:
         self._follow_grad_mode(torch.is_grad_enabled())
@@ -364,8 +380,6 @@ class Capture(TorchFunctionMode):
         return result
 
     def _traced(self, meta: torch.Tensor, node: fx.Node) -> IpuTensor:
-        if meta.numel() == 0:
-            raise backend_error(f"Zero-sized tensors are unsupported: {node.name} has shape {tuple(meta.shape)}.")
         traced = IpuTensor(meta, node, self)
         _describe(node, meta)
         self._by_meta[id(meta)] = traced
@@ -419,6 +433,10 @@ class Capture(TorchFunctionMode):
             if isinstance(leaf, IpuTensor) or (isinstance(leaf, torch.Tensor) and id(leaf) in stand_ins):
                 return True
         return False
+
+
+def _may_vary(node: fx.Node) -> bool:
+    return bool(node.meta.get("varies", True))
 
 
 def _getitem(values: Any, index: int) -> Any:

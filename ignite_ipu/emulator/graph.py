@@ -105,12 +105,9 @@ def build(
     loss_place = None if loss is None else place(_unchanged(capture, loss))
     extra_places = {name: place(_unchanged(capture, node)) for name, node in (extras or {}).items()}
 
-    taken = [
-        traced.origin for traced in (*capture.inputs.values(), *capture.weights.values(), *capture.buffers.values())
-    ]
+    taken = _taken(capture)
     # What is returned has the value of the end, whoever wrote to it after it was made, and through which view.
-    memory = {node.meta.get("memory") for node in (*taken, *returned)}
-    needed = _needed(capture.graph, returned, stop=folded, memory=memory)
+    needed = _needed(capture.graph, returned, stop=folded, memory=_kept_memory(capture, returned))
     constants = {node: value for node, value in folded.items() if node in needed}
     used.update((node.name, value) for node, value in constants.items())
     copied = {node: value for node, value in _values(capture).items() if node in needed and node not in folded}
@@ -140,6 +137,22 @@ def build(
         written_buffers=tuple(name for name, traced in capture.buffers.items() if capture.is_written(traced.origin)),
         watches_gradients=capture.watches_gradients,
     )
+
+
+def live(capture: Capture, structure: Any, losses: Iterable[fx.Node] = ()) -> Set[fx.Node]:
+    """Return the nodes that what forward returns, a loss or a written input or buffer needs."""
+    leaves_of = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]
+    return _needed(capture.graph, [*leaves_of, *losses], (), _kept_memory(capture, (*leaves_of, *losses)))
+
+
+def _taken(capture: Capture) -> List[fx.Node]:
+    """Return the nodes of inputs, weights and buffers, in the order in which the graph takes them."""
+    return [traced.origin for own in (capture.inputs, capture.weights, capture.buffers) for traced in own.values()]
+
+
+def _kept_memory(capture: Capture, returned: Iterable[fx.Node]) -> Set[Optional[int]]:
+    """Return the memory in which values outlive forward."""
+    return {node.meta.get("memory") for node in (*_taken(capture), *returned)}
 
 
 def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Mapping, Sequence, Set, Tuple
+from typing import Any, Collection, Mapping, Sequence, Set
 
+import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import backend_error
@@ -29,40 +30,13 @@ RECOGNISED = frozenset(
     }
 )
 
-_UNSUPPORTED = frozenset({"huber_loss"})
-_WITH_CLASS_WEIGHTS = frozenset({"cross_entropy", "nll_loss"})
-_LABEL_SMOOTHING = 7  # its position among cross_entropy's arguments
-_CTC_REDUCTION = 5
-_NO_REDUCTION = ("none", 0)
 
-
-def check_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse what the compiler cannot lower in the loss operator `name`.
-
-    Raises:
-        Error: The operator is not supported, has class weights, or is a CTC loss without reduction.
-    """
-    if name in _UNSUPPORTED:
-        raise backend_error(f"Unsupported ops found in compiled model: [aten::{name}]. Use smooth_l1_loss instead.")
-    if name in _WITH_CLASS_WEIGHTS and _argument(args, kwargs, 2, "weight") is not None:
-        raise backend_error(
-            f'Parameter "weight" is unsupported in {name}: the compiled loss has no class weights. Use '
-            'reduction="none", multiply by the weights yourself and pass the result to poptorch.identity_loss.'
-        )
-    if name == "ctc_loss" and _argument(args, kwargs, _CTC_REDUCTION, "reduction") in _NO_REDUCTION:
-        raise backend_error('ctc_loss with reduction "none" is currently not supported; use "sum" or "mean".')
-
-
-def without_label_smoothing(
-    args: Tuple[Any, ...], kwargs: Dict[str, Any]
-) -> Tuple[Tuple[Any, ...], Dict[str, Any], float]:
-    """Return `cross_entropy`'s arguments as the device reads them, and the label smoothing that it does not read."""
-    smoothing = float(_argument(args, kwargs, _LABEL_SMOOTHING, "label_smoothing") or 0.0)
-    if not smoothing:
-        return args, kwargs, 0.0
-    if len(args) > _LABEL_SMOOTHING:
-        return (*args[:_LABEL_SMOOTHING], 0.0, *args[_LABEL_SMOOTHING + 1 :]), kwargs, smoothing
-    return args, {**kwargs, "label_smoothing": 0.0}, smoothing
+def is_loss(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a call is a loss: cross entropy with class probabilities is none, PyTorch composes it."""
+    if name not in RECOGNISED:
+        return False
+    target = args[1] if len(args) > 1 else kwargs.get("target")
+    return name != "cross_entropy" or not (isinstance(target, torch.Tensor) and target.is_floating_point())
 
 
 def final_loss(losses: Sequence[fx.Node]) -> fx.Node:
@@ -74,7 +48,8 @@ def final_loss(losses: Sequence[fx.Node]) -> fx.Node:
     if not losses:
         raise backend_error(
             "Couldn't find a loss in graph: a training model's forward must call one of PyTorch's recognised losses, "
-            "or poptorch.identity_loss on a loss of its own."
+            "or poptorch.identity_loss on a loss of its own. Cross entropy with class probabilities and others that "
+            "PyTorch composes of several operators are none: pass them to poptorch.identity_loss."
         )
     candidates = set(losses)
     for loss in losses:
@@ -100,7 +75,3 @@ def ancestors(node: fx.Node, stop: Collection[fx.Node] = ()) -> Set[fx.Node]:
                 if source not in stop:
                     pending.append(source)
     return found
-
-
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name)

@@ -1,178 +1,253 @@
-"""Arguments of listed operators that PopTorch does not compile, as far as a trace shows them.
-
-Source: PopTorch user guide, the notes under "Supported operations".
-"""
+"""Arguments of operators that PopTorch does not compile or reads otherwise, found in the calls of a trace."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
-from ignite_ipu.emulator.logs import logger
+import torch
 
-_Arguments = Callable[..., Any]
-_PADDING_IDX = 2
-_MATRIX_NORMS = (2, -2, "nuc")
-_UPSAMPLING = ("nearest", "bicubic")
+from ignite_ipu.emulator import operator_table
+from ignite_ipu.emulator.nested import leaves
+from ignite_ipu.emulator.operator_table import Restriction
+from ignite_ipu.emulator.traced_tensor import IpuTensor
 
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.capture import Capture
 
-def problem(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Optional[str]:
-    """Return why the operator `name` does not compile with these arguments; None when it does."""
-    rule = _RULES.get(name)
-    if rule is None:
-        return None
-
-    def argument(position: int, keyword: str, default: Any = None) -> Any:
-        return args[position] if len(args) > position else kwargs.get(keyword, default)
-
-    found = rule[0](argument)
-    return None if found is None else f"{name}: {found}"
+_FLAT = 4  # entries of a padding over two dimensions
 
 
-def as_read(
-    name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], training: bool
-) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-    """Return the arguments of an operator as the device reads them: an embedding has no `padding_idx` there."""
-    if name != "embedding":
-        return args, kwargs
-    index = args[_PADDING_IDX] if len(args) > _PADDING_IDX else kwargs.get("padding_idx")
-    if index is None or index == -1:
-        return args, kwargs
-    if training:
-        logger.warning("embedding: padding_idx=%d is not read by the device: its row is trained like any other.", index)
-    if len(args) > _PADDING_IDX:
-        return (*args[:_PADDING_IDX], None, *args[_PADDING_IDX + 1 :]), kwargs
-    return args, {**kwargs, "padding_idx": None}
+class Call(NamedTuple):
+    """One call of an operator while a model is traced.
+
+    Attributes:
+        name: The operator's name.
+        capture: The trace.
+    """
+
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    capture: Capture
+
+    def get(self, argument: str) -> Any:
+        """Return an argument by its name; None when it is not given."""
+        if argument in self.kwargs:
+            return self.kwargs[argument]
+        position = operator_table.positions(self.name).get(argument)
+        return self.args[position] if position is not None and position < len(self.args) else None
+
+    def tensors(self) -> Tuple[IpuTensor, ...]:
+        """Return the traced tensors among the arguments."""
+        return tuple(leaf for leaf in leaves((tuple(self.args), dict(self.kwargs))) if isinstance(leaf, IpuTensor))
+
+    def varies(self) -> bool:
+        """Tell whether some argument is no constant of the program."""
+        return any(map(self.capture.varies, self.tensors()))
 
 
-def restrictions(names: Sequence[str]) -> str:
-    """Return what of the operators `names` does not compile, for a table."""
-    return "; ".join(dict.fromkeys(_RULES[name][1] for name in names if name in _RULES))
+def found(call: Call, loss: bool = False) -> Iterator[Tuple[Restriction, str]]:
+    """Yield the restrictions that a call meets, each with the sentence about it.
+
+    Args:
+        loss: Whether the call is the loss that is differentiated; other restrictions are left out then.
+    """
+    for restriction in operator_table.restricted(call.name):
+        if restriction.loss is not loss:
+            continue
+        values = [call.get(name) for name in restriction.argument]
+        value = next((value for value in values if value is not None), None)
+        if restriction.concerns(value) and (not restriction.rule or _RULES[restriction.rule](call)):
+            shown = value is not None and not any(isinstance(leaf, torch.Tensor) for leaf in leaves(value))
+            given = next(name for name, each in zip(restriction.argument, values) if each is not None) if shown else ""
+            about = f" ({given}={value!r})" if shown else ""
+            text = f"{operator_table.canonical(call.name)}: {restriction.says}{about}. {restriction.instead}"
+            yield restriction, text.rstrip()
 
 
-def _topk(argument: _Arguments) -> Optional[str]:
-    return None if argument(4, "sorted", True) else "sorted=False is unsupported; sort or ignore the order instead."
+def replaced(call: Call, restriction: Restriction) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    """Return the arguments of a call as the device reads them."""
+    (argument,) = restriction.argument
+    position = operator_table.positions(call.name).get(argument)
+    if position is not None and position < len(call.args):
+        args = (*call.args[:position], restriction.becomes, *call.args[position + 1 :])
+        return args, dict(call.kwargs)
+    return tuple(call.args), {**call.kwargs, argument: restriction.becomes}
 
 
-def _matrix_norm(order: Any) -> Optional[str]:
-    if order in _MATRIX_NORMS:
-        return f"ord={order!r} of a matrix is unsupported; use 'fro', 1 or inf, or a vector norm."
-    return None
+def _meta(value: Any) -> torch.Tensor:
+    return value.meta if isinstance(value, IpuTensor) else value  # type: ignore[no-any-return]
 
 
-def _linalg_norm(argument: _Arguments) -> Optional[str]:
-    order, dim = argument(1, "ord"), argument(2, "dim")
-    is_matrix = len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and argument(0, "A").dim() == 2
-    return _matrix_norm(order) if is_matrix and order is not None else None
+def _is_integer(tensor: IpuTensor) -> bool:
+    dtype = tensor.meta.dtype
+    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
 
-def _linalg_matrix_norm(argument: _Arguments) -> Optional[str]:
-    return _matrix_norm(argument(1, "ord", "fro"))
+def _varies(call: Call) -> bool:
+    decisive = (call.get("offsets"), call.get("repeats"))
+    return any(isinstance(value, IpuTensor) and call.capture.varies(value) for value in decisive)
 
 
-def _norm(argument: _Arguments) -> Optional[str]:
-    return _matrix_norm("nuc") if argument(1, "p", "fro") == "nuc" else None
+def _frozen(call: Call) -> bool:
+    weight = call.get("weight")
+    return call.capture.training and isinstance(weight, IpuTensor) and not weight.meta.requires_grad
 
 
-def _conv_transpose(argument: _Arguments) -> Optional[str]:
-    dilation = argument(7, "dilation", 1)
-    if all(step == 1 for step in (dilation if isinstance(dilation, (list, tuple)) else (dilation,))):
-        return None
-    return f"dilation={dilation!r} is unsupported; only 1 is."
+def _packed(call: Call) -> bool:
+    sizes = call.get("hx")  # a packed sequence has its batch sizes in this place
+    return isinstance(sizes, torch.Tensor) and not _meta(sizes).is_floating_point()
 
 
-def _indices(argument: _Arguments) -> Optional[str]:
-    return "return_indices=True is unsupported."
+def _projected(call: Call) -> bool:
+    return bool(call.get("has_biases")) and len(call.get("params")) % 4 != 0
 
 
-def _affine(position: int) -> Callable[[_Arguments], Optional[str]]:
-    def check(argument: _Arguments) -> Optional[str]:
-        if argument(position, "weight") is None:
-            return "a normalisation without weight and bias is unsupported; set affine=True (elementwise_affine=True)."
-        return None
-
-    return check
+def _weight_without_bias(call: Call) -> bool:
+    return (call.get("weight") is None) is not (call.get("bias") is None)
 
 
-def _recurrent(may_lack_bias: bool) -> Callable[[_Arguments], Optional[str]]:
-    def check(argument: _Arguments) -> Optional[str]:
-        if not isinstance(argument(2, "params"), (list, tuple)):
-            return "packed sequences are unsupported; pad them and pass the tensor."
-        if argument(4, "num_layers", 1) != 1:
-            return f"num_layers={argument(4, 'num_layers')} is unsupported; stack modules of one layer each."
-        if argument(7, "bidirectional", False):
-            return "bidirectional=True is unsupported; run a second module over the reversed sequence."
-        if argument(5, "dropout", 0.0):
-            return f"dropout={argument(5, 'dropout')} is unsupported; put Dropout modules between layers."
-        if not argument(3, "has_biases", True) and not may_lack_bias:
-            return "bias=False is unsupported; only GRU may lack a bias."
-        return None
-
-    return check
+def _reflects_three(call: Call) -> bool:
+    return call.get("mode") == "reflect" and len(call.get("pad")) > _FLAT
 
 
-def _embedding(argument: _Arguments) -> Optional[str]:
-    for position, name in ((3, "max_norm"), (5, "scale_grad_by_freq"), (6, "sparse")):
-        if argument(position, name):
-            return f"{name}={argument(position, name)!r} is unsupported."
-    return None
+def _divisible(call: Call, sizes: Any) -> bool:
+    input = _meta(call.get("input"))
+    count = input.dim() - (2 if operator_table.canonical(call.name) == "interpolate" else 0)
+    if operator_table.canonical(call.name) != "interpolate":
+        count = int(call.name[-2])
+    wanted = list(sizes) if isinstance(sizes, (tuple, list)) else [sizes] * count
+    return all(size is None or have % size == 0 for have, size in zip(input.shape[-count:], wanted))
 
 
-def _embedding_bag(argument: _Arguments) -> Optional[str]:
-    for position, name in ((3, "max_norm"), (5, "scale_grad_by_freq"), (7, "sparse"), (10, "padding_idx")):
-        value = argument(position, name)
-        if value is not None and value is not False:
-            return f"{name}={value!r} is unsupported."
-    return None
+def _divides(call: Call) -> bool:
+    return not _divisible(call, call.get("output_size"))
 
 
-def _interpolate(argument: _Arguments) -> Optional[str]:
-    mode = argument(3, "mode", "nearest")
-    if mode not in _UPSAMPLING:
-        return f"mode={mode!r} is unsupported; use 'nearest' or 'bicubic'."
-    return "align_corners=True is unsupported." if argument(4, "align_corners") else None
+def _area_divides(call: Call) -> bool:
+    if call.get("mode") != "area":
+        return False
+    if call.get("size") is not None:
+        return not _divisible(call, call.get("size"))
+    spatial = _meta(call.get("input")).shape[2:]
+    factors = call.get("scale_factor")
+    factors = factors if isinstance(factors, (tuple, list)) else [factors] * len(spatial)
+    return not _divisible(call, [int(size * factor) for size, factor in zip(spatial, factors)])
 
 
-def _pad(argument: _Arguments) -> Optional[str]:
-    mode = argument(2, "mode", "constant")
-    if mode == "circular":
-        return "mode='circular' is unsupported; concatenate slices instead."
-    if mode == "reflect" and len(argument(1, "pad")) > 4:
-        return "mode='reflect' is unsupported over three dimensions; pad them one after the other."
-    return None
+def _bicubic_corners(call: Call) -> bool:
+    return call.get("mode") == "bicubic" and bool(call.get("align_corners"))
 
 
-_Rule = Tuple[Callable[[_Arguments], Optional[str]], str]
-_AFFINE_ONLY = "affine=True only"
-_DILATION = "no dilation"
-_INDICES = "no return_indices=True"
-_NO_MATRIX_NORMS = "no 2-norm or nuclear norm of matrices"
+def _bilinear_factors(call: Call) -> bool:
+    factors = call.get("scale_factor")
+    return call.get("mode") == "bilinear" and isinstance(factors, (tuple, list)) and len(set(factors)) > 1
 
-_RULES: Dict[str, _Rule] = {
-    "topk": (_topk, "no sorted=False"),
-    "norm": (_norm, _NO_MATRIX_NORMS),
-    "linalg_norm": (_linalg_norm, _NO_MATRIX_NORMS),
-    "linalg_matrix_norm": (_linalg_matrix_norm, _NO_MATRIX_NORMS),
-    "conv_transpose1d": (_conv_transpose, _DILATION),
-    "conv_transpose2d": (_conv_transpose, _DILATION),
-    "conv_transpose3d": (_conv_transpose, _DILATION),
-    "max_pool1d_with_indices": (_indices, _INDICES),
-    "max_pool2d_with_indices": (_indices, _INDICES),
-    "max_pool3d_with_indices": (_indices, _INDICES),
-    "batch_norm": (_affine(3), _AFFINE_ONLY),
-    "instance_norm": (_affine(3), _AFFINE_ONLY),
-    "layer_norm": (_affine(2), _AFFINE_ONLY),
-    "group_norm": (_affine(2), _AFFINE_ONLY),
-    "rnn_tanh": (_recurrent(False), "one layer, unidirectional, no dropout, with bias"),
-    "rnn_relu": (_recurrent(False), "one layer, unidirectional, no dropout, with bias"),
-    "lstm": (_recurrent(False), "one layer, unidirectional, no dropout, with bias"),
-    "gru": (_recurrent(True), "one layer, unidirectional, no dropout"),
-    "embedding": (_embedding, "padding_idx is not read; no max_norm, scale_grad_by_freq or sparse"),
-    "embedding_bag": (_embedding_bag, "no padding_idx, max_norm, scale_grad_by_freq or sparse"),
-    "interpolate": (_interpolate, "nearest and bicubic only, no align_corners=True"),
-    "pad": (_pad, "no circular padding, no reflection over three dimensions"),
+
+def _bilinear_sizes(call: Call) -> bool:
+    size, input = call.get("size"), _meta(call.get("input"))
+    if call.get("mode") != "bilinear" or size is None:
+        return False
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    return bool(height * input.shape[-1] != width * input.shape[-2])
+
+
+def _unbatched(call: Call) -> bool:
+    return _meta(call.get("input")).dim() == 1
+
+
+def _shapes_differ(call: Call) -> bool:
+    return len({tuple(tensor.meta.shape) for tensor in call.tensors()}) > 1
+
+
+def _one_dimensional(call: Call) -> bool:
+    return _meta(call.get("input")).dim() == 1
+
+
+def _two_dimensional(call: Call) -> bool:
+    return not _one_dimensional(call)
+
+
+def _index(call: Call) -> Tuple[Any, ...]:
+    index = call.get("index")
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _steps(call: Call) -> bool:
+    return any(isinstance(part, slice) and part.step not in (None, 1) for part in _index(call))
+
+
+def _slices_constant(call: Call) -> bool:
+    base = call.get("input")
+    plain = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in _index(call))
+    return plain and isinstance(base, IpuTensor) and not call.capture.varies(base)
+
+
+def _repeated_subscript(call: Call) -> bool:
+    equation = call.get("equation")
+    if not isinstance(equation, str):
+        return False
+    operands = equation.replace(" ", "").split("->")[0].replace(".", "").split(",")
+    return any(len(set(operand)) < len(operand) for operand in operands)
+
+
+def _dtype(call: Call) -> bool:
+    dtype = call.get("dtype")
+    return isinstance(dtype, torch.dtype) and dtype is not _meta(call.get("input")).dtype
+
+
+def _eight_bits(call: Call) -> bool:
+    types = {tensor.meta.dtype for tensor in call.tensors()}
+    return types in ({torch.int8}, {torch.uint8})
+
+
+def _bool_with_integer(call: Call) -> bool:
+    types = {tensor.meta.dtype for tensor in call.tensors()}
+    return torch.bool in types and len(types) > 1
+
+
+def _fractions_in_body(call: Call) -> bool:
+    bounds = [*call.args, *(call.get(name) for name in ("start", "end", "step"))]
+    return call.capture.outer is not None and any(isinstance(bound, float) for bound in bounds)
+
+
+def _of_a_matrix(call: Call) -> bool:
+    dim = call.get("dim")
+    return len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and _meta(call.get("A")).dim() == 2
+
+
+def _integers(call: Call) -> bool:
+    return all(map(_is_integer, call.tensors())) and not any(isinstance(value, float) for value in call.args)
+
+
+def _two_tensors(call: Call) -> bool:
+    return isinstance(call.get("other"), torch.Tensor)
+
+
+_RULES: Dict[str, Callable[[Call], bool]] = {
+    "area_divides": _area_divides,
+    "bicubic_corners": _bicubic_corners,
+    "bilinear_factors": _bilinear_factors,
+    "bilinear_sizes": _bilinear_sizes,
+    "bool_with_integer": _bool_with_integer,
+    "divides": _divides,
+    "dtype": _dtype,
+    "eight_bits": _eight_bits,
+    "fractions_in_body": _fractions_in_body,
+    "frozen": _frozen,
+    "integers": _integers,
+    "of_a_matrix": _of_a_matrix,
+    "one_dimensional": _one_dimensional,
+    "packed": _packed,
+    "projected": _projected,
+    "reflects_three": _reflects_three,
+    "repeated_subscript": _repeated_subscript,
+    "shapes_differ": _shapes_differ,
+    "slices_constant": _slices_constant,
+    "steps": _steps,
+    "two_dimensional": _two_dimensional,
+    "two_tensors": _two_tensors,
+    "unbatched": _unbatched,
+    "varies": _varies,
+    "weight_without_bias": _weight_without_bias,
 }
-
-
-def restricted() -> List[str]:
-    """Return the names of the operators that have restrictions."""
-    return sorted(_RULES)

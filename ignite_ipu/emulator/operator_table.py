@@ -1,263 +1,260 @@
-"""The operators that PopTorch 3.3 compiles, by the names of its guide, and what they are called inside PyTorch.
+"""What PopTorch 3.3 compiles: the one table, read from `operators.json` beside this file.
 
-`TENSOR_OPERATORS` and `MODULES` are the guide's list. The other tables say which of PyTorch's kernels carry it out,
-which others only move or convert data, and which are not listed themselves though
-PyTorch defines them through listed ones.
+The table names functions of PyTorch's Python API, and kinds of operators that these arrive as with PyTorch 2.0.1. Its
+parts:
 
-Source: PopTorch user guide, "Supported operations".
+- `compiles`: names by group; `layers`: the layers of `torch.nn` that do not, all others do.
+- `refused`: kinds without an implementation, with the functions that are made of them. They fail when the model is
+  compiled, those of `untraceable` at the call. `instead` is the way out.
+- `random`: operators whose result is no constant whatever they are given.
+- `arguments`: arguments that are refused (`Restriction`), likely to be, or read otherwise than by PyTorch.
+- `values`: what is computed otherwise for some values, which no call shows.
+- `signatures`: the order of the arguments of the names in there.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+import dataclasses
+import json
+import os
+from functools import lru_cache
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-
-def _words(text: str) -> Tuple[str, ...]:
-    return tuple(text.split())
-
-
-# "torch." is implied; "Tensor." where there is only a method.
-TENSOR_OPERATORS: Dict[str, Tuple[str, ...]] = {
-    "creation": _words(
-        "arange full full_like ones ones_like zeros zeros_like Tensor.fill Tensor.new_ones Tensor.new_zeros"
-    ),
-    "indexing and joining": _words(
-        "bincount bucketize cat chunk gather index_select index_reduce reshape roll scatter scatter_add "
-        "scatter_reduce stack split squeeze t take_along_dim transpose unbind unsqueeze where Tensor.expand "
-        "Tensor.expand_as Tensor.masked_fill Tensor.index_fill_"
-    ),
-    "random": _words(
-        "bernoulli randn normal rand uniform exponential distributions.Bernoulli distributions.Normal "
-        "distributions.Uniform distributions.Exponential"
-    ),
-    "pointwise": _words(
-        "abs acos acosh add addcdiv amax amin asin asinh atan atanh bitwise_and bitwise_not bitwise_or bitwise_xor "
-        "cdist ceil clamp clamp_max clamp_min cos cosh div exp expm1 floor floor_divide fmod frac log log10 log1p "
-        "log2 logical_and logical_or mul norm neg pow reciprocal remainder round rsqrt sigmoid sign sin sinh sqrt "
-        "square sub tan tanh true_divide trunc"
-    ),
-    "reduction": _words("all any argmax argmin count_nonzero mean median prod logsumexp std std_mean sum var var_mean"),
-    "comparison and sorting": _words("eq ge gt le lt max min ne isnan topk argsort randperm sort"),
-    "linear algebra": _words("linalg.norm linalg.matrix_norm linalg.vector_norm"),
-    "BLAS": _words("addmm matmul bmm"),
-    "other": _words("cumsum cumprod cross meshgrid cartesian_prod tensordot"),
+_PYTHON_OPERATORS = {
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "invert": "bitwise_not",
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "get": "getattr",
 }
+_BINARY = {"add", "sub", "mul", "div", "pow", "matmul", "lshift", "rshift"}
+_PREFIXES = ("torch.nn.functional.", "torch.nn.", "torch.Tensor.", "torch.", "Tensor.", "nn.", "F.", "aten::")
+_WRITTEN_OUT = {"linalg.": "linalg_", "special.": "special_", "fft.": "fft_", "functional.": "", "utils.": "_"}
+_MODULES = {"nn.": "torch.nn.", "F.": "torch.nn.functional."}
 
-# "torch.nn." is implied. Each module with the names under which its computation is recorded.
-MODULES: Dict[str, Dict[str, str]] = {
-    "containers": {"Module": "", "Sequential": ""},
-    "convolution": {
-        "Conv1d": "conv1d",
-        "Conv2d": "conv2d",
-        "Conv3d": "conv3d",
-        "ConvTranspose1d": "conv_transpose1d",
-        "ConvTranspose2d": "conv_transpose2d",
-        "ConvTranspose3d": "conv_transpose3d",
-    },
-    "pooling": {
-        "MaxPool1d": "max_pool1d",
-        "MaxPool2d": "max_pool2d",
-        "MaxPool3d": "max_pool3d",
-        "AvgPool1d": "avg_pool1d",
-        "AvgPool2d": "avg_pool2d",
-        "AvgPool3d": "avg_pool3d",
-        "AdaptiveAvgPool1d": "adaptive_avg_pool1d",
-        "AdaptiveAvgPool2d": "adaptive_avg_pool2d",
-        "AdaptiveAvgPool3d": "adaptive_avg_pool3d",
-    },
-    "padding": {
-        "ReflectionPad1d": "pad reflection_pad1d",
-        "ReflectionPad2d": "pad reflection_pad2d",
-        "ReplicationPad1d": "pad replication_pad1d",
-        "ReplicationPad2d": "pad replication_pad2d",
-        "ReplicationPad3d": "pad replication_pad3d",
-        "ZeroPad2d": "pad constant_pad_nd",
-        "ConstantPad1d": "pad constant_pad_nd",
-        "ConstantPad2d": "pad constant_pad_nd",
-        "ConstantPad3d": "pad constant_pad_nd",
-    },
-    "activation": {
-        "ELU": "elu",
-        "CELU": "celu",
-        "GELU": "gelu",
-        "Hardshrink": "hardshrink",
-        "LeakyReLU": "leaky_relu",
-        "LogSoftmax": "log_softmax _log_softmax",
-        "Mish": "mish",
-        "ReLU": "relu",
-        "SELU": "selu",
-        "SiLU": "silu",
-        "Sigmoid": "sigmoid",
-        "Softmax": "softmax _softmax _safe_softmax",
-        "Softplus": "softplus",
-        "Softsign": "softsign",
-        "Softshrink": "softshrink",
-        "Tanh": "tanh",
-        "PReLU": "prelu _prelu_kernel",
-        "RReLU": "rrelu rrelu_with_noise",
-        "Hardtanh": "hardtanh",
-        "Threshold": "threshold",
-        "functional.glu": "glu",
-    },
-    "normalisation": {
-        "BatchNorm1d": "batch_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update",
-        "BatchNorm2d": "batch_norm _batch_norm_impl_index _native_batch_norm_legit_no_training",
-        "BatchNorm3d": "batch_norm _batch_norm_no_update cudnn_batch_norm _native_batch_norm_legit_functional",
-        "LayerNorm": "layer_norm native_layer_norm",
-        "GroupNorm": "group_norm native_group_norm",
-        "InstanceNorm1d": "instance_norm",
-        "InstanceNorm2d": "instance_norm",
-        "InstanceNorm3d": "instance_norm",
-        "utils.weight_norm": "_weight_norm _weight_norm_interface norm_except_dim",
-    },
-    "recurrent": {
-        "RNN": "rnn_tanh rnn_relu",
-        "GRU": "gru _thnn_fused_gru_cell",
-        "LSTM": "lstm _thnn_fused_lstm_cell",
-    },
-    "linear": {"Identity": "", "Linear": "linear", "Bilinear": "bilinear _trilinear"},
-    "dropout": {"Dropout": "dropout dropout_ native_dropout"},
-    "sparse": {
-        "Embedding": "embedding",
-        "EmbeddingBag": "embedding_bag _embedding_bag _embedding_bag_forward_only",
-        "functional.one_hot": "one_hot",
-    },
-    "losses": {
-        "L1Loss": "l1_loss",
-        "MSELoss": "mse_loss",
-        "CrossEntropyLoss": "cross_entropy cross_entropy_loss",
-        "NLLLoss": "nll_loss nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward",
-        "BCELoss": "binary_cross_entropy",
-        "KLDivLoss": "kl_div",
-        "PoissonNLLLoss": "poisson_nll_loss",
-        "HingeEmbeddingLoss": "hinge_embedding_loss",
-        "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
-        "SmoothL1Loss": "smooth_l1_loss",
-        "SoftMarginLoss": "soft_margin_loss",
-        "CosineEmbeddingLoss": "cosine_embedding_loss",
-        "MarginRankingLoss": "margin_ranking_loss",
-        "TripletMarginLoss": "triplet_margin_loss",
-        "CTCLoss": "ctc_loss _ctc_loss",
-    },
-    "vision": {
-        "Upsample": "interpolate upsample upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bicubic2d"
-    },
-}
 
-# Functions of add-on libraries: they run as the tensor operators that they consist of.
-ADD_ON_LIBRARIES: Dict[str, Tuple[str, ...]] = {
-    "torch_scatter": _words(
-        "scatter composite.scatter_log_softmax composite.scatter_softmax composite.scatter_std "
-        "composite.scatter_logsumexp"
-    ),
-    "torch_spline_conv": ("spline_basis", "spline_weighting"),
-}
+@dataclasses.dataclass(frozen=True)
+class Restriction:
+    """A use of an operator that PopTorch refuses, or computes otherwise than PyTorch.
 
-# What PyTorch calls the listed tensor operators inside, where the name differs.
-KERNELS: Dict[str, str] = {
-    "maximum": "max",
-    "minimum": "min",
-    "mm": "matmul",
-    "mv": "matmul",
-    "dot": "matmul",
-    "rsub": "sub",
-    "uniform": "rand",
-    "exponential": "exponential",
-    "rand_like": "rand",
-    "randn_like": "randn",
-    "randint": "rand",
-    "randint_like": "rand",
-    "range": "arange",
-    "linspace": "arange",
-    "logspace": "arange",
-    "scalar_tensor": "full",
-    "_fused_sdp_choice": "matmul",
-    "_scaled_dot_product_attention_math": "matmul",
-    "_scaled_dot_product_flash_attention_for_cpu": "matmul",
-    "_scaled_dot_product_fused_attention_overrideable": "matmul",
-    "linalg_cross": "cross",
-    "linalg_norm": "linalg.norm",
-    "linalg_matrix_norm": "linalg.matrix_norm",
-    "linalg_vector_norm": "linalg.vector_norm",
-    "frobenius_norm": "norm",
-    "nuclear_norm": "norm",
-    "_cdist_forward": "cdist",
-    "_euclidean_dist": "cdist",
-    "fill": "Tensor.fill",
-    "zero": "Tensor.fill",
-    "index_fill": "Tensor.index_fill_",
-    "scatter_reduce": "scatter_reduce",
-    "native_dropout": "dropout",
-    "logical_not": "eq",
-    "convolution": "Conv2d",
-    "_convolution": "Conv2d",
-    "convolution_overrideable": "Conv2d",
-    "mkldnn_convolution": "Conv2d",
-    "_adaptive_avg_pool2d": "AdaptiveAvgPool2d",
-    "_adaptive_avg_pool3d": "AdaptiveAvgPool3d",
-    "max_pool2d_with_indices": "MaxPool2d",
-    "max_pool3d_with_indices": "MaxPool3d",
-    "__and__": "bitwise_and",
-    "__or__": "bitwise_or",
-    "__xor__": "bitwise_xor",
-    "__invert__": "bitwise_not",
-}
+    Attributes:
+        of: The functions and layers it is about.
+        says: What is wrong.
+        instead: The way out; empty where there is none, and nothing to do.
+        argument: The names of the argument that decides; empty where all do.
+        when: For which of its values: a word ("given", "missing", "true", "false", "always"), or a mapping with the
+            numbers that it may not exceed ("above") or the values that are ("in"), or are not ("not in"), concerned.
+        rule: The name of a rule about tensors that must hold, too.
+        likely: Whether it is read from PopTorch's sources alone, and not shown by its tests.
+        replaced, becomes: Whether and by what the argument is replaced before the operator computes.
+        loss: Whether it only matters for the loss that is differentiated.
+    """
 
-# Data movement, views, conversions and questions about shapes: every compiler of tensors has them.
-MOVEMENT = frozenset(
-    _words(
-        "_conj _neg_view _reshape_alias _reshape_copy _shape_as_tensor _to_copy _unsafe_view alias as_strided "
-        "assert_async broadcast_tensors broadcast_to clone contiguous copy detach diagonal empty empty_like "
-        "empty_strided expand flatten getattr index index_put _index_put_impl lift lift_fresh lift_fresh_copy "
-        "moveaxis movedim narrow new_empty new_empty_strided new_full new_tensor permute pin_memory ravel repeat "
-        "repeat_interleave requires_grad reshape_as resolve_conj resolve_neg select select_scatter slice "
-        "slice_scatter split_with_sizes swapaxes swapdims tensor tensor_split to type type_as unflatten unfold "
-        "unsafe_chunk unsafe_split unsafe_split_with_sizes view view_as half float int long short bool char byte "
-        "double getitem setitem size stride dim numel is_floating_point is_complex is_same_size result_type "
-        "can_cast promote_types as_tensor item mT mH T H data _assert_tensor_metadata"
+    of: Tuple[str, ...]
+    says: str
+    instead: str = ""
+    argument: Tuple[str, ...] = ()
+    when: Any = None
+    rule: str = ""
+    likely: bool = False
+    replaced: bool = False
+    becomes: Any = None
+    loss: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the model does not compile with it, as far as it is known."""
+        return not (self.likely or self.replaced)
+
+    def concerns(self, value: Any) -> bool:
+        """Tell whether a value of the argument is concerned; None stands for one that is not given."""
+        value = list(value) if isinstance(value, tuple) else value
+        if isinstance(self.when, Mapping):
+            ((how, limit),) = self.when.items()
+            if how == "above":
+                numbers = value if isinstance(value, list) else [value]
+                return any(isinstance(number, (int, float)) and number > limit for number in numbers)
+            return (value in limit) is (how == "in")
+        return {
+            None: True,
+            "always": True,
+            "given": value is not None and value is not False,
+            "missing": value is None,
+            "true": value is True,
+            "false": value is False,
+        }[self.when]
+
+
+@lru_cache(maxsize=None)
+def _data() -> Dict[str, Any]:
+    with open(os.path.join(os.path.dirname(__file__), "operators.json"), encoding="utf-8") as file:
+        data: Dict[str, Any] = json.load(file)
+    return data
+
+
+def _words(lines: Sequence[str]) -> Tuple[str, ...]:
+    return tuple(" ".join(lines).split())
+
+
+@lru_cache(maxsize=None)
+def groups() -> Dict[str, Tuple[str, ...]]:
+    """Return the names of what compiles, by group."""
+    return {group: _words(lines) for group, lines in _data()["compiles"].items()}
+
+
+@lru_cache(maxsize=None)
+def kinds() -> Dict[str, Tuple[str, ...]]:
+    """Return the kinds without an implementation, each with the functions that are made of it."""
+    return {kind: _words([names]) for kind, names in _data()["refused"].items()}
+
+
+@lru_cache(maxsize=None)
+def untraceable() -> FrozenSet[str]:
+    """Return the kinds that PyTorch 2.0 cannot tell the result of, so that they fail at the call."""
+    return frozenset(_words(_data()["untraceable"]))
+
+
+@lru_cache(maxsize=None)
+def layers() -> Dict[str, str]:
+    """Return the layers that do not compile, each with the kind that it fails for; it may be empty."""
+    return {f"torch.nn.{name}": kind for name, kind in _data()["layers"].items()}
+
+
+def values() -> Dict[Tuple[str, ...], str]:
+    """Return what operators compute otherwise than PyTorch for some values."""
+    return {_words([names]): text for names, text in _data()["values"].items()}
+
+
+def is_random(name: str) -> bool:
+    """Tell whether an operator draws numbers on the device."""
+    return canonical(name) in _random()
+
+
+def instead(kind: str) -> str:
+    """Return what to use instead of a kind that does not compile; empty where nothing is known."""
+    return str(_data()["instead"].get(kind, ""))
+
+
+@lru_cache(maxsize=None)
+def compiles(name: str) -> bool:
+    """Tell whether the table has an operator among those that compile."""
+    return canonical(name) in _compiled() and name not in _refused()
+
+
+@lru_cache(maxsize=None)
+def refused(name: str) -> Optional[str]:
+    """Return the kind because of which an operator does not compile; None where the table does not say so."""
+    found = _refused().get(name)
+    return found if found is not None else _refused().get(canonical(name))
+
+
+@lru_cache(maxsize=None)
+def restrictions() -> Tuple[Restriction, ...]:
+    """Return all restrictions, in the order of the table."""
+    return tuple(
+        Restriction(
+            **{
+                **row,
+                "of": _words([row["of"]]),
+                "argument": _words([row.get("argument", "")]),
+                "replaced": "becomes" in row,
+            }
+        )
+        for row in _data()["arguments"]
     )
-)
 
-# Kernels of their own in PyTorch and not in the guide's list; PyTorch also defines each through the listed ones given.
-DECOMPOSED: Dict[str, str] = {
-    "addbmm": "bmm sum add",
-    "addcmul": "mul add",
-    "addmv": "matmul mul add",
-    "addr": "mul add",
-    "aminmax": "amin amax",
-    "baddbmm": "bmm mul add",
-    "channel_shuffle": "reshape transpose",
-    "copysign": "where abs neg",
-    "deg2rad": "mul",
-    "diag_embed": "where zeros",
-    "exp2": "pow",
-    "eye": "arange eq where",
-    "fmax": "where isnan max",
-    "fmin": "where isnan min",
-    "hardsigmoid": "clamp add div",
-    "hardswish": "clamp add mul div",
-    "heaviside": "where eq lt",
-    "hypot": "square add sqrt",
-    "index_add": "index_put",
-    "index_copy": "index_put",
-    "isinf": "abs eq",
-    "isposinf": "eq",
-    "isneginf": "eq",
-    "lerp": "sub mul add",
-    "log_sigmoid_forward": "min exp abs log1p sub",
-    "logaddexp": "max abs exp log1p add",
-    "logical_xor": "ne",
-    "logit": "clamp sub div log",
-    "logcumsumexp": "exp cumsum log",
-    "nan_to_num": "isnan eq where",
-    "native_channel_shuffle": "reshape transpose",
-    "pixel_shuffle": "reshape permute",
-    "pixel_unshuffle": "reshape permute",
-    "rad2deg": "mul",
-    "signbit": "lt",
-    "sgn": "sign",
-    "sinc": "sin div where",
-    "tril": "arange le where",
-    "triu": "arange ge where",
-    "xlogy": "log mul where",
-}
+
+def restricted(name: str) -> Sequence[Restriction]:
+    """Return the restrictions of an operator, whose name may be a kernel's."""
+    return _by_plain_name().get(canonical(name), ())
+
+
+def restrictions_of(name: str) -> Sequence[Restriction]:
+    """Return the restrictions of a function or layer by its full name, such as `torch.nn.LSTM`."""
+    return _by_full_name().get(name, ())
+
+
+def positions(name: str) -> Dict[str, int]:
+    """Return the positions of the arguments of an operator, by its plain or full name."""
+    return _positions().get(name) or _positions().get(canonical(name), {})
+
+
+@lru_cache(maxsize=None)
+def canonical(name: str) -> str:
+    """Return the name of an operator without the marks of in-place and Python operators."""
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        if name[:1] in "ri" and (name[1:] in _PYTHON_OPERATORS or name[1:] in _BINARY):
+            name = ("r" if name == "rsub" else "") + name[1:]
+        return _PYTHON_OPERATORS.get(name, name)
+    return name[:-1] if name.endswith("_") and name != "_" else name
+
+
+def undecorated(name: str) -> str:
+    """Return the name by which a kernel would be called for a function's dotted name."""
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            name = name[len(prefix) :]
+            break
+    for prefix, inside in _WRITTEN_OUT.items():
+        if name.startswith(prefix):
+            return inside + name[len(prefix) :]
+    return name
+
+
+def full_name(name: str) -> str:
+    """Return the importable name for one of the table's, such as `F.pad`."""
+    for short, full in _MODULES.items():
+        if name.startswith(short):
+            return full + name[len(short) :]
+    return name
+
+
+@lru_cache(maxsize=None)
+def _compiled() -> FrozenSet[str]:
+    return frozenset(canonical(name) for names in groups().values() for name in names)
+
+
+@lru_cache(maxsize=None)
+def _random() -> FrozenSet[str]:
+    return frozenset(_words([_data()["random"]]))
+
+
+@lru_cache(maxsize=None)
+def _refused() -> Dict[str, str]:
+    found = {name: kind for kind, names in kinds().items() for name in names}
+    return {**found, **{kind: kind for kind in kinds()}}
+
+
+@lru_cache(maxsize=None)
+def _by_plain_name() -> Dict[str, List[Restriction]]:
+    found: Dict[str, List[Restriction]] = {}
+    for restriction in restrictions():
+        for name in restriction.of:
+            if not name.startswith("nn."):
+                found.setdefault(canonical(undecorated(name)), []).append(restriction)
+    return found
+
+
+@lru_cache(maxsize=None)
+def _by_full_name() -> Dict[str, List[Restriction]]:
+    found: Dict[str, List[Restriction]] = {}
+    for restriction in restrictions():
+        for name in restriction.of:
+            found.setdefault(full_name(name), []).append(restriction)
+    return found
+
+
+@lru_cache(maxsize=None)
+def _positions() -> Dict[str, Dict[str, int]]:
+    found: Dict[str, Dict[str, int]] = {}
+    for names, arguments in _data()["signatures"].items():
+        order = {argument: position for position, argument in enumerate(arguments.split())}
+        for name in names.split():
+            found[full_name(name)] = order
+            if not name.startswith("nn."):
+                found[canonical(undecorated(name))] = order
+    return found

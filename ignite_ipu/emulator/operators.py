@@ -1,7 +1,7 @@
 """Which operators a model may use: a table to query, and the check of a traced model against it.
 
-An operator that is in no table counts by what PyTorch makes of it: it works when all the kernels that PyTorch calls for
-it do. What does not work is refused when the model compiles. The one switch that turns this into a warning is
+An operator that is not in the table counts by what PyTorch makes of it: it works when all the kernels that PyTorch
+calls for it do. What does not work is refused when the model compiles. The one switch that turns this into a warning is
 `set_strict(False)`, or `IGNITE_IPU_STRICT_OPERATORS=0` in the environment.
 """
 
@@ -11,54 +11,33 @@ import contextlib
 import dataclasses
 import enum
 import os
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, List, Mapping, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Collection, ContextManager, Dict, Mapping, Optional, Set, Tuple, Union
 
 import torch
+from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ignite_ipu.emulator import operator_arguments, places
+from ignite_ipu.emulator import operator_arguments, operator_table, places
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.operator_table import (
-    ADD_ON_LIBRARIES,
-    DECOMPOSED,
-    KERNELS,
-    MODULES,
-    MOVEMENT,
-    TENSOR_OPERATORS,
-)
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.capture import Capture
 
 STRICT_VARIABLE = "IGNITE_IPU_STRICT_OPERATORS"
+SWITCH = "ignite_ipu.emulator.operators.set_strict(False)"
+DOUBT = "PopTorch's sources read so, and no test of its own shows it: the emulator computes what PyTorch does."
+REMEDY = "Write it with operators that ignite_ipu.emulator.operators.listed() names."
 
 _SWITCH = {"0": False, "1": True}
 _strict: Optional[bool] = None
 
-_PYTHON_OPERATORS = {
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    "invert": "bitwise_not",
-    "truediv": "div",
-    "floordiv": "floor_divide",
-    "mod": "remainder",
-    "get": "getattr",
-}
-_DECORATIONS = ("torch.nn.functional.", "torch.nn.", "torch.Tensor.", "torch.", "Tensor.", "nn.", "aten::")
-_WRITTEN_OUT = {"linalg.": "linalg_", "functional.": "", "distributions.": "", "utils.": "_"}
-
 
 class Status(enum.Enum):
-    """Why an operator works, or that it does not."""
+    """Whether an operator works."""
 
-    LISTED = "listed"
-    """PopTorch's guide lists it."""
-    MOVEMENT = "movement"
-    """It moves, converts or describes data."""
-    DECOMPOSED = "decomposed"
-    """It is not listed, but PyTorch defines it through listed operators; using it is warned of."""
+    COMPILES = "compiles"
+    """The table has it."""
     COMPOSITE = "composite"
     """It is made of other operators, which are checked one by one when a model is traced."""
     UNSUPPORTED = "unsupported"
@@ -71,20 +50,37 @@ class Support:
 
     Attributes:
         name: As it was asked for.
-        status: Whether and why it works.
-        means: The listed operators it stands for or consists of; empty where that is itself, or unknown.
+        status: Whether it works.
+        part: The kind that it is made of and that does not compile; empty where it works, or is itself that kind.
         restrictions: What of it does not work.
     """
 
     name: str
     status: Status
-    means: str = ""
+    part: str = ""
     restrictions: str = ""
 
     @property
     def works(self) -> bool:
         """Whether a model that uses it can compile; for a composite that depends on its parts."""
         return self.status is not Status.UNSUPPORTED
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """An operator that does not compile, where a model uses it.
+
+    Attributes:
+        kind: What has no implementation.
+        name: The function that the model calls.
+        place: Where.
+        node: What it computes; None in the body of a loop or branch.
+    """
+
+    kind: str
+    name: str
+    place: str
+    node: Optional[fx.Node]
 
 
 def support(operator: Union[str, Callable[..., Any], type]) -> Support:
@@ -94,25 +90,26 @@ def support(operator: Union[str, Callable[..., Any], type]) -> Support:
         operator: The object itself, or a name such as `"torch.einsum"`, `"nn.Conv2d"` or `"aten::add_"`.
     """
     name = operator if isinstance(operator, str) else _name_of(operator)
-    module = _undecorated(name)
-    if module in _MODULES:
-        return Support(name, Status.LISTED, "", operator_arguments.restrictions(_MODULES[module].split()))
-    plain = canonical(module)
-    restrictions = operator_arguments.restrictions([plain])
-    status = _known(plain)
-    if status is not None:
-        return Support(name, status, DECOMPOSED.get(plain, KERNELS.get(plain, "")), restrictions)
-    if _is_composite(plain) or _is_module(module) or _is_python_function(module, operator):
+    plain = operator_table.undecorated(name)
+    if _is_module(plain):
+        layer = f"torch.nn.{plain}"
+        if layer in operator_table.layers():
+            return Support(name, Status.UNSUPPORTED, operator_table.layers()[layer])
+        return Support(name, Status.COMPILES, "", _said(operator_table.restrictions_of(layer)))
+    kind = operator_table.refused(plain)
+    if kind is not None:
+        return Support(name, Status.UNSUPPORTED, "" if kind == operator_table.canonical(plain) else kind)
+    restrictions = _said(operator_table.restricted(plain))
+    if operator_table.compiles(plain):
+        return Support(name, Status.COMPILES, "", restrictions)
+    if _is_composite(operator_table.canonical(plain)) or _is_python_function(plain, operator):
         return Support(name, Status.COMPOSITE, "", restrictions)
     return Support(name, Status.UNSUPPORTED)
 
 
 def listed() -> Dict[str, Tuple[str, ...]]:
-    """Return the names that PopTorch's guide lists, by group."""
-    groups = {group: tuple(f"torch.{name}" for name in names) for group, names in TENSOR_OPERATORS.items()}
-    groups.update({f"nn: {group}": tuple(f"torch.nn.{name}" for name in names) for group, names in MODULES.items()})
-    groups.update({library: names for library, names in ADD_ON_LIBRARIES.items()})
-    return groups
+    """Return the names of the operators that compile, by group."""
+    return dict(operator_table.groups())
 
 
 def strict() -> bool:
@@ -140,38 +137,24 @@ def set_strict(enabled: Optional[bool]) -> Optional[bool]:
     return before
 
 
-def canonical(name: str) -> str:
-    """Return the name under which the tables know an operator: without the marks of in-place and Python operators."""
-    if name.startswith("__") and name.endswith("__"):
-        name = name[2:-2]
-        if name[:1] in "ri" and (name[1:] in _PYTHON_OPERATORS or name[1:] in _BINARY):
-            name = ("r" if name == "rsub" else "") + name[1:]
-        return _PYTHON_OPERATORS.get(name, name)
-    return name[:-1] if name.endswith("_") and name != "_" else name
+def observed(name: str, kernel: Callable[..., Any], kinds: Set[str]) -> ContextManager[Any]:
+    """Return a context manager that adds to `kinds` what does not compile of an operator.
 
-
-def observed(
-    name: str, kernel: Callable[..., Any], primitives: Dict[str, Set[str]], used_at: Dict[str, str]
-) -> ContextManager[Any]:
-    """Return a context manager that adds the kernels PyTorch calls inside it to `primitives[name]`.
-
-    `used_at[name]` becomes the place in the model that runs, if there is none yet.
-
-    For an operator that the tables know, and for those of the emulator itself, it does nothing.
+    What is in the table is known; of anything else the kernels are, which PyTorch calls inside the context.
     """
-    if (getattr(kernel, "__module__", None) or "").startswith("ignite_ipu."):
+    if (getattr(kernel, "__module__", None) or "").startswith("ignite_ipu.") or operator_table.compiles(name):
         return contextlib.nullcontext()
-    if _known(canonical(name)) in (Status.LISTED, Status.MOVEMENT):
+    kind = operator_table.refused(name)
+    if kind is not None:
+        kinds.add(kind)
         return contextlib.nullcontext()
-    if name not in used_at:
-        used_at[name] = places.here()
-    return _Observer(primitives.setdefault(name, set()))
+    return _Observer(kinds)
 
 
 def check_arguments(
-    name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], training: bool
+    capture: Capture, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-    """Refuse arguments with which a listed operator does not compile.
+    """Refuse arguments with which an operator does not compile, and warn of those with which it is likely not to.
 
     Returns:
         The arguments as the device reads them.
@@ -179,85 +162,104 @@ def check_arguments(
     Raises:
         Error: There is such an argument, and `strict()` holds.
     """
-    problem = operator_arguments.problem(canonical(name), args, kwargs)
-    if problem is not None:
-        _report(problem)
-    return operator_arguments.as_read(canonical(name), args, kwargs, training)
+    call = operator_arguments.Call(name, args, kwargs, capture)
+    if not operator_table.restricted(name) or not (call.varies() or capture.outer is not None):
+        return args, kwargs  # what depends on constants alone is computed while compiling
+    for restriction, text in operator_arguments.found(call):
+        if restriction.refused:
+            _report(f"{text} It is used {places.here()}.")
+        elif restriction.replaced:
+            args, kwargs = operator_arguments.replaced(call, restriction)
+            if restriction.instead:
+                _warn_once(capture, name, text)
+        else:
+            _doubt(capture, name, text)
+    return args, kwargs
 
 
-def check(capture: Capture) -> None:
+def check_loss(capture: Capture, loss: fx.Node) -> None:
+    """Warn of a loss whose gradient is likely to be another than PyTorch's."""
+    call = operator_arguments.Call(str(loss.meta.get("operator")), loss.args, loss.kwargs, capture)
+    for _, text in operator_arguments.found(call, loss=True):
+        _doubt(capture, call.name, text)
+
+
+def note(capture: Capture, name: str, node: fx.Node, kinds: Collection[str]) -> None:
+    """Remember a call of which `kinds` do not compile, unless it is computed while compiling.
+
+    Raises:
+        Error: PyTorch 2.0 cannot even trace one, and `strict()` holds.
+    """
+    for kind in sorted(kinds):
+        if kind in operator_table.untraceable():
+            part = "" if kind == operator_table.canonical(name) else f", part of {name}"
+            _report(
+                f"Type inference failed for aten::{kind}{part}, called {places.here()}: it has no implementation for "
+                f"tensors without values. {operator_table.instead(kind) or REMEDY}"
+            )
+        elif node.meta["varies"]:
+            capture.unsupported.append(Use(kind, name, places.here(), node))
+
+
+def check(capture: Capture, live: Collection[fx.Node]) -> None:
     """Refuse a traced model that uses operators PopTorch does not compile.
+
+    Args:
+        live: The nodes whose results are used.
 
     Raises:
         Error: There are some, and `strict()` holds.
     """
-    unsupported: Dict[str, str] = {}
-    for name, kernels in sorted(capture.primitives.items()):
-        for kernel in sorted(kernels):
-            status = _known(canonical(kernel))
-            if status is None:
-                unsupported.setdefault(canonical(kernel), name)
-            elif status is Status.DECOMPOSED:
-                logger.warning(
-                    "%s%s is not among the operators that PopTorch lists. PyTorch defines it through %s, which are.",
-                    kernel,
-                    "" if kernel == name else f" (of {name})",
-                    DECOMPOSED[canonical(kernel)].replace(" ", ", "),
-                )
-    if not unsupported:
+    capture.unsupported[:] = [use for use in capture.unsupported if use.node is None or use.node in live]
+    first: Dict[str, Use] = {}
+    for use in capture.unsupported:
+        first.setdefault(use.kind, use)
+    if not first:
         return
-    used = "; ".join(_use(kernel, name, capture.used_at[name]) for kernel, name in unsupported.items())
-    _report(
-        f"Unsupported ops found in compiled model: [{', '.join(f'aten::{kernel}' for kernel in unsupported)}]. {used}. "
-        "Write them with operators that ignite_ipu.emulator.operators.listed() names."
-    )
+    kinds = ", ".join(f"aten::{kind}" for kind in sorted(first))
+    uses = " ".join(f"{_described(use)}. {operator_table.instead(use.kind) or REMEDY}" for use in first.values())
+    _report(f"Unsupported ops found in compiled model: [{kinds}]. {uses}")
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the kernels that PyTorch calls."""
+    """Notes the kernels that PyTorch calls and that do not compile."""
 
-    def __init__(self, seen: Set[str]) -> None:
+    def __init__(self, kinds: Set[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seen = seen
+        self._kinds = kinds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:
-        self._seen.add(str(func.overloadpacket.__name__))
+        kernel = str(func.overloadpacket.__name__)
+        if not operator_table.compiles(kernel):
+            self._kinds.add(operator_table.refused(kernel) or operator_table.canonical(kernel))
         return func(*args, **(kwargs or {}))
 
 
 def _report(problem: str) -> None:
     if strict():
-        raise backend_error(
-            f"{problem} (ignite_ipu.emulator.operators.set_strict(False) or {STRICT_VARIABLE}=0 turns this into a "
-            "warning.)"
-        )
+        raise backend_error(f"{problem} ({SWITCH} or {STRICT_VARIABLE}=0 turns this into a warning.)")
     logger.warning("%s", problem)
 
 
-def _known(plain: str) -> Optional[Status]:
-    if plain in _LISTED:
-        return Status.LISTED
-    if plain in MOVEMENT:
-        return Status.MOVEMENT
-    return Status.DECOMPOSED if plain in DECOMPOSED else None
+def _doubt(capture: Capture, name: str, text: str) -> None:
+    _warn_once(capture, name, f"{text} {DOUBT}")
 
 
-def _use(kernel: str, name: str, place: str) -> str:
-    inside = f"{kernel} is used" if canonical(name) == kernel else f"{kernel} is part of {name}, used"
-    return f"{inside} {place}"
+def _warn_once(capture: Capture, name: str, text: str) -> None:
+    if text not in capture.warned:
+        capture.warned[text] = name
+        logger.warning("%s (%s)", text, places.here())
 
 
-def _undecorated(name: str) -> str:
-    for decoration in _DECORATIONS:
-        if name.startswith(decoration):
-            name = name[len(decoration) :]
-            break
-    for prefix, inside in _WRITTEN_OUT.items():
-        if name.startswith(prefix):
-            return inside + name[len(prefix) :]
-    return name
+def _described(use: Use) -> str:
+    itself = operator_table.canonical(use.name) == use.kind
+    return f"{use.kind} is used {use.place}" if itself else f"{use.kind} is part of {use.name}, used {use.place}"
+
+
+def _said(restrictions: Any) -> str:
+    return "; ".join(dict.fromkeys(each.says for each in restrictions))
 
 
 def _name_of(operator: Any) -> str:
@@ -291,24 +293,3 @@ def _is_python_function(name: str, operator: Any) -> bool:
         if found is not None and hasattr(found, "__code__"):
             return True
     return False
-
-
-def _flat_modules() -> Dict[str, str]:
-    modules = {name: recorded for group in MODULES.values() for name, recorded in group.items()}
-    modules.update({name.split(".")[-1]: recorded for name, recorded in modules.items() if "." in name})
-    return modules
-
-
-def _listed_names() -> Set[str]:
-    names: List[str] = list(KERNELS)
-    for group in TENSOR_OPERATORS.values():
-        for name in group:
-            names.append(_undecorated(f"torch.{name}").split(".")[-1])
-    for modules in MODULES.values():
-        names += " ".join(modules.values()).split()
-    return {canonical(name) for name in names}
-
-
-_BINARY = {"add", "sub", "mul", "div", "pow", "matmul", "lshift", "rshift"}
-_MODULES = _flat_modules()
-_LISTED = _listed_names()

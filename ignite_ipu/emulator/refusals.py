@@ -6,6 +6,7 @@ from typing import Any, Dict, Tuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from ignite_ipu.emulator import places
 from ignite_ipu.emulator.errors import Error, backend_error
@@ -38,11 +39,23 @@ _BACKWARD = frozenset(("backward", "_engine_run_backward", "grad"))
 _DIFFERENTIATES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 
+class DynamicOutputShape(DynamicOutputShapeException):
+    """Selection by a mask, for which PyTorch's inference of shapes raises its own error."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(torch.ops.aten.index.Tensor)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
 def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
     """Refuse a call that needs values or the host, or whose result's shape depends on the data.
 
     Raises:
         Error: As PopTorch's compiler would.
+        DynamicOutputShape: It selects by a mask.
     """
     if name in _READS_VALUE:
         raise needs_value(name)
@@ -52,12 +65,11 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         raise backend_error(
             f"{name}() is not supported inside a traced model: the compiled step contains the backward pass."
         )
-    one_argument_where = name == "where" and len(args) + len(kwargs) == 1
-    if name in _DYNAMIC_SHAPE or one_argument_where or _selects_by_mask(name, args):
-        raise backend_error(
-            f"dynamic output shape is not supported: the shape of {name}'s result depends on the data. It is called "
-            f"{places.here()}. Use a fixed-size formulation, for example torch.where or multiplication by a mask."
-        )
+    if _selects_by_mask(name, args):
+        raise DynamicOutputShape(f"Indexing by a mask is unsupported: {_by_values()}")
+    if name in _DYNAMIC_SHAPE or (name == "where" and len(args) + len(kwargs) == 1):
+        kind = "nonzero" if name in ("where", "argwhere") else name
+        raise backend_error(f"Operations using aten::{kind} are unsupported: {_by_values()}")
 
 
 def refuse_differentiation() -> None:
@@ -114,6 +126,13 @@ def illegal_move(what: str) -> Error:
     return backend_error(
         f"Illegal move to CPU ({what}): a tensor on the IPU has no value on the host while the model is traced. It is "
         f"called {places.here()}. Return it from forward, or use poptorch.CPU to run host code inside the model."
+    )
+
+
+def _by_values() -> str:
+    return (
+        "the output shape is determined by the tensor values, and a dynamic output shape is not supported. It is used "
+        f"{places.here()}. Use a fixed-size formulation, for example torch.where or multiplication by a mask."
     )
 
 

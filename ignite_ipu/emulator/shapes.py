@@ -75,8 +75,19 @@ def _repeat_interleave(kernel: _Kernel) -> _Kernel:
     return repeat_interleave
 
 
+def _cov(kernel: _Kernel) -> _Kernel:
+    def cov(input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if input.is_meta and not any(isinstance(value, torch.Tensor) for value in kwargs.values()):
+            return input.new_empty((len(input), len(input)) if input.dim() > 1 else ())
+        covariance: torch.Tensor = kernel(input, **kwargs)
+        return covariance
+
+    return cov
+
+
 _FIXED: Dict[str, Callable[[_Kernel], _Kernel]] = {
     "bincount": _bincount,
+    "cov": _cov,
     "ctc_loss": _ctc_loss,
     "one_hot": _one_hot,
     "repeat_interleave": _repeat_interleave,

@@ -17,7 +17,7 @@ from ignite_ipu.emulator.capture import Capture, active
 from ignite_ipu.emulator.custom_types import flatten_tensors, map_tensors
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.explanations import explained
-from ignite_ipu.emulator.graph import Fold, Graph, build, fold_constants
+from ignite_ipu.emulator.graph import Fold, Graph, build, fold_constants, live
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.naming import DEFAULT as DEFAULT_NAMING
 from ignite_ipu.emulator.naming import Naming, module_scopes
@@ -117,11 +117,13 @@ def trace(
             replaced = _restore(slots, stand_ins)
             added = added_tensors.taken_off(model)
     _check_identity(model, replaced)
-    operators.check(capture)
+    operators.check(capture, live(capture, structure, capture.losses))
     structure = _host_outputs(structure)
     if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
         logger.debug("The model returns nothing that is computed on the IPU.")
     loss = losses.final_loss(capture.losses) if training else None
+    if loss is not None:
+        operators.check_loss(capture, loss)
     graph = build(capture, structure, loss, _anchored(capture, anchors), fold)
     added_tensors.put_back(added, lambda: fold_constants(capture, _buffers_on_host(capture, model)))
     return graph, capture

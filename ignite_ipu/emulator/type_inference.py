@@ -34,28 +34,25 @@ _REMEDIES = {
     "_grouped_mm": _GROUPED,
     "grouped_mm": _GROUPED,
 }
-_LISTED = "Write it with operators that ignite_ipu.emulator.operators.listed() names."
 
 
 def infer(
     kernel: Callable[..., Any],
     args: Tuple[Any, ...],
     kwargs: Dict[str, Any],
-    primitives: Dict[str, Set[str]],
-    used_at: Dict[str, str],
+    kinds: Set[str],
 ) -> Any:
     """Return what `kernel` returns for these meta tensors, which are meta tensors again.
 
     Args:
-        primitives: Gets what PyTorch makes of an operator that is in no table.
-        used_at: Gets where the model first uses such an operator.
+        kinds: Gets what of the operator does not compile.
 
     Raises:
         Error: The operator needs values, or PyTorch cannot tell what it returns without.
         Exception: What is wrong with the arguments, as on the host.
     """
     try:
-        with operators.observed(name_of(kernel), kernel, primitives, used_at):
+        with operators.observed(name_of(kernel), kernel, kinds):
             return kernel(*args, **kwargs)
     except Error:
         raise
@@ -121,7 +118,7 @@ def _failed(kernel: Callable[..., Any], error: Exception) -> Error:
         reason = reason.split(advice)[0]
     reason = reason.rstrip(". \n")
     return backend_error(
-        f"Type inference failed for {name}, called {places.here()}: {reason}. {_REMEDIES.get(name, _LISTED)}"
+        f"Type inference failed for {name}, called {places.here()}: {reason}. {_REMEDIES.get(name, operators.REMEDY)}"
     )
 
 

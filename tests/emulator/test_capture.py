@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 import ignite_ipu.emulator as poptorch
 
@@ -333,7 +334,6 @@ def test_moves_to_the_host(name, wrap):
 
 DYNAMIC: Dict[str, Callable[[torch.Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero(),
-    "mask": lambda x: x[x > 1],
     "masked_select": lambda x: x.masked_select(x > 1),
     "unique": lambda x: x.unique(),
     "where": lambda x: torch.where(x > 1),
@@ -344,6 +344,12 @@ DYNAMIC: Dict[str, Callable[[torch.Tensor], Any]] = {
 def test_shapes_that_depend_on_data(name, wrap):
     with pytest.raises(poptorch.Error, match="dynamic output shape"):
         wrap(DYNAMIC[name])(X)
+
+
+def test_a_mask_is_refused_as_pytorch_does(wrap):
+    """The error is PyTorch's, of a shape that it cannot infer."""
+    with pytest.raises(DynamicOutputShapeException, match=r"dynamic output shape.*test_capture\.py"):
+        wrap(lambda x: x[x > 1])(X)
 
 
 @pytest.mark.parametrize("host", [torch.ones(2), torch.tensor(2.0)])

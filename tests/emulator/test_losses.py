@@ -157,7 +157,7 @@ def test_two_losses():
 
 REFUSED = {
     'Parameter "weight" is unsupported': lambda x, y: F.cross_entropy(x, y, weight=torch.ones(3)),
-    'Parameter "weight" is unsupported in nll_loss': lambda x, y: F.nll_loss(x, y, torch.ones(3)),
+    'nll_loss: Parameter "weight" is unsupported': lambda x, y: F.nll_loss(x, y, torch.ones(3)),
     "aten::huber_loss": lambda x, y: F.huber_loss(x, x * 2),
     "is currently not supported": lambda x, y: F.ctc_loss(
         F.log_softmax(x, 1),
@@ -175,7 +175,29 @@ def test_refused_losses(words):
         trained(REFUSED[words], LOGITS, CLASSES)
 
 
-def test_label_smoothing_is_not_read(caplog):
+def test_label_smoothing_is_doubted(caplog):
+    """It is computed as PyTorch does."""
     value, _ = trained(lambda x, y: F.cross_entropy(x, y, label_smoothing=0.3), LOGITS, CLASSES)
-    assert value.item() == pytest.approx(F.cross_entropy(2 * LOGITS, CLASSES).item(), rel=1e-5)
-    assert "label_smoothing=0.3 is not read" in caplog.text
+    expected = F.cross_entropy(2 * LOGITS, CLASSES, label_smoothing=0.3)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert "label_smoothing does not compile" in caplog.text
+
+
+def test_a_composed_loss_is_none():
+    """Cross entropy with class probabilities is made of several operators, until identity_loss makes it one."""
+    with pytest.raises(poptorch.Error, match=r"Couldn't find a loss in graph.*class probabilities.*identity_loss"):
+        trained(F.cross_entropy, LOGITS, TARGETS.softmax(1))
+    value, _ = trained(lambda x, y: poptorch.identity_loss(F.cross_entropy(x, y), "none"), LOGITS, TARGETS.softmax(1))
+    assert value.item() == pytest.approx(F.cross_entropy(2 * LOGITS, TARGETS.softmax(1)).item(), rel=1e-5)
+
+
+def test_a_mean_over_the_batch_is_doubted_where_it_is_the_loss(caplog):
+    """As PopTorch's sources read, the gradient of kl_div's batchmean is that of the sum, but not of identity_loss."""
+
+    def loss(x, y):
+        return F.kl_div(F.log_softmax(x, 1), y, reduction="batchmean")
+
+    trained(lambda x, y: poptorch.identity_loss(loss(x, y), "none"), LOGITS, UNIT)
+    assert "gradient of the sum" not in caplog.text
+    trained(loss, LOGITS, UNIT)
+    assert "gradient of the sum" in caplog.text

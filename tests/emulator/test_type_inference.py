@@ -75,12 +75,12 @@ WITHOUT_VALUES = {
     "median": lambda x: x.median(1).values,
     "of all": torch.median,
     "count_nonzero": lambda x: x * torch.count_nonzero(x > 0, 1)[:, None],
-    "max_pool3d": lambda x: F.max_pool3d(x.reshape(1, 1, 2, 3, 4), 2),
+    "max_pool3d": lambda x: F.max_pool3d(x.reshape(1, 1, 2, 3, 4), 2, 2),
     "rrelu": lambda x: F.rrelu(x, 0.25, 0.25, training=True),
     "rrelu in place": lambda x: F.rrelu(x * 2, 0.25, 0.25, training=True, inplace=True),
-    "repeat_interleave": lambda x: x.repeat_interleave(2),
-    "repeat_interleave along": lambda x: torch.repeat_interleave(x, 3, dim=-1),
-    "repeat_interleave by name": lambda x: x.repeat_interleave(repeats=2, dim=0),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, output_size=48),
+    "repeat_interleave along": lambda x: torch.repeat_interleave(x, 3, dim=-1, output_size=18),
+    "repeat_interleave by name": lambda x: x.repeat_interleave(repeats=2, dim=0, output_size=8),
     "one_hot": lambda x: x * F.one_hot((x[:, 0] > 0).long(), num_classes=6),
 }
 
@@ -125,5 +125,5 @@ def test_what_a_signal_handler_raises_in_between_stays_what_it_is():
     names = {"calls": []}
     exec(compile(INTERRUPTED, os.path.join(os.path.dirname(torch.__file__), "_refs", "__init__.py"), "exec"), names)
     with pytest.raises(RuntimeError, match="killed by signal") as caught:
-        infer(names["relu"], (torch.ones(2, device="meta"),), {}, {}, {})
+        infer(names["relu"], (torch.ones(2, device="meta"),), {}, set())
     assert not isinstance(caught.value, poptorch.Error)

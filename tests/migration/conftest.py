@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("libcst")
 
 from ignite_ipu.migration.checker import check_source
+from ignite_ipu.migration.findings import Finding
 from ignite_ipu.migration.imports import update_imports
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewrite import Editor
@@ -19,14 +20,20 @@ from ignite_ipu.migration.source import Source
 
 
 @pytest.fixture
-def lines() -> Callable[[str, str], List[int]]:
-    """Give the lines at which a rule finds something in a text."""
+def findings() -> Callable[[str, str], List[Finding]]:
+    """Give what a rule finds in a text."""
 
-    def find(rule: str, code: str) -> List[int]:
-        findings, _ = check_source(Source("code.py", textwrap.dedent(code).lstrip("\n")), [all_rules()[rule]])
-        return [finding.line for finding in findings]
+    def find(rule: str, code: str) -> List[Finding]:
+        found, _ = check_source(Source("code.py", textwrap.dedent(code).lstrip("\n")), [all_rules()[rule]])
+        return list(found)
 
     return find
+
+
+@pytest.fixture
+def lines(findings) -> Callable[[str, str], List[int]]:
+    """Give the lines at which a rule finds something in a text."""
+    return lambda rule, code: [finding.line for finding in findings(rule, code)]
 
 
 @pytest.fixture

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator, Optional
+from typing import Iterator, Tuple
 
 from ignite_ipu.migration.evaluations import without_gradients
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import argument, constant
-from ignite_ipu.migration.operators import REFUSED_LOSSES, RESTRICTIONS
+from ignite_ipu.migration.operators import is_loss, problem, refused_arguments, severity_of
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
-    """Find calls with arguments that PopTorch refuses."""
+    """Find calls with arguments that PopTorch refuses, and losses that it does not compile at all."""
+    for call, name in _calls(program):
+        found = problem(name) if is_loss(name) else None
+        if found is not None and not without_gradients(program, call):
+            yield Hit(call, f"{name}, {found.message}", found.remedy)
+        for node, restriction in refused_arguments(name, call):
+            doubt = ", as PopTorch's sources read" if restriction.likely else ""
+            yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, severity_of(name, restriction))
+
+
+def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:
+    """Yield layers and losses wherever they stand, and the other operators of traced code."""
     for call in program.nodes(ast.Call):
         name = program.names.called(call)
-        if name in REFUSED_LOSSES and not without_gradients(program, call):
-            yield Hit(call, f"{name} is not supported", REFUSED_LOSSES[name])
-        for restriction in RESTRICTIONS.get(_order_of(name, call), ()):
-            value = argument(call, restriction.argument, restriction.position)
-            if restriction.by_hand and not program.training.executors:
-                continue
-            if value is not None and restriction.refuses(constant(value)):
-                yield Hit(value, f"{name}: {restriction.rule}", restriction.remedy)
+        if name is not None and name.startswith("torch.nn.") and (name[9:10].isupper() or is_loss(name)):
+            yield call, name
     for fact in program.facts_of("call"):
-        if fact.name in ("Tensor.topk", "torch.topk") and isinstance(fact.node, ast.Call):
-            value = argument(fact.node, "sorted")
-            if value is not None and constant(value) is False:
-                yield Hit(value, "topk with sorted=False is not supported", "Leave sorted at its default.")
-
-
-def _order_of(name: Optional[str], call: ast.Call) -> str:
-    """Return the name of the layer or function whose positional arguments a call has."""
-    if name == "torch.nn.RNN" and isinstance(constant(argument(call, "", 3)), bool):
-        return "torch.nn.LSTM"  # before PyTorch 2.1, where the nonlinearity was no positional argument
-    return name or ""
+        layer = fact.name.startswith("torch.nn.") and fact.name[9:10].isupper()
+        if isinstance(fact.node, ast.Call) and not layer and not is_loss(fact.name):
+            yield fact.node, fact.name
 
 
 RULE = Rule(
@@ -44,7 +40,7 @@ RULE = Rule(
     summary="A supported layer or operator with an argument that PopTorch refuses.",
     rationale=(
         "PopTorch compiles some operators in part only: one-layer LSTMs, pooling without indices, cross entropy "
-        "without class weights or label smoothing and so on."
+        "without class weights or label smoothing and so on. What its sources alone say is a note."
     ),
     remedy="Use the form the message names.",
     bad="""\

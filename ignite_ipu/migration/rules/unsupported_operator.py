@@ -1,33 +1,37 @@
-"""Operators and layers that PopTorch's table of supported ones lacks."""
+"""Operators and layers that PopTorch does not compile."""
 
 from __future__ import annotations
 
+import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.operators import is_supported
+from ignite_ipu.migration.operators import is_loss, is_made_here, problem
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
-    """Find operators that PopTorch's lists lack."""
+    """Find operators and layers that do not compile; losses are `restricted-operator`'s."""
     for fact in program.facts_of("call"):
-        if not is_supported(fact.name):
-            yield Hit(fact.node, f"{fact.where} uses {fact.name}, which PopTorch does not list as supported")
+        found = None if is_loss(fact.name) else problem(fact.name)
+        made_here = isinstance(fact.node, ast.Call) and is_made_here(program.names, fact.node)
+        if found is not None and not made_here:
+            yield Hit(fact.node, f"{fact.where} uses {fact.name}, {found.message}", found.remedy)
     for model in program.models:
         for name, value in sorted(model.values.items()):
             layer = program.names.called(value)
-            if layer is not None and layer.startswith("torch.nn.") and not is_supported(layer):
-                yield Hit(value, f"{model.name}.{name} is a {layer}, which PopTorch does not list as supported")
+            found = problem(layer) if layer is not None and layer.startswith("torch.nn.") else None
+            if found is not None and not is_loss(layer or ""):
+                yield Hit(value, f"{model.name}.{name} is a {layer}, {found.message}", found.remedy)
 
 
 RULE = Rule(
     name="unsupported-operator",
     severity=Severity.WARNING,
-    summary="A torch operator or layer in traced code that PopTorch does not list as supported.",
+    summary="A torch operator or layer in traced code that PopTorch does not compile.",
     rationale=(
-        "An operator without an implementation for the device stops the compilation. The table is not complete "
-        "for operators that are composed of others, so this is a warning."
+        "An operator without an implementation for the device stops the compilation, unless its result is a constant "
+        "or not used, which only a trace shows: so this is a warning."
     ),
     remedy=(
         "Rewrite it with supported operators, or run the model once on the emulator (`ignite-ipu check --run`) to "

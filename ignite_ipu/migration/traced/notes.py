@@ -32,7 +32,7 @@ class Notes:
 
     Attributes:
         found: The notes.
-        broken: The rule of everything that was noted, also of what was known already.
+        broken: The rule of everything worse than a note that was found, also of what was known already.
     """
 
     found: List[Note] = field(default_factory=list)
@@ -51,7 +51,8 @@ class Notes:
             severity: When it differs from the rule's.
             about: Tells apart what breaks the same rule in the same line.
         """
-        self.broken.append(rule)
+        if severity is not Severity.NOTE:
+            self.broken.append(rule)
         line = ("", 0) if place is None else (place.path, place.line)
         key = (rule, *line, about or (message if place is None else ""))
         if key not in self._known:

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator import operator_arguments, operators
+from ignite_ipu.emulator import operator_table, operators
 from ignite_ipu.emulator.call_names import name_of
 from ignite_ipu.emulator.capture import Capture, active
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.nested import leaves, map_leaves
+from ignite_ipu.emulator.refusals import DynamicOutputShape
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor
 from ignite_ipu.loss_rules import LossError
 from ignite_ipu.migration.findings import Severity
@@ -84,7 +85,7 @@ class Survey(TorchFunctionMode):
         known = set() if self.capture is None else set(self.capture.constants)
         try:
             result = func(*args, **kwargs)
-        except (Error, LossError) as error:
+        except (Error, LossError, DynamicOutputShape) as error:
             result = self._refused(func, name, place, args, kwargs, error)
         self._watch(name, place, args, kwargs, result, known)
         return result
@@ -135,8 +136,9 @@ class Survey(TorchFunctionMode):
                 f"{where} hands {_shown(name)} a tensor that is neither a parameter nor a buffer nor an input",
             )
             return self._again(func, place, *map_leaves((args, kwargs), _onto_ipu))
-        elif operator_arguments.problem(operators.canonical(name), args, kwargs) is not None:
-            self.notes.add("restricted-operator", place, text.split(" (ignite_ipu.emulator")[0].rstrip("."))
+        elif operators.SWITCH in text:  # the operator does not compile, or not with these arguments
+            rule = "unsupported-operator" if operator_table.refused(name) is not None else "restricted-operator"
+            self.notes.add(rule, place, text.split(f" ({operators.SWITCH}")[0].rstrip("."), Severity.ERROR)
             before = operators.set_strict(False)
             try:
                 return self._again(func, place, args, kwargs)
@@ -151,7 +153,7 @@ class Survey(TorchFunctionMode):
     ) -> Any:
         try:
             return func(*args, **kwargs)
-        except Error as error:
+        except (Error, DynamicOutputShape) as error:
             return self._answer(place, name_of(func), error)
 
     def _answer(self, place: Optional[Place], name: str, error: Exception) -> Any:
@@ -207,21 +209,20 @@ def unsupported_operators(survey: Survey, notes: Notes) -> List[str]:
     """Note the operators of a finished trace that PopTorch does not compile; returns their names."""
     capture = survey.capture
     found: List[str] = []
-    for name, kernels in sorted(capture.primitives.items()) if capture is not None else ():
-        for kernel in sorted(kernels):
-            status = operators.support(f"aten::{kernel}").status
-            if status not in (operators.Status.UNSUPPORTED, operators.Status.COMPOSITE):
-                continue
-            place = survey.operators.get(name)
-            where = "the model" if place is None else place.where
-            part = "" if operators.canonical(name) == operators.canonical(kernel) else f" (part of {name})"
-            found.append(kernel)
-            notes.add(
-                "unsupported-operator",
-                place,
-                f"{where} uses aten::{kernel}{part}, which PopTorch does not compile",
-                Severity.ERROR,
-            )
+    for use in [] if capture is None else capture.unsupported:
+        place = survey.operators.get(use.name)
+        where = "the model" if place is None else place.where
+        part = "" if operator_table.canonical(use.name) == use.kind else f" (part of {use.name})"
+        found.append(use.kind)
+        notes.add(
+            "unsupported-operator",
+            place,
+            f"{where} uses aten::{use.kind}{part}, which PopTorch does not compile",
+            Severity.ERROR,
+        )
+    for text, name in [] if capture is None else capture.warned.items():
+        about = text.replace(operators.DOUBT, "PopTorch's sources read so.").rstrip(".")
+        notes.add("restricted-operator", survey.operators.get(name), about, Severity.NOTE)
     return found
 
 

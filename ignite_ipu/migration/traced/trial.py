@@ -223,7 +223,7 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, s
 
 def _explained(notes: Notes) -> bool:
     """Whether something is noted that a failure may follow from, which is then not worth a line of its own."""
-    return any(note.rule in _STOPPING for note in notes.found)
+    return any(note.rule in _STOPPING and note.severity is not Severity.NOTE for note in notes.found)
 
 
 def _watching(subject: Subject, survey: Survey, notes: Notes) -> Callable[[nn.Module, Any], Any]:

@@ -12,14 +12,52 @@ def test_layers(lines):
         nn.LSTM(4, 8, 2)
         nn.GRU(4, 8, bidirectional=True)
         nn.EmbeddingBag(10, 4, padding_idx=0)
-        nn.BatchNorm2d(4, affine=False)
+        nn.BatchNorm2d(4, momentum=None)
         nn.MaxPool2d(2, return_indices=True)
         nn.CrossEntropyLoss(weight=w)
-        nn.Upsample(scale_factor=2, mode="bilinear")
-        nn.LayerNorm(4, elementwise_affine=False)
+        nn.Upsample(scale_factor=2, mode="linear")
+        nn.LayerNorm(4, bias=False)
         nn.Embedding(10, 4, max_norm=1.0)
     """
     assert lines(RULE, code) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_what_compiles(lines):
+    """Though PopTorch's guide says otherwise."""
+    code = """
+        from torch import nn
+        nn.BatchNorm2d(4, affine=False)
+        nn.LayerNorm(4, elementwise_affine=False)
+        nn.Embedding(10, 4, padding_idx=0)
+        nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+    """
+    assert lines(RULE, code) == []
+
+
+def test_what_is_doubted_is_a_note(findings):
+    """What a loss is doubted for is not: our engines refuse it."""
+    code = """
+        from torch import nn
+        nn.GRU(4, 8, bidirectional=True)
+        nn.LSTM(4, 8, bidirectional=True)
+        nn.CrossEntropyLoss(label_smoothing=0.1)
+    """
+    assert [found.severity.value for found in findings(RULE, code)] == ["note", "error", "error"]
+
+
+def test_only_in_traced_code(lines):
+    """Layers and losses are found where they are made, other operators where they are traced."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def forward(self, x):
+                return x.topk(2, sorted=False).values + torch.argsort(x, stable=True)[:2]
+
+        torch.argsort(y, stable=True)
+    """
+    assert lines(RULE, code) == [6, 6]
 
 
 def test_positional_arguments(lines):
@@ -62,7 +100,7 @@ def test_defaults_and_unknown_values(lines):
 
 
 def test_losses(lines):
-    """Label smoothing is not read, and Huber's loss is another's name; a metric may be anything."""
+    """Class weights and label smoothing, and Huber's loss is another's name; a metric may be anything."""
     code = """
         import torch
         from torch import nn
@@ -76,15 +114,3 @@ def test_losses(lines):
             error = F.huber_loss(output, y)
     """
     assert lines(RULE, code) == [4, 5, 6, 7]
-
-
-def test_padding_of_embeddings(lines):
-    """Our engines keep the row untrained; PopTorch by itself does not."""
-    code = """
-        import poptorch
-        from torch import nn
-        model = nn.Embedding(10, 4, padding_idx=0)
-        executor = poptorch.WRAPPER(model)
-    """
-    assert lines(RULE, code) == []
-    assert lines(RULE, code.replace("WRAPPER", "trainingModel")) == [3]

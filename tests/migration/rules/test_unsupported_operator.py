@@ -1,4 +1,4 @@
-"""Operators that PopTorch does not list are reported as warnings."""
+"""Operators that PopTorch does not compile are reported as warnings."""
 
 from __future__ import annotations
 
@@ -42,3 +42,30 @@ def test_only_in_traced_code(lines):
         torch.fft.fft(torch.zeros(4))
     """
     assert lines(RULE, code) == []
+
+
+def test_constants(lines):
+    """What is made of constants is computed while compiling, as masks are."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def forward(self, x):
+                mask = torch.tril(torch.ones(4, 4)) + torch.ones(4, 4, device=x.device).tril()
+                return x.tril() * mask
+    """
+    assert lines(RULE, code) == [7]
+
+
+def test_the_way_out_is_the_operators(findings):
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def forward(self, x):
+                return torch.lerp(x, x + 1, 0.5)
+    """
+    (found,) = findings(RULE, code)
+    assert found.remedy == "Write a + weight * (b - a)."
