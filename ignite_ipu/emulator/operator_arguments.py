@@ -76,7 +76,7 @@ def replaced(call: Call, restriction: Restriction) -> Tuple[Tuple[Any, ...], Dic
 
 
 def _meta(value: Any) -> torch.Tensor:
-    return value.meta if isinstance(value, IpuTensor) else value  # type: ignore[no-any-return]
+    return value.meta if isinstance(value, IpuTensor) else value
 
 
 def _is_integer(tensor: IpuTensor) -> bool:
