@@ -1,4 +1,4 @@
-"""Whether captured models run as the ordinary modules they are, as they do while a program is traced."""
+"""Whether captured models run as the ordinary modules they are, as while a program or `torch.jit` traces them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import contextlib
 import threading
 from typing import Any, Iterator
 
+import torch
+
 from ignite_ipu.registrations import REGISTRATIONS
 
 __all__ = ["NATIVE", "natively"]
 
 
 class _Native(threading.local):
-    """A context in which captured models run as ordinary modules, in this thread.
+    """A context in which captured models run as ordinary modules, in this thread; they do in `torch.jit.trace`, too."""
 
-    Attributes:
-        depth: How often it is entered; captured models run natively while that is not 0.
-    """
+    _depth = 0
 
-    depth = 0
+    @property
+    def is_on(self) -> bool:
+        """Whether captured models run natively now."""
+        return self._depth > 0 or torch._C._get_tracing_state() is not None
 
     def __enter__(self) -> None:
-        self.depth += 1
+        self._depth += 1
 
     def __exit__(self, *error: Any) -> None:
-        self.depth -= 1
+        self._depth -= 1
 
 
 NATIVE = _Native()

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.untouched import plain
+from ignite_ipu.untouched import gradient_of, plain
 
 __all__ = ["Touches"]
 
@@ -172,7 +172,8 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
 def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
     duplicate = _ordinary(tensor.detach().clone(), tensor)
     if isinstance(duplicate, nn.Parameter):
-        duplicate.grad = copy.deepcopy(tensor.grad, memo)
+        with torch._C.DisableTorchFunctionSubclass():
+            duplicate.grad = copy.deepcopy(gradient_of(tensor), memo)
     memo[id(tensor)] = duplicate
     return duplicate
 

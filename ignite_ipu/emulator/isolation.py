@@ -20,7 +20,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def unaffected(function: _Function) -> _Function:
-    """Let a function run outside of inference mode, CPU autocast, saved tensor hooks and function modes.
+    """Let a function run outside of inference mode, CPU autocast, saved tensor hooks, function modes and jit traces.
 
     A default device is a function mode.
     """
@@ -41,6 +41,7 @@ def _is_affected() -> bool:
         or _autocasts()
         or torch._C._len_torch_function_stack()
         or saved_tensor_hooks.active()
+        or torch._C._get_tracing_state() is not None
     )
 
 
@@ -48,6 +49,7 @@ def _is_affected() -> bool:
 def _left() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_function_modes_left())
+        stack.enter_context(_traces_left())
         if torch.is_inference_mode_enabled():
             stack.enter_context(inference_mode.left())
         if _autocasts():
@@ -65,6 +67,17 @@ def _function_modes_left() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             torch._C._push_on_torch_function_stack(mode)
+
+
+@contextlib.contextmanager
+def _traces_left() -> Iterator[None]:
+    """Leave the trace of `torch.jit.trace`, which would record how weights are copied, or crash on their memory."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def _autocasts_before_devices_were_named() -> bool:

@@ -128,7 +128,7 @@ class _Loops:
     def module_call(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if NATIVE.depth:
+            if NATIVE.is_on:
                 return original(module, *args, **kwargs)
             if type(module).__module__.startswith(_OURS):
                 # What PopTorch compiles: the models in it are traced as they are.

@@ -113,3 +113,22 @@ def test_hooks_that_forward_sets_are_the_hosts():
     reference(x, y)[1].backward()
     wanted = reference.layer.weight.detach() - 0.5 * reference.layer.weight.grad
     torch.testing.assert_close(step.layer.weight.detach(), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_jit_trace_records_the_model_and_no_copies_of_its_weights():
+    """The newest weights are fetched in the middle of it; a device call in it is none of its operators."""
+    torch.manual_seed(0)
+    step, x, y = Step(), torch.randn(4, 16), torch.randn(4, 3)
+    executor = poptorch.trainingModel(step, optimizer=poptorch.optim.SGD(step.parameters(), lr=0.5))
+    executor(x, y)
+    traced = torch.jit.trace(step.layer, x)
+    assert poptorch.counters(executor).weight_downloads == 1
+    assert torch.equal(traced(2 * x), nn.functional.linear(2 * x, step.layer.weight, step.layer.bias))
+
+    def calls(x):
+        executor(x, y)
+        return x + 1
+
+    assert [node.kind() for node in torch.jit.trace(calls, x).graph.nodes()] == ["prim::Constant"] * 2 + ["aten::add"]
+    executor.destroy()
