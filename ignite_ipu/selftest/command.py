@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, TextIO
 
+from ignite_ipu import backend
 from ignite_ipu.cli import EXIT_DONE, EXIT_FINDINGS, UserError
 from ignite_ipu.selftest.promise import Promise
 from ignite_ipu.selftest.report import FAILED, Outcome, closing_lines, content, machine, row
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         1 if one is broken, 0 otherwise.
 
     Raises:
-        UserError: A name is unknown, or the report cannot be written.
+        UserError: A name is unknown, the report cannot be written, or PopTorch cannot be had.
     """
     # Here, so that shells complete the command's options without loading torch.
     from ignite_ipu.selftest import runner
@@ -58,7 +59,10 @@ def main(args: argparse.Namespace) -> int:
     if args.list:
         write_lines([Line([(f"{each.name:<{width}}  {each.text}", "")], width + 2) for each in chosen], sys.stdout)
         return EXIT_DONE
-    ipus = available()
+    try:
+        ipus = available()
+    except (backend.BackendError, ValueError) as error:
+        raise UserError(str(error)) from error
     progress = _Progress(sys.stderr, len(chosen))
     # Asked for once, and only if somebody reads it: it starts the SDK's own tools.
     found = machine() if args.report is not None or args.format == "json" else {}

@@ -222,6 +222,14 @@ def test_an_unknown_name_is_refused_with_its_neighbours(capsys):
     assert "'optimizers.adamm'. Did you mean optimizers.adam" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("chosen", "message"), [("native", "no PopTorch"), ("sdk", "no module named poptorch")])
+def test_a_poptorch_that_cannot_be_had_is_the_users_error(chosen, message, monkeypatch, capsys):
+    """One line that says why and what to do: there is nothing that could be checked."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", chosen)
+    assert main(["selftest"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_the_list_says_what_is_promised(capsys):
     assert main(["selftest", "--list", "--only", "batching"]) == 0
     rows = capsys.readouterr().out.splitlines()
