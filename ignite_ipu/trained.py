@@ -144,6 +144,10 @@ class Trained:
         if self.program.compiled:
             _logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", change)
             self.compile_again()
+        else:
+            # After a release PopTorch's optimizer holds the state, and would drop that of frozen parameters.
+            self.link.refresh_state()
+            self.link.send_again(self._trainable.names())
         self._trainable.note()
 
     def check_any_trained(self) -> None:

@@ -9,10 +9,11 @@ after the link is made.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import operator
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -171,20 +172,15 @@ class OptimizerLink:
             self._refuse(changes, {change.attribute for change in changes} - self.conversion.variable)
         else:
             self._refuse(changes, self.conversion.kind.settled)
-        starting_or_ending = [change for change in changes if change.starts_or_ends_momentum]
-        if starting_or_ending:
-            self.refresh_state()
-        self._apply(changes)
-        try:
-            executor.setOptimizer(self._device)
-        except BaseException:
-            # PopTorch trips over a refused description when the optimizer is used again.
-            self._restore(changes)
-            raise
-        self._note_sent(changes)
-        if any(change.new for change in starting_or_ending) and not self.conversion.passed_through:
-            # torch leaves the buffers alone while momentum is zero, and the device does not.
-            self._send_state(strict=False)
+        with self._buffers_kept(changes):
+            self._apply(changes)
+            try:
+                executor.setOptimizer(self._device)
+            except BaseException:
+                # PopTorch trips over a refused description when the optimizer is used again.
+                self._restore(changes)
+                raise
+            self._note_sent(changes)
         return changes
 
     def prepare(self) -> Tuple[Change, ...]:
@@ -199,9 +195,23 @@ class OptimizerLink:
         self._send_edits()
         changes = self.changes()
         self._refuse(changes, self.conversion.kind.settled)
-        self._apply(changes)
-        self._note_sent(changes)
+        with self._buffers_kept(changes):
+            self._apply(changes)
+            self._note_sent(changes)
         return changes
+
+    @contextlib.contextmanager
+    def _buffers_kept(self, changes: Sequence[Change]) -> Iterator[None]:
+        """Have the optimizer show the momentum's buffers that changes sent in the `with` block end, or take up again.
+
+        torch leaves the buffers alone while momentum is zero, and the device does not.
+        """
+        changed = [change for change in changes if change.starts_or_ends_momentum]
+        if changed:
+            self.refresh_state()
+        yield
+        if any(change.new for change in changed) and not self.conversion.passed_through:
+            self._send_state(strict=False)
 
     def stepped(self, updates: int) -> None:
         """Note that the device made `updates` weight updates, for whoever asks for the state or schedules by steps."""

@@ -136,6 +136,12 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.waits and _edits("freeze", "unfreeze")(program),
     ),
     Refusal(
+        "momentum that rises from the zero that a new trainer was made with",
+        "ConstantAttributeError",
+        "momentum .* is a constant of the compiled program",
+        lambda program: program.story == "new trainer" and _edits("no momentum")(program),
+    ),
+    Refusal(
         "losses read before their update",
         "EarlyReadError",
         "asks for a value that comes with the weight update",
@@ -148,8 +154,5 @@ REFUSALS: Tuple[Refusal, ...] = (
 LEFT_OUT: Tuple[LeftOut, ...] = (
     # Counted for all parameters together; nothing is computed from them.
     LeftOut("RMSprop's step counts of layers that were frozen", lambda p: p.optimizer in RMSPROP and _freezes(p)),
-    LeftOut(
-        "momenta of layers that are frozen while IPUs are given back", lambda p: _freezes(p) and p.story == "raise"
-    ),
-    LeftOut("tensors that hooks set", lambda p: p.model == "pruned"),
+    LeftOut("tensors that hooks set", lambda p: _edits("prune again")(p)),
 )

@@ -254,6 +254,40 @@ def test_layers_are_frozen_and_unfrozen_between_epochs(caplog):
     assert "2 frozen (model.0.weight, model.0.bias)" in messages[0] and "2 unfrozen" in messages[1]
 
 
+def _freeze(model, optimizer, back):
+    optimizer.zero_grad()
+    model[0].requires_grad_(back)
+
+
+def _end_momentum(model, optimizer, back):
+    optimizer.param_groups[0]["momentum"] = 0.9 if back else 0.0
+
+
+@pytest.mark.parametrize("change", [_freeze, _end_momentum])
+def test_buffers_that_are_not_needed_for_a_while_survive_a_release_of_the_ipus(change):
+    """Natively the momentum of a frozen layer, or of momentum 0, stays where it is and is taken up again."""
+
+    def run(side):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        engine = ipu(model, optimizer) if side == "ipu" else native(model, optimizer)
+        engine.run(loader(), max_epochs=1)
+        if side == "ipu":
+            engine.ipu.release()
+        change(model, optimizer, back=False)
+        engine.run(loader(), max_epochs=2)
+        kept = len(optimizer.state_dict()["state"])
+        change(model, optimizer, back=True)
+        engine.run(loader(), max_epochs=3)
+        if side == "ipu":
+            engine.ipu.close()
+        return model, kept
+
+    (model, kept), (plain, kept_natively) = run("ipu"), run("native")
+    assert kept == kept_natively == 4
+    assert_same_weights(model, plain, **_CLOSE)
+
+
 @pytest.mark.parametrize(
     ("groups", "loss_scaling"), [("one group", (1.0, 1.0)), ("a group of its own", (64.0, 1024.0))]
 )
