@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 
 import torch
 
-from ignite_ipu.emulator import activation_types, number_formats, operators
+from ignite_ipu.emulator import activation_types, moves, number_formats, operators
 from ignite_ipu.emulator.hidden_writes import without_hidden_writes
 from ignite_ipu.emulator.nested import map_leaves
 
@@ -41,6 +41,22 @@ def _with_types_named(capture: Capture, name: str, args: _Positional, kwargs: _K
     return args, kwargs
 
 
+def _with_host_values(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+    if name == "copy_" and len(args) > 1:
+        args = (args[0], moves.copied(capture, args[1]), *args[2:])
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(isinstance(part, slice) for part in index):
+            args = (args[0], tuple(_with_host_bounds(capture, part) for part in index), *args[2:])
+    return args, kwargs
+
+
+def _with_host_bounds(capture: Capture, part: Any) -> Any:
+    if not isinstance(part, slice):
+        return part
+    return slice(*(moves.read_on_host(capture, bound) for bound in (part.start, part.stop, part.step)))
+
+
 def _of_an_operator(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
     return operators.check_arguments(capture, name, args, kwargs)
 
@@ -61,6 +77,7 @@ def _cast(capture: Capture, name: str, args: _Positional, kwargs: _Keyword) -> _
 _REWRITES: Tuple[Callable[[Capture, str, _Positional, _Keyword], _Arguments], ...] = (
     _with_sizes_of_new,
     _with_types_named,
+    _with_host_values,
     _of_an_operator,
     _cast,
     activation_types.followed,

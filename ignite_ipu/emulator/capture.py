@@ -34,7 +34,7 @@ from ignite_ipu.emulator.custom_functions import forward_only
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.forgotten_arguments import found_again
 from ignite_ipu.emulator.hidden_writes import hidden_writes
-from ignite_ipu.emulator.moves import moved, names_ipu, put_on_ipu, range_noticed
+from ignite_ipu.emulator.moves import MOVES, moved, names_ipu, put_on_ipu, range_noticed
 from ignite_ipu.emulator.nested import frozen, holds_tensors, leaves, like, map_leaves
 from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
 from ignite_ipu.emulator.refusals import foreign, refuse, refuse_differentiation
@@ -236,7 +236,7 @@ class Capture(TorchFunctionMode):
         changed = freezing.called(self, name, args, kwargs)
         if changed is not None:
             return changed
-        if name == "to":
+        if name in MOVES:
             tensor = self._stand_ins.get(id(args[0]), args[0])
             answer = moved(self, tensor, args[1:], kwargs)
             if answer is not None:
@@ -324,6 +324,10 @@ class Capture(TorchFunctionMode):
         hooks = saved_tensor_hooks.left() if saved_tensor_hooks.active() else contextlib.nullcontext()
         with torch._C.DisableTorchFunction(), mode, hooks:
             yield
+
+    def is_traced(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is on the IPU, or stands for one that is."""
+        return isinstance(tensor, IpuTensor) or id(tensor) in self._stand_ins
 
     def varies(self, tensor: IpuTensor) -> bool:
         """Tell whether a traced tensor depends on more than constants: it is not computed while compiling."""
@@ -428,11 +432,7 @@ class Capture(TorchFunctionMode):
         self._grad_mode = enabled
 
     def _touches_ipu(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-        stand_ins = self._stand_ins
-        for leaf in leaves((args, kwargs)):
-            if isinstance(leaf, IpuTensor) or (isinstance(leaf, torch.Tensor) and id(leaf) in stand_ins):
-                return True
-        return False
+        return any(isinstance(leaf, torch.Tensor) and self.is_traced(leaf) for leaf in leaves((args, kwargs)))
 
 
 def _may_vary(node: fx.Node) -> bool:

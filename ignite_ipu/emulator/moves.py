@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional,
 
 import torch
 
+from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.nested import holds_tensors
 from ignite_ipu.emulator.refusals import illegal_move
@@ -40,6 +41,7 @@ _FACTORIES = frozenset(
         "zeros_like",
     )
 )
+MOVES = ("to", "type_as")  # the host's tensor and one on the IPU may meet in these
 _FROM_DATA = frozenset(("tensor", "as_tensor", "from_numpy"))
 _CPU = torch.device("cpu")
 
@@ -88,7 +90,7 @@ def put_on_ipu(
 
 
 def moved(capture: Capture, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[Any]:
-    """Answer `tensor.to(...)` where a device is named; None leaves a plain cast to be recorded.
+    """Answer `tensor.to(...)` or `type_as` where the device changes; None leaves a plain cast to be recorded.
 
     Raises:
         Error: The device is another one than the IPU.
@@ -107,6 +109,32 @@ def moved(capture: Capture, tensor: Any, args: Args, kwargs: Kwargs) -> Optional
             raise illegal_move(f".to({str(device)!r})")
     casts = [value for value in rest if isinstance(value, torch.dtype)]
     return capture.call(torch.Tensor.to, (tensor, casts[0]), {}) if casts else tensor
+
+
+def copied(capture: Capture, tensor: Any) -> Any:
+    """Return what a tensor on the IPU is filled with: one of the host's becomes a constant.
+
+    Raises:
+        Error: It requires a gradient.
+    """
+    if not isinstance(tensor, torch.Tensor) or capture.is_traced(tensor):
+        return tensor
+    if tensor.requires_grad:
+        raise backend_error(
+            "An input tensor to an IPU model can not have requires_grad set to True, and copy_() is given one of the "
+            "host: its value is compiled in. Call detach() on it, or make it a parameter of the model."
+        )
+    with capture.outside():
+        return capture.add_constant(tensor)
+
+
+def read_on_host(capture: Capture, bound: Any) -> Any:
+    """Return the number that an integer tensor of the host is, as a bound of a slice."""
+    if not isinstance(bound, torch.Tensor) or capture.is_traced(bound):
+        return bound
+    with capture.outside():
+        integer = not bound.is_floating_point() and bound.numel() == 1
+        return int(bound) if integer else bound
 
 
 def _made(capture: Capture, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> IpuTensor:

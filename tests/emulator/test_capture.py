@@ -362,6 +362,23 @@ def test_host_tensors_do_not_mix(host, wrap):
     assert torch.equal(wrap(lambda x: x + 2.0)(X), X + 2)
 
 
+def test_a_host_tensor_moves_by_type_as_and_copy(wrap):
+    """Its value is compiled in, in the other's type."""
+    host, trained = torch.tensor([3, 4]), torch.ones(2, requires_grad=True)
+    assert wrap(lambda x: host.type_as(x))(X).tolist() == [3.0, 4.0]
+    assert wrap(lambda x: (x * 1).copy_(host))(X).tolist() == [[3.0, 4.0], [3.0, 4.0]]
+    with pytest.raises(poptorch.Error, match="can not have requires_grad"):
+        wrap(lambda x: (x * 1).copy_(trained))(X)
+
+
+def test_tensors_of_the_host_bound_slices(wrap):
+    """Their values are read while tracing; those on the IPU have none."""
+    first, last = torch.tensor(0), torch.tensor([1])
+    assert wrap(lambda x: x[first : first + 1, last:])(X).tolist() == [[2.0]]
+    with pytest.raises(poptorch.Error, match="needs the value of a tensor"):
+        wrap(lambda x, bound: x[bound:])(X, first)
+
+
 def test_gradients_are_not_asked_for_in_forward(wrap):
     weight = nn.Parameter(torch.ones(2))
 

@@ -15,7 +15,7 @@ _INTEGERS = (torch.int16, torch.int32, torch.int64)
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
     """Return every `step`-th of the elements `start` to `start + size - 1` along a dimension.
 
-    On the device a slice that runs past the end goes on at the beginning; on the host it is an error.
+    On the device a slice that runs past the end goes on at the beginning; on the host it is Python's ordinary slice.
 
     Args:
         start: An integer scalar.
@@ -29,8 +29,9 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
         raise python_error(f"dynamic_slice: Step must be an integer, got {step!r}.")
     trace = captures.active()
     if trace is None:
-        taken = tensor.narrow(dim, int(start), size)
-        return taken.index_select(dim, torch.arange(0, size, step)) if step != 1 else taken
+        first = int(start)
+        every = (slice(None),) * (dim % tensor.dim())
+        return tensor[(*every, slice(first, first + size, step))]
     _check_dimension("dynamic_slice", tensor, dim)
     _check_size("dynamic_slice", size)
     length = tensor.shape[dim]
@@ -48,7 +49,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
 def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
     """Return a copy of `input` with `src` in place of the elements `start` to `start + size - 1` along a dimension.
 
-    On the device an update that runs past the end goes on at the beginning; on the host it is an error.
+    On the device an update that runs past the end goes on at the beginning; on the host it is `torch.slice_scatter`.
 
     Args:
         src: Like `input`, but `size` long in the dimension.
@@ -68,9 +69,8 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
         raise python_error(f"dynamic_update: input and src must have same dtype, got {input.dtype} and {src.dtype}.")
     trace = captures.active()
     if trace is None:
-        updated = input.clone()
-        updated.narrow(dim, int(start), size).copy_(src)
-        return updated
+        first = int(start)
+        return torch.slice_scatter(input, src, dim, first, first + size)
     _check_dimension("dynamic_update", input, dim)
     _check_size("dynamic_update", size)
     expected = list(input.shape)

@@ -46,9 +46,13 @@ def test_slices_equal_pythons_and_wrap_round(dim_and_size, step):
 
 
 def test_on_the_host_slices_do_not_wrap():
+    """They are Python's ordinary ones."""
     assert torch.equal(poptorch.dynamic_slice(X, 1, start(3), 3, 2), X[:, 3:6:2])
-    with pytest.raises(RuntimeError, match="exceeds dimension size"):
-        poptorch.dynamic_slice(X, 1, start(5), 3, 1)
+    assert torch.equal(poptorch.dynamic_slice(X, 1, start(5), 3, 1), X[:, 5:8])
+    assert torch.equal(poptorch.dynamic_slice(X, -1, start(-3), 2, 1), X[:, -3:-1])
+    assert poptorch.dynamic_slice(X, 1, start(3), -1, 1).shape == (4, 0)
+    with pytest.raises(RuntimeError, match="expected src to have a size equal to the slice"):
+        poptorch.dynamic_update(X, torch.zeros(4, 2), 1, start(X.shape[1] - 1), 2)
     updated = poptorch.dynamic_update(X, torch.zeros(4, 2), 1, start(2), 2)
     assert updated[:, 2:4].eq(0).all() and X[:, 2:4].ne(0).all()
 
