@@ -12,6 +12,7 @@ from ignite_ipu.selftest.promises import (
     device,
     faults,
     loaders,
+    operators,
     optimizers,
     outputs,
     pipelines,
@@ -24,6 +25,7 @@ __all__ = ["every_promise"]
 
 _GROUPS = (
     device.PROMISES,
+    operators.PROMISES,
     batching.PROMISES,
     outputs.PROMISES,
     optimizers.PROMISES,
