@@ -13,6 +13,7 @@ from ignite_ipu.compiled_buffers import CompiledBuffers
 from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
 from ignite_ipu.host_draws import Draws
+from ignite_ipu.module_attributes import ModuleAttributes
 from ignite_ipu.options import check_ipus, output_mode
 from ignite_ipu.placing import Placing
 from ignite_ipu.python_state import PythonState
@@ -301,16 +302,18 @@ class Program:
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
         attributes = self.step.python_state()
-        before, draws = attributes.values(), Draws()
+        before, kept, draws = attributes.values(), ModuleAttributes(self.step), Draws()
         try:
             placed = contextlib.nullcontext() if self.placing is None else self.placing.applied()
             reads = reads_noted(self.step.model, self.training, attributes.roots(), draws)
             with placed, self.step.noting(draws), reads:
                 self.executor.compile(*leaves)
         except BaseException:
+            kept.put_back()
             self.step.forget_layout()
             raise
         changed, self.drawn = attributes.changed(before), draws.names()
+        kept.put_back()
         if draws.asked_outside and not changed and not self.drawn:
             self.drawn = self.step.changed_in_a_call(leaves, self.micro_batches)
         if changed or self.drawn:

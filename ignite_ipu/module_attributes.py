@@ -1,0 +1,77 @@
+"""Plain attributes of modules, put back after a trace that has left its tensors in them.
+
+Layers keep tensors beside their weights: hooks set `layer.weight` from what pruning or `weight_norm` trains, and
+`forward` keeps an attention map or a table for the next call. PopTorch puts weights and buffers back after a trace, and
+nothing else: an attribute that was set in it holds a tensor without values, with which no code on the host can go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, Iterator, List, Tuple
+
+import torch
+from torch import nn
+
+__all__ = ["ModuleAttributes"]
+
+_logger = logging.getLogger("ignite_ipu")
+_TENSORS_OF_MODULES = ("_parameters", "_buffers", "_modules")  # of which others take care
+_Own = Dict[str, Any]
+
+
+class ModuleAttributes:
+    """The plain attributes that a module and those in it have now.
+
+    Args:
+        module: The outermost of them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._before: List[Tuple[str, _Own, _Own]] = []
+        for path, each in module.named_modules():
+            own = each.__dict__
+            plain = {name: _contents(own[name]) for name in own if name not in _TENSORS_OF_MODULES}
+            self._before.append((path, own, plain))
+
+    def put_back(self) -> None:
+        """Give every module in which there are tensors now that were not there its attributes back, all together."""
+        left: List[str] = []
+        for path, own, before in self._before:
+            now = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
+            known = {id(tensor) for _, contents in before.values() for tensor in _tensors(contents)}
+            new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in _tensors(value))]
+            if not new:
+                continue
+            left += (f"{path}.{name}" for name in new)
+            for name in now.keys() - before.keys():
+                del own[name]
+            for name, (value, contents) in before.items():
+                own[name] = value
+                if type(value) is list:
+                    value[:] = contents
+                elif type(value) is dict:
+                    value.clear()
+                    value.update(contents)
+        if left:
+            _logger.warning(
+                "%s: tensors that were kept while the model was traced are the device's, which computes them in each "
+                "call. On the host these attributes are put back, and are not the newest.",
+                ", ".join(left),
+            )
+
+
+def _contents(value: Any) -> Tuple[Any, Any]:
+    """Return a value, and a copy of it if it is a collection that may be written into."""
+    return value, value.copy() if type(value) in (list, dict) else value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
