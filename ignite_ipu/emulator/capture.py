@@ -275,6 +275,9 @@ class Capture(TorchFunctionMode):
             if default is not self.default_dtype:  # forward changed it
                 kernel = number_formats.with_default(kernel, default)
         written = [traced for traced, version in zip(metas, before) if traced.meta._version != version]
+        for traced in written:
+            if name != "__setitem__":
+                operators.check_write(self, traced, *metas)
         written += hidden_writes(name_of(kernel), args, kwargs)
         if not written and not holds_tensors(result):
             return result

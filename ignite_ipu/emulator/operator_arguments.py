@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
+from torch import fx
 
 from ignite_ipu.emulator import operator_table
 from ignite_ipu.emulator.nested import leaves
@@ -14,6 +15,9 @@ from ignite_ipu.emulator.traced_tensor import IpuTensor
 if TYPE_CHECKING:
     from ignite_ipu.emulator.capture import Capture
 
+_TURNS = frozenset(
+    ("transpose", "t", "permute", "movedim", "swapaxes", "swapdims", "expand", "expand_as", "unfold", "T", "mT")
+)
 _FLAT = 4  # entries of a padding over two dimensions
 
 
@@ -173,14 +177,40 @@ def _index(call: Call) -> Tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
+def views(tensor: Any) -> List[fx.Node]:
+    """Return the operators by which a traced tensor is a view of another, the last one first."""
+    found: List[fx.Node] = []
+    node = tensor.origin if isinstance(tensor, IpuTensor) else None
+    while node is not None:
+        memory = node.meta.get("memory")
+        source = next((each for each in node.all_input_nodes if each.meta.get("memory") == memory), None)
+        if source is not None and not node.meta.get("writes"):
+            found.append(node)
+        node = source
+    return found
+
+
+def _stepped(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, slice) and part.step not in (None, 1) for part in parts)
+
+
 def _steps(call: Call) -> bool:
-    return any(isinstance(part, slice) and part.step not in (None, 1) for part in _index(call))
+    taken = [node.args[1] for node in views(call.get("input")) if node.meta.get("operator") == "__getitem__"]
+    return any(map(_stepped, [_index(call), *taken]))
+
+
+def _turned(call: Call) -> bool:
+    taken = views(call.get("input"))
+    names = [node.args[1] if node.meta.get("operator") == "getattr" else node.meta.get("operator") for node in taken]
+    return any(name in _TURNS for name in names)
 
 
 def _slices_constant(call: Call) -> bool:
-    base = call.get("input")
-    plain = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in _index(call))
-    return plain and isinstance(base, IpuTensor) and not call.capture.varies(base)
+    base, index = call.get("input"), _index(call)
+    plain = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in index)
+    sliced = bool(index) or bool(views(base))
+    return plain and sliced and isinstance(base, IpuTensor) and not call.capture.varies(base)
 
 
 def _repeated_subscript(call: Call) -> bool:
@@ -245,6 +275,7 @@ _RULES: Dict[str, Callable[[Call], bool]] = {
     "shapes_differ": _shapes_differ,
     "slices_constant": _slices_constant,
     "steps": _steps,
+    "turned": _turned,
     "two_dimensional": _two_dimensional,
     "two_tensors": _two_tensors,
     "unbatched": _unbatched,

@@ -177,6 +177,16 @@ def check_arguments(
     return args, kwargs
 
 
+def check_write(capture: Capture, tensor: Any, *values: Any) -> None:
+    """Refuse a write in place through a view, and warn of it, as of an assignment to all of the view.
+
+    Raises:
+        Error: The view has a step, and `strict()` holds.
+    """
+    if operator_arguments.views(tensor):
+        check_arguments(capture, "__setitem__", (tensor, (), values), {})
+
+
 def check_loss(capture: Capture, loss: fx.Node) -> None:
     """Warn of a loss whose gradient is likely to be another than PyTorch's."""
     call = operator_arguments.Call(str(loss.meta.get("operator")), loss.args, loss.kwargs, capture)

@@ -353,6 +353,34 @@ def test_a_doubt_is_warned_of_once(caplog):
     assert caplog.text.count("decimals is ignored") == 1 and __file__ in caplog.text
 
 
+WRITES = {
+    "a slice": lambda x: x[::2].add_(1),
+    "a slice of a slice": lambda x: x[::2][0].add_(1),
+    "an assignment within": lambda x: x[..., ::2].__setitem__(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_through_a_view_with_a_step_is_refused(name):
+    with pytest.raises(poptorch.Error, match="slices with step size other than 1"):
+        run(lambda x: WRITES[name](x * 1), X)
+
+
+def test_a_write_through_a_transposed_view_is_doubted(caplog):
+    """One through a slice is not, nor one into what was transposed and computed with."""
+
+    def forward(x: torch.Tensor, turned: bool) -> torch.Tensor:
+        made = x * 1
+        (made.transpose(0, 1) if turned else made[0]).mul_(2)
+        (x.transpose(0, 1) + 1).mul_(2)
+        return made
+
+    run(lambda x: forward(x, False), X)
+    assert "changes the view only" not in caplog.text
+    assert torch.equal(run(lambda x: forward(x, True), X), 2 * X)
+    assert "changes the view only" in caplog.text
+
+
 def test_a_write_into_a_slice_of_constants_is_doubted(caplog):
     def forward(x: torch.Tensor, indices: bool) -> torch.Tensor:
         made = torch.zeros(2, 4, 8)
