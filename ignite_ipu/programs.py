@@ -14,6 +14,7 @@ from ignite_ipu.events import IPUEvents
 from ignite_ipu.geometry import BatchGeometry
 from ignite_ipu.host_draws import Draws
 from ignite_ipu.module_attributes import ModuleAttributes
+from ignite_ipu.optimizers import OptimizerLink
 from ignite_ipu.options import check_ipus, output_mode
 from ignite_ipu.placing import Placing
 from ignite_ipu.python_state import PythonState
@@ -23,6 +24,10 @@ from ignite_ipu.tensor_classes import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.weights import Weights
 
 __all__ = ["Program"]
+
+# In the place of a random state that nobody knows any more.
+_NO_STATE = [0]
+_SEEDS = 2**31
 
 
 class Program:
@@ -36,6 +41,7 @@ class Program:
         weights: Who holds the newest weights.
         fire: Called with what happens.
         placing: What puts the model on several IPUs; None for a model that is on one, or says so itself.
+        link: The tie to the user's optimizer; None where nothing is trained.
 
     Attributes:
         executor: The PopTorch executor, None before first use.
@@ -60,6 +66,7 @@ class Program:
         weights: Weights,
         fire: Callable[[IPUEvents], None],
         placing: Optional[Placing] = None,
+        link: Optional[OptimizerLink] = None,
     ) -> None:
         self.step = step
         self.asked = asked
@@ -85,6 +92,8 @@ class Program:
         self._wrap = wrap
         self._weights = weights
         self._fire = fire
+        self._link = link
+        self._step_class = type(step)
 
     @property
     def options(self) -> Any:
@@ -157,16 +166,29 @@ class Program:
         return [] if now is self._traced or now == self._traced else attributes.changed(self._traced)
 
     def read_random_state(self) -> Optional[List[int]]:
-        """Return the random state, None before the program was compiled."""
+        """Return the random state; None before the program was compiled, or if it has no seed and never ran."""
         if not self.compiled:
             return self.random_state
 
-        def read() -> List[int]:
+        def read() -> Optional[List[int]]:
             assert self.executor is not None
-            return list(self.executor.rng_state)
+            state: Optional[List[int]] = self.executor.rng_state
+            return None if state is None else list(state)
 
-        state: List[int] = self.copying(read)
-        return state
+        known: Optional[List[int]] = self.copying(read)
+        return known
+
+    def start_random_stream(self) -> None:
+        """Give the random stream a start that can be gone back to, if it has not started and PopTorch tells of none."""
+        if self.read_random_state() is not None:
+            return
+        seeded = self.options.exists("random_seed")
+        start = [int(self.options.random_seed) if seeded else torch.initial_seed() % _SEEDS]
+        if self.compiled:
+            assert self.executor is not None
+            self.executor.rng_state = start
+        else:
+            self.random_state = start
 
     def load(self, leaves: Sequence[Any], batch: Any) -> None:
         """Bring the program to its IPUs, compiled for this batch if it has not been compiled yet.
@@ -204,17 +226,33 @@ class Program:
         executor = self.executor
         if executor is None:
             return
+        # PopTorch reads before it gives IPUs back, and keeps them when that fails, unless there is nothing to be read.
+        if self.ready and self._link is not None:
+            self._link.give_up()
+            with contextlib.suppress(Exception):
+                executor.copyWeightsToDevice()
         if self.ready:
             with contextlib.suppress(Exception):
                 executor.detachFromDevice()
         if self.ready:
-            # A device that cannot be detached from: only a new program gets away from it.
             with contextlib.suppress(Exception):
-                executor.destroy()
-            self._weights.remove(executor)
-            self.executor = None
-            self.step.forget_layout()
+                executor.rng_state = self.random_state or _NO_STATE
+            with contextlib.suppress(Exception):
+                executor.detachFromDevice()
+        if self.ready:
+            self._drop(executor)
         self._fire(IPUEvents.DEVICE_DETACHED)
+
+    def _drop(self, executor: Any) -> None:
+        """Let go of an executor that keeps its IPUs whatever is asked of it: they are free when nobody has it."""
+        for ask in (executor.destroy, lambda: self._link and executor.setOptimizer(self._link.stand_in())):
+            with contextlib.suppress(Exception):
+                ask()
+        self._weights.remove(executor)
+        self.executor = self._python = self.constants = None
+        unwrap_tensors(self.step)
+        self.step.__class__ = self._step_class
+        self.step.forget_layout()
 
     def destroy(self) -> None:
         """Give everything back; the next use compiles again."""
@@ -250,39 +288,36 @@ class Program:
 
     def like(self, step: BatchStep, options: Any) -> Program:
         """Return a program for another module, which goes on where this one is."""
-        successor = Program(step, options, self._wrap, self.training, self._weights, self._fire, self.placing)
+        successor = Program(
+            step, options, self._wrap, self.training, self._weights, self._fire, self.placing, self._link
+        )
         successor.random_state = self.random_state
         successor.copying = self.copying
         successor.on_trace = self.on_trace
         return successor
 
-    def set_aside(self, stand_in: Any) -> None:
-        """Give the IPUs back and keep the compiled program, while another one trains the same weights.
-
-        Args:
-            stand_in: An optimizer to leave with the executor, like its own, which belongs to one executor at a time.
-        """
+    def set_aside(self) -> None:
+        """Give the IPUs back and keep the compiled training program, while another one trains the same weights."""
         executor = self.executor
-        assert executor is not None
+        assert executor is not None and self._link is not None
         self._weights.to_host()
         self.detach()
         self.random_state = self.read_random_state()
-        executor.setOptimizer(stand_in)
+        executor.setOptimizer(self._link.stand_in())
         self._weights.remove(executor)
         self._classes = classes_of(self.step)
         unwrap_tensors(self.step)
 
-    def take_back(self, optimizer: Any, random_state: Optional[List[int]]) -> None:
+    def take_back(self, random_state: Optional[List[int]]) -> None:
         """Train with this program again, after `set_aside`; it comes to its IPUs when it is loaded.
 
         Args:
-            optimizer: The optimizer, with the newest state.
             random_state: Where to continue the random stream.
         """
         self.random_state = random_state
-        if self.executor is not None:
+        if self.executor is not None and self._link is not None:
             put_classes(self.step, self._classes)
-            self.executor.setOptimizer(optimizer)
+            self.executor.setOptimizer(self._link.conversion.optimizer)
             self._weights.add(self.executor, self.training)
 
     def _placed_options(self, leaves: Sequence[Any]) -> Any:

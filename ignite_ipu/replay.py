@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.optimizers.link import SavedState, Settings
+from ignite_ipu.optimizers.saved_state import SavedState, Settings
 
 if TYPE_CHECKING:
     from ignite_ipu.session import IPUSession

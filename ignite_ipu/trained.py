@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
-import weakref
 from typing import Any, Callable, List, Optional
 
 from torch import nn
@@ -61,15 +59,10 @@ class Trained:
         self.link = OptimizerLink(conversion, dict(step.named_parameters()))
         self.hooks = StepHooks(conversion.source)
         wrap = functools.partial(_wrap, optimizer=conversion.optimizer)
-        self.program = Program(step, options, wrap, True, weights, fire, placing)
+        self.program = Program(step, options, wrap, True, weights, fire, placing, self.link)
         self.aside: List[Program] = []
-        # Before it has any state: what an executor holds while its program is set aside.
-        self._stand_in = copy.copy(conversion.optimizer)
         self._trainable = Trainable(step)
         self._weights = weights
-        # The optimizer outlives this: it must not stay tied to a device that is gone.
-        self._detach = weakref.finalize(self, self.link.detach)
-        self._detach.atexit = False
 
     def replace(self, step: BatchStep, options: Any, keep: bool) -> None:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
@@ -110,7 +103,7 @@ class Trained:
             current.destroy()
             current.unwrap()
         self.aside.remove(program)
-        program.take_back(self.link.conversion.optimizer, current.random_state)
+        program.take_back(current.random_state)
         self.program = program
 
     def drop_aside(self, program: Optional[Program] = None) -> None:
@@ -129,7 +122,7 @@ class Trained:
 
     def detach(self) -> None:
         """Make the optimizer an ordinary one again, with the newest state."""
-        self._detach()
+        self.link.detach()
 
     def follow_trainable(self) -> None:
         """Compile again if parameters were frozen or unfrozen.
@@ -171,7 +164,7 @@ class Trained:
         self.link.send_again(self._trainable.names())
 
     def _set_aside(self, program: Program) -> None:
-        program.set_aside(copy.copy(self._stand_in))
+        program.set_aside()
         self.aside.append(program)
 
 

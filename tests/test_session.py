@@ -424,17 +424,18 @@ def test_a_whole_model_can_be_pickled_and_copied_while_it_is_trained(tmp_path):
     assert_same_weights(duplicate, network())
 
 
-@pytest.mark.parametrize("copy_that_fails", range(4))
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("copy_that_fails", range(3))
 @pytest.mark.parametrize("end", ["close", "release"])
-def test_an_end_that_loses_training_says_so(end, copy_that_fails):
-    """Whichever copy fails, the IPUs are free, and model and optimizer are those of PyTorch."""
+def test_an_end_that_loses_training_says_so(end, copy_that_fails, lasting):
+    """Whichever copy fails, once or from then on, the IPUs are free, and model and optimizer are those of PyTorch."""
     model, optimizer = pair(momentum=0.9)
     trainer = trainer_for(model, optimizer)
     trainer.run(loader())
     session = trainer.ipu
     for x, y in loader():
         session.train(x, y)
-    with poptorch.inject_faults({}, copies={copy_that_fails: poptorch.Fault(message="no answer")}):
+    with poptorch.inject_faults({}, copies={copy_that_fails: poptorch.Fault(message="no answer", lasting=lasting)}):
         with pytest.raises(SessionError, match=r"could not be asked for .*no answer.*newest checkpoint") as raised:
             getattr(session, end)()
     assert isinstance(raised.value.__cause__, poptorch.RecoverableError)

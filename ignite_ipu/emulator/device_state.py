@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Callable, List, Optional
 
 from ignite_ipu.emulator.device import Meter
+from ignite_ipu.emulator.faults import Fault
 from ignite_ipu.emulator.observation import Observation
 from ignite_ipu.emulator.program import Program
 from ignite_ipu.emulator.tracker import OptimizerTracker
@@ -15,22 +16,33 @@ class DeviceState:
     """Weights, optimizer and random state of one executor.
 
     Args:
+        weights: The copies of the weights.
         optimizer: The executor's; None in inference.
         observation: Who watches.
         meter: What the automatic report says was counted.
+        seed: Where the random stream starts, if the options say it.
 
     Attributes:
-        random: The random state as the host knows it; None while it never had one.
+        random: The random state as the host knows it; None before the first run of a model without a seed.
+        random_is_stale: Whether the device's has moved on since.
+        fault: What made the device stop to answer, until its IPUs are given back; None while it answers.
     """
 
     def __init__(
-        self, weights: WeightCopies, optimizer: Optional[OptimizerTracker], observation: Observation, meter: Meter
+        self,
+        weights: WeightCopies,
+        optimizer: Optional[OptimizerTracker],
+        observation: Observation,
+        meter: Meter,
+        seed: Optional[int],
     ) -> None:
         self._weights = weights
         self._optimizer = optimizer
         self._observation = observation
         self._meter = meter
-        self.random: Optional[List[int]] = None
+        self.random: Optional[List[int]] = None if seed is None else [seed]
+        self.random_is_stale = False
+        self.fault: Optional[Fault] = None
 
     def load(self, program: Program, owner: object) -> None:
         """Take the IPUs for `owner` and upload everything.
@@ -56,39 +68,20 @@ class DeviceState:
         self._optimizer.send_pending_state()
         program.upload()
 
-    def read_random(self, program: Program) -> List[int]:
-        """Return the random state: the device's, or the one it will start from."""
-        if program.attached or self.random is None:
-            self.random = program.random.read()
-        return list(self.random)
+    def read_random(self, program: Program) -> Optional[List[int]]:
+        """Return the random state, the device's if that has moved on; None if there is none to be known yet."""
+        if self.random_is_stale:
+            self.random, self.random_is_stale = program.random.read(), False
+        return None if self.random is None else list(self.random)
 
-    def write_random(self, program: Program, state: List[int]) -> None:
-        """Set the random state, also of later times on a device."""
-        self.random = list(state)
-        if program.attached:
-            program.random.write(self.random)
-
-    def keep(self, program: Program, download: Callable[[], object]) -> None:
-        """Read from the device what it alone knows.
-
-        Args:
-            download: Makes the host's weights the newest.
-        """
-        self.random = program.random.read()
-        download()
-        if self._optimizer is not None:
-            self._optimizer.keep_state()
+    def set_random(self, state: List[int]) -> None:
+        """Set the random state, of now and of later times on a device."""
+        self.random, self.random_is_stale = list(state), False
 
     def leave(self, program: Program) -> None:
         """Give the IPUs back; what was on them is gone."""
         self._observation.write_report(program, self._meter)
         program.detach()
+        self.fault = None
         if self._optimizer is not None:
             self._optimizer.leave_device()
-
-    def lose(self, program: Program) -> None:
-        """Give up IPUs whose memory is lost: the host's weights are all there is."""
-        self._weights.device_is_newer = False
-        if self._optimizer is not None:
-            self._optimizer.leave_device()
-        program.detach()

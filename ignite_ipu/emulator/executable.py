@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -95,9 +95,9 @@ class Executable:
         return leaf if isinstance(leaf, list) else [leaf]
 
     @property
-    def grouped(self) -> Collection[str]:
-        """Names of the weights that differ between groups of replicas."""
-        return self._groups.keys()
+    def grouped(self) -> Mapping[str, ReplicaGroups]:
+        """The weights that differ between groups of replicas, by name."""
+        return self._groups
 
     def host_weight(self, name: str) -> torch.Tensor:
         """Return a weight as the host receives it."""

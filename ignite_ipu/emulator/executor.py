@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
@@ -68,7 +67,8 @@ class PoplarExecutor:
         if training:
             assert optimizer is not None
             self.setOptimizer(optimizer)
-        self._device_state = DeviceState(self._weight_copies, self._optimizer, self._observation, self._meter)
+        seed = int(self._options("random_seed")) if self._options.exists("random_seed") else None
+        self._device_state = DeviceState(self._weight_copies, self._optimizer, self._observation, self._meter, seed)
         if training:
             wrapping = Wrapping(self._user_model, self)
             self._weight_copies.wrapping = wrapping
@@ -182,10 +182,8 @@ class PoplarExecutor:
                     f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker': an inference "
                     "executor has no optimizer to set."
                 )
-            self._optimizer = OptimizerTracker(optimizer, self._options, self._meter)
-            # Weak, since whoever keeps the optimizer would otherwise keep the IPUs.
-            fail = weakref.WeakMethod(self._fail_on_demand)
-            self._optimizer.before_download = functools.partial(_call_if_alive, fail, "copy")
+            fail = functools.partial(self._fail_on_demand, "copy")
+            self._optimizer = OptimizerTracker(optimizer, self._options, self._meter, self._optimizer_state_dict, fail)
         else:
             self._optimizer.set(optimizer)
 
@@ -320,20 +318,24 @@ class PoplarExecutor:
             self._weight_copies.wrapping.undo()
 
     @property
-    def rng_state(self) -> List[int]:
+    def rng_state(self) -> Optional[List[int]]:
         """The device's random state, `[seed, state...]`; set it to continue a stream.
+
+        Before the first run it is what was set, or `[seed]` where the options have one, or else None.
 
         Raises:
             Error: The model is not compiled.
         """
-        program = self._compiled("rng_state")
-        if program.attached:
-            self._fail_on_demand("copy")
-        return self._device_state.read_random(program)
+        return self._read_random(self._compiled("rng_state"))
 
     @rng_state.setter
     def rng_state(self, state: List[int]) -> None:
-        self._device_state.write_random(self._compiled("rng_state"), state)
+        program = self._compiled("rng_state")
+        # Noted first: of a device that does not answer, nothing newer is expected then.
+        self._device_state.set_random(state)
+        if program.attached:
+            self._check_answers()
+            program.random.write(state)
 
     # -- saving ---------------------------------------------------------------------------------------------------
 
@@ -403,8 +405,9 @@ class PoplarExecutor:
         if arguments is not None:
             given = arguments.tensors_like(program.arguments)
         inputs = self._device_calls.transfer.to_device(program.graph.inputs, given)
-        # A call that fails may have changed the weights before it did.
+        # A call that fails may have changed all of this before it did.
         self._weight_copies.device_is_newer = self._training
+        self._device_state.random_is_stale = True
         if self._optimizer is not None:
             self._optimizer.before_run()
         result = self._device_calls.run(program, inputs, given)
@@ -465,18 +468,31 @@ class PoplarExecutor:
         self._device_state.load(program, self)
 
     def _detach(self, program: Program) -> None:
-        self._fail_on_demand("copy")
-        self._device_state.keep(program, self.copyWeightsToHostIfNeeded)
+        # Each of these may fail, and then the IPUs are not given back.
+        self._read_random(program)
+        self.copyWeightsToHostIfNeeded()
+        if self._optimizer is not None:
+            self._optimizer.keep_state()
         self._device_state.leave(program)
 
+    def _read_random(self, program: Program) -> Optional[List[int]]:
+        if self._device_state.random_is_stale:
+            self._fail_on_demand("copy")
+        return self._device_state.read_random(program)
+
+    def _optimizer_state_dict(self) -> Dict[str, Any]:
+        """Return the newest state of the optimizer, which has this method in the place of its own `state_dict`."""
+        assert self._optimizer is not None
+        return self._optimizer.state_dict()
+
+    def _check_answers(self) -> None:
+        """Fail if the device has stopped to answer."""
+        if self._device_state.fault is not None:
+            raise self._device_state.fault.error()
+
     def _fail_on_demand(self, kind: str) -> None:
+        self._check_answers()
         fault = faults.next_fault(kind)
         if fault is not None:
-            self._device_state.lose(self._compiled("run"))
+            self._device_state.fault = fault if fault.lasting and self.isAttachedToDevice() else None
             raise fault.error()
-
-
-def _call_if_alive(method: Callable[[], Optional[Callable[[str], None]]], argument: str) -> None:
-    found = method()
-    if found is not None:
-        found(argument)

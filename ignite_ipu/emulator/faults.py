@@ -17,10 +17,13 @@ class Fault:
     Attributes:
         recovery_action: Which reset mends it, one of `errors.RECOVERY_ACTIONS`; None when no reset does.
         message: What the error says.
+        lasting: Whether the device answers nothing from then on: whatever is asked of it fails with the same error,
+            until its IPUs are given back.
     """
 
     recovery_action: Optional[str] = "IPU_RESET"
     message: str = "Injected fault"
+    lasting: bool = False
 
     def __post_init__(self) -> None:
         if self.recovery_action is not None and self.recovery_action not in RECOVERY_ACTIONS:
@@ -63,8 +66,8 @@ def inject_faults(faults: Mapping[int, Fault], copies: Optional[Mapping[int, Fau
         copies: The same for copies: of the weights to the host or the device, of the optimizer's state to the host, of
             the random state to the host; and for attaching, which loads the program with all of these.
 
-    The call or copy fails before it does anything. What the device held is lost: the executor is left detached, and its
-    next call uploads the host's weights again.
+    The call or copy fails before it does anything, and leaves the executor attached. What is not `lasting` leaves what
+    the device holds as it was.
     """
     plan = _Plan(faults, copies or {})
     with _LOCK:

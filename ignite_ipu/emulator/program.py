@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, Collection, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ignite_ipu.emulator.cache import Lookup
 
 _GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
+_LOSS_SCALING = "finalLossScale"
 _SEEDS = itertools.count(42)
 
 
@@ -56,7 +57,7 @@ class OptimizerSource(Protocol):
         self,
         weights: Mapping[str, torch.Tensor],
         parameters: Mapping[str, nn.Parameter],
-        per_replica: Collection[str],
+        per_replica: Mapping[str, ReplicaGroups],
         store: foreach.Store,
     ) -> Optimizer:
         """Return the optimizer that updates these weights, its state as the host last knew it."""
@@ -290,13 +291,14 @@ class Program:
         found: Dict[str, torch.Tensor] = {}
         for short, name in self._anchors.items():
             value: Optional[torch.Tensor] = None
-            if name.startswith(_GRADIENT):
-                value = None if self._step is None else self._step.gradients.get(name[len(_GRADIENT) :])
+            if not self._comes_from_update(name):
+                value = outputs[self.graph.extras[name]]
             elif name.startswith(_UPDATED):
                 assert self._executable is not None
                 value = self._executable.host_weight(name[len(_UPDATED) :])
-            else:
-                value = outputs[self.graph.extras[name]]
+            elif self._step is not None:
+                scaling = torch.tensor(self._step.loss_scaling, dtype=torch.float32)
+                value = scaling if name == _LOSS_SCALING else self._step.gradients.get(name[len(_GRADIENT) :])
             if value is not None:
                 found[short] = value.clone()
         return found
@@ -322,13 +324,18 @@ class Program:
                 self.placement,
                 self._training,
                 per_replica,
-                [name for name in self._anchors.values() if not name.startswith(_OF_UPDATES)],
+                [name for name in self._anchors.values() if not self._comes_from_update(name)],
                 self.precision,
                 fold=None if cached is None else cached.fold,
                 naming=naming.from_options(self._options),
             )
         finally:
             self.placement.close()
+
+    def _comes_from_update(self, name: str) -> bool:
+        """Tell whether a tensor to anchor is none of the graph's that runs on every micro-batch."""
+        adapted = name == _LOSS_SCALING and self._training and loss_scaling.enabled(self._options)
+        return adapted or name.startswith(_OF_UPDATES)
 
     def _check(self) -> None:
         """Refuse what was traced where the options do not allow it."""

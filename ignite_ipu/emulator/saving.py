@@ -100,7 +100,10 @@ def save(executor: PoplarExecutor, filename: str, export_model: bool = True, sav
     executable = encode(_executable(program)._asdict(), tensors)
     if export_model:
         executor.copyWeightsToHostIfNeeded()
-        optimizer = None if executor._optimizer is None else executor._optimizer._optimizer
+        optimizer = None
+        if executor._optimizer is not None:
+            executor._optimizer.read_back()
+            optimizer = executor._optimizer._optimizer
         pickles[_MODEL] = _pickled({"model": executor._user_model, "optimizer": optimizer})
     header = {
         "version": __version__,
@@ -161,7 +164,8 @@ def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None
         executor = trainingModel(saved["model"], options, saved["optimizer"])
     else:
         executor = inferenceModel(saved["model"], options)
-    executor._device_state.random = file.rng_state
+    if file.rng_state is not None:
+        executor._device_state.set_random(file.rng_state)
     executor._compile(file.compiled_arguments(), lambda program: _adopt(program, file))
     return executor
 

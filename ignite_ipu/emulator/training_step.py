@@ -21,13 +21,14 @@ Reduce = Callable[[List[torch.Tensor]], None]
 
 
 class Optimizer(Protocol):
-    """The part of the optimizer that lives on the device.
+    """The part of the optimizer that lives on the device."""
 
-    Attributes:
-        loss_scaling: The factor on the loss gradient.
-    """
+    @property
+    def loss_scaling(self) -> float:
+        """The factor on the loss gradient."""
 
-    loss_scaling: float
+    def adapt_loss_scaling(self, value: float) -> None:
+        """Make another loss scaling the one in force."""
 
     @property
     def state_bytes(self) -> int:
@@ -54,6 +55,9 @@ class TrainingStep:
         scaling: Adapts the loss scaling; None leaves it to the user.
         check: Looks for values that no exception-free arithmetic makes; called with a description and tensors.
         store: How gradients become float16 where they accumulate in it.
+
+    Attributes:
+        loss_scaling: The one of the last update.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class TrainingStep:
         self._shared: Optional[List[int]] = None
         self._sums: List[torch.Tensor] = []
         self._added = 0
+        self.loss_scaling = optimizer.loss_scaling
         self.gradients: Dict[str, torch.Tensor] = {}
         self.keep_gradients = False
 
@@ -147,8 +152,9 @@ class TrainingStep:
                 self.gradients = {
                     name: gradient for name, gradient in zip(self._names, self._by_weight(sums)) if gradient is not None
                 }
+            self.loss_scaling = self.optimizer.loss_scaling
             if self._scaling is not None:
-                self.optimizer.loss_scaling = self._scaling.after_update(self.optimizer.loss_scaling, self._reduce)
+                self.optimizer.adapt_loss_scaling(self._scaling.after_update(self.optimizer.loss_scaling, self._reduce))
 
     def forget_gradients(self) -> None:
         """Start accumulating afresh without an update."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from ignite.engine import Engine, Events
+
+from ignite_ipu.optimizers import OptimizerError
 
 __all__ = ["OptimizerSync"]
 
@@ -49,19 +52,36 @@ class OptimizerSync:
         Raises:
             Exception: PopTorch refuses, for example because a value was compiled in as a constant. The optimizer then
                 has the values it had before, in the same tensors and lists.
+            OptimizerError: The loss scaling has changed, and the device holds a momentum that is multiplied by it.
         """
         values = self._values()
         if values == self._sent:
             return False
         try:
+            self._check_loss_scaling(values[-1])
             self._executor.setOptimizer(self._optimizer)
         except BaseException:
-            # After a refusal PopTorch trips over the refused values whenever the optimizer is used.
+            # PopTorch has noted what it refused, and cannot read the state until it accepts something else.
             self._restore()
+            with contextlib.suppress(Exception):
+                self._executor.setOptimizer(self._optimizer)
             raise
         self._sent, self._sent_objects = values, self._objects()
         self._on_change()
         return True
+
+    def _check_loss_scaling(self, now: _Values) -> None:
+        ((_, sent),), ((_, scaling),) = self._sent[-1], now
+        velocities = isinstance(self._optimizer, torch.optim.SGD) and any(
+            group["momentum"] for group in self._optimizer.param_groups
+        )
+        combined = getattr(self._optimizer, "use_combined_accum", False)
+        if scaling != sent and velocities and not combined and self._executor.isCompiled():
+            raise OptimizerError(
+                f"loss_scaling of the SGD changed from {sent} to {scaling}, but the device holds its momentum times "
+                f"{sent}, which PopTorch leaves as it is and would misread. Keep the loss scaling, change it before "
+                "the model is compiled, or train with create_ipu_trainer, which rescales the momentum."
+            )
 
     def _values(self) -> List[_Values]:
         """Return what is compared, by group, and the loss scaling."""

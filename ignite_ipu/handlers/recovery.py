@@ -54,6 +54,9 @@ class Recovery:
     state is saved and the process exits with code 76, telling the command that goes on. After an unrecoverable fault,
     or more than `retries` of one call, the state is saved and `RecoveryError` raised.
 
+    Where the options have no `randomSeed`, random streams start at torch's initial seed: PopTorch would not say where
+    they do, and they could not be gone back to.
+
     A snapshot costs one download of weights and optimizer state between two iterations, and the host's memory for them.
     Batches since the snapshot are kept for the repetition.
 
@@ -219,6 +222,7 @@ class Recovery:
         replay.about_to_make(leaves, batch)
         compiled = program.compiled
         if not compiled:
+            program.start_random_stream()
             replay.take()  # of what is on the host: there are no moments to be read before the program is loaded
         elif replay.snapshot is None or session.weights.training_is_stale or link.loaded or not program.ready:
             # Before what the host has set is sent: a fault while it is loses what the device alone has.
@@ -250,6 +254,7 @@ class Recovery:
 
         def call_and_follow() -> Any:
             if program not in self._streams:
+                program.start_random_stream()
                 self._streams[program] = _Stream(program.read_random_state())
             stream = self._streams[program]
             output = call()
@@ -417,6 +422,8 @@ class Recovery:
 
     def _take_snapshot(self) -> Snapshot:
         started = time.perf_counter()
+        assert self._session.training is not None
+        self._session.training.start_random_stream()
         snapshot = self._replay.take()
         self.status.snapshots += 1
         self.status.snapshot_seconds += time.perf_counter() - started

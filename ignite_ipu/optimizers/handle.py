@@ -7,13 +7,15 @@ Copies and pickles of it are of the original class, so they need neither this pa
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any, Dict, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.optimizers.errors import OptimizerError
 
-__all__ = ["StateKeeper", "link_handle", "unlink_handle"]
+__all__ = ["StateKeeper", "link_handle"]
 
 _LINK = "_ignite_ipu_link"
 
@@ -39,8 +41,18 @@ def _is_linked(optimizer: torch.optim.Optimizer) -> bool:
     return _LINK in optimizer.__dict__
 
 
-def link_handle(optimizer: torch.optim.Optimizer, keeper: StateKeeper) -> None:
-    """Let the optimizer show and take its state through `keeper`.
+def link_handle(
+    optimizer: torch.optim.Optimizer, keeper: StateKeeper, shows: bool
+) -> weakref.finalize[Any, StateKeeper]:
+    """Let the optimizer refuse steps on the host, and show and take its state through `keeper`, as long as that lives.
+
+    Args:
+        optimizer: The user's; it does not keep `keeper` alive.
+        keeper: What it asks for its state.
+        shows: Whether it does that; PopTorch's own optimizers have their own way to the device.
+
+    Returns:
+        What makes it an ordinary one again, with the state that it showed last.
 
     Raises:
         OptimizerError: It belongs to another session already.
@@ -50,28 +62,41 @@ def link_handle(optimizer: torch.optim.Optimizer, keeper: StateKeeper) -> None:
             f"This {type(optimizer).__name__} already trains a model on an IPU; an optimizer has one state. Make a new "
             "optimizer, or close the first session (trainer.ipu.close())."
         )
-    optimizer.__dict__[_LINK] = keeper
-    own_class: Any = type(optimizer)
-    optimizer.__class__ = _linked_class(own_class)
+    if shows:
+        optimizer.__dict__[_LINK] = weakref.ref(keeper)
+        own_class: Any = type(optimizer)
+        optimizer.__class__ = _linked_class(own_class)
+    refusal = optimizer.register_step_pre_hook(_refuse_step)
+    unlink = weakref.finalize(keeper, _unlink, weakref.ref(optimizer), refusal)
+    unlink.atexit = False
+    return unlink
 
 
-def unlink_handle(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer an ordinary one again; it keeps the state it showed last."""
-    if _is_linked(optimizer):
+def _unlink(reference: weakref.ref[torch.optim.Optimizer], refusal: RemovableHandle) -> None:
+    refusal.remove()
+    optimizer = reference()
+    if optimizer is not None and _is_linked(optimizer):
         optimizer.__class__ = type(optimizer).__mro__[1]
         del optimizer.__dict__[_LINK]
+
+
+def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    raise OptimizerError(
+        f"{type(optimizer).__name__}.step() was called, but the weights are on an IPU and updated there within each "
+        "training step; there are no gradients on the host. Remove the call."
+    )
 
 
 @functools.lru_cache(maxsize=None)
 def _linked_class(base: Any) -> Any:
     def get_state(self: Any) -> Any:
-        return self.__dict__[_LINK].show_state()
+        return self.__dict__[_LINK]().show_state()
 
     def set_state(self: Any, value: Any) -> None:
-        self.__dict__[_LINK].replace_state(value)
+        self.__dict__[_LINK]().replace_state(value)
 
     def load_state_dict(self: Any, state_dict: Dict[str, Any]) -> None:
-        self.__dict__[_LINK].load_state(functools.partial(base.load_state_dict, self), state_dict)
+        self.__dict__[_LINK]().load_state(functools.partial(base.load_state_dict, self), state_dict)
 
     def add_param_group(self: Any, param_group: Dict[str, Any]) -> None:
         raise OptimizerError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import operator
 from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -20,47 +19,18 @@ import torch
 from ignite_ipu.optimizers.changes import Change, constant_changed
 from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter, refuse_what_the_device_lacks
 from ignite_ipu.optimizers.errors import OptimizerError
-from ignite_ipu.optimizers.handle import link_handle, unlink_handle
+from ignite_ipu.optimizers.handle import link_handle
+from ignite_ipu.optimizers.saved_state import SavedState, Settings
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
-__all__ = ["Change", "OptimizerLink", "SavedState", "Settings"]
+__all__ = ["Change", "OptimizerLink"]
 
 # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
 _STEPPED, _STEP_COUNT = "_opt_called", "_step_count"
 _parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemgetter("params")
 _LOSS_SCALING = "loss_scaling"
-_LOSS_SCALING_ON_DEVICE = "lossScaling_FLOAT"
+_OF_THE_DEVICE = ("ipu_state", "ipu_param")
 _REPLACED: List[Any] = ["another mapping"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The hyper-parameters that a device was told at one moment.
-
-    Attributes:
-        groups: Every parameter group's values, in the order of their names.
-        loss_scaling: Factor on the loss gradient.
-    """
-
-    groups: Tuple[Tuple[Any, ...], ...]
-    loss_scaling: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedState:
-    """What a device's optimizer had at one moment.
-
-    Attributes:
-        device: What PopTorch's `set_state_dict` takes; `ipu_state` in it is None before the first use.
-        settings: The hyper-parameters then.
-        groups: The user's parameter groups, with numbers for parameters.
-        steps: Weight updates made.
-    """
-
-    device: Dict[str, Any]
-    settings: Settings
-    groups: List[Dict[str, Any]]
-    steps: int
 
 
 class OptimizerLink:
@@ -69,9 +39,6 @@ class OptimizerLink:
     Args:
         conversion: Both optimizers.
         names: Name on the device -> parameter, for every parameter of the compiled module.
-        read_state: Returns the newest `{"ipu_state", "ipu_param"}`; by default the device optimizer's
-            `get_state_dict`, which reads the device when it has to.
-        write_state: Takes one to be used from the next call on; by default `set_state_dict`.
 
     Attributes:
         copying: Makes the copies from the device that happen here, and makes good the ones that fail.
@@ -80,23 +47,17 @@ class OptimizerLink:
     Raises:
         OptimizerError: The optimizer is linked already, holds a parameter that has no name, or has a state that does
             not fit its parameters. The optimizer is as it was.
+
+    PopTorch ties the device's optimizer to its executor, and so to the model and the IPUs. The user's optimizer knows
+    its link weakly, so whoever keeps it keeps none of them; it is an ordinary one again when the link is dropped.
     """
 
-    def __init__(
-        self,
-        conversion: Conversion,
-        names: Mapping[str, torch.Tensor],
-        *,
-        read_state: Optional[Callable[[], Dict[str, Any]]] = None,
-        write_state: Optional[Callable[[Dict[str, Any]], None]] = None,
-    ) -> None:
+    def __init__(self, conversion: Conversion, names: Mapping[str, torch.Tensor]) -> None:
         self.conversion = conversion
         self.copying: Callable[[Callable[[], Dict[str, Any]]], Dict[str, Any]] = _make
         self.withheld: Optional[Callable[[], None]] = None
         self._source = conversion.source
         self._device = conversion.optimizer
-        self._read_state = read_state or conversion.optimizer.get_state_dict
-        self._write_state = write_state or conversion.optimizer.set_state_dict
         by_parameter = {id(parameter): name for name, parameter in names.items()}
         parameters = [parameter for group in self._source.param_groups for parameter in group["params"]]
         unnamed = [position for position, parameter in enumerate(parameters) if id(parameter) not in by_parameter]
@@ -112,20 +73,22 @@ class OptimizerLink:
         self._getters = [operator.itemgetter(*names) for names in self._watched]
         self._sent = self._values()
         self._sent_loss_scaling = self._loss_scaling()
+        # What the velocities at hand are multiplied by, be they on the device or wait to be uploaded.
+        self._scaling = float(self._sent_loss_scaling)
         # As found in the groups; only if this differs, or may have changed in place, are values converted and compared.
         self._seen: List[Any] = []
         self._newer_on_device = False
         self._steps = _most_steps(self._source.state)
-        self._loaded = False
+        self._loaded = self._given_up = False
         # The state as it was shown since the last update, to find out whether it was written into.
         self._shown: Optional[List[Any]] = None
-        self._attached = not conversion.passed_through
+        # Before it has any state.
+        self._stand_in = copy.copy(self._device)
         # What may be refused comes first: an optimizer whose link fails is as it was.
-        if self._attached:
-            if self._source.__dict__["state"]:
-                self._send_state()
-            link_handle(self._source, self)
-        self._refusal = self._source.register_step_pre_hook(_refuse_step)
+        shows = not conversion.passed_through
+        if shows and self._source.__dict__["state"]:
+            self._send_state()
+        self._let_go = link_handle(self._source, self, shows)
 
     def changes(self) -> Tuple[Change, ...]:
         """Return what differs from what the device was told last, in O(number of groups).
@@ -167,6 +130,8 @@ class OptimizerLink:
             self._send_edits()
         changes = self.changes()
         if not changes:
+            if self._scaling != self._sent_loss_scaling:
+                self._rescale(self._sent_loss_scaling)
             return ()
         if executor.isCompiled():
             self._refuse(changes, {change.attribute for change in changes} - self.conversion.variable)
@@ -177,10 +142,12 @@ class OptimizerLink:
             try:
                 executor.setOptimizer(self._device)
             except BaseException:
-                # PopTorch trips over a refused description when the optimizer is used again.
+                # PopTorch has noted what it refused, and cannot read the state until it accepts something else.
                 self._restore(changes)
+                with contextlib.suppress(Exception):
+                    executor.setOptimizer(self._device)
                 raise
-            self._note_sent(changes)
+            self._note_sent()
         return changes
 
     def prepare(self) -> Tuple[Change, ...]:
@@ -197,7 +164,7 @@ class OptimizerLink:
         self._refuse(changes, self.conversion.kind.settled)
         with self._buffers_kept(changes):
             self._apply(changes)
-            self._note_sent(changes)
+            self._note_sent()
         return changes
 
     @contextlib.contextmanager
@@ -216,7 +183,7 @@ class OptimizerLink:
     def stepped(self, updates: int) -> None:
         """Note that the device made `updates` weight updates, for whoever asks for the state or schedules by steps."""
         self._newer_on_device = True
-        self._loaded = False
+        self._loaded = self._given_up = False
         self._steps += updates
         source = self._source.__dict__
         source[_STEPPED] = True
@@ -234,8 +201,7 @@ class OptimizerLink:
         """Bring the state that the user's optimizer shows up to date with the device's."""
         if not self._newer_on_device or self.conversion.passed_through:
             return
-        current = self.copying(self._read_state)
-        device_state = current.get("ipu_state")
+        device_state = self._read()["ipu_state"]
         if device_state is None:
             return
         state = state_to_torch(
@@ -244,7 +210,7 @@ class OptimizerLink:
             self._numbered_groups(told=True),
             self.conversion.kind,
             steps=self._steps,
-            loss_scaling=self._loss_scaling_of(current),
+            loss_scaling=self._scaling,
         )
         shown = self._source.__dict__["state"]
         # What the device does not have now stays, of parameters that are frozen or while there is no momentum: it is
@@ -327,7 +293,8 @@ class OptimizerLink:
     @property
     def loaded(self) -> bool:
         """Whether a state was loaded that the device has not trained with yet."""
-        return self._loaded or bool(self._device.ipu_state_is_dirty)
+        ask = self.conversion.passed_through and not self._given_up
+        return self._loaded or (ask and bool(self._device.ipu_state_is_dirty))
 
     def tell(self, executor: Any, settings: Settings) -> None:
         """Tell the device hyper-parameters of an earlier moment, or again those of now.
@@ -341,15 +308,15 @@ class OptimizerLink:
         if settings.loss_scaling is not None:
             setattr(self._device, _LOSS_SCALING, settings.loss_scaling)
         executor.setOptimizer(self._device)
+        self._rescale(settings.loss_scaling)
 
     def read(self) -> SavedState:
         """Return a copy of the newest state, for `put_back`."""
-        current = self.copying(self._read_state)
         device = {
             name: None if tensors is None else {key: tensor.detach().clone() for key, tensor in tensors.items()}
-            for name, tensors in current.items()
+            for name, tensors in self._read().items()
         }
-        return SavedState(device, self.settings, copy.deepcopy(self._numbered_groups()), self._steps)
+        return SavedState(device, self._scaling, self.settings, copy.deepcopy(self._numbered_groups()), self._steps)
 
     def put_back(self, saved: SavedState, steps: Optional[int] = None) -> None:
         """Make a state that `read` returned the newest, when the one on the device is lost.
@@ -360,39 +327,48 @@ class OptimizerLink:
         """
         self._steps = saved.steps if steps is None else steps
         self._newer_on_device = True
-        if saved.device.get("ipu_state") is not None:
-            self._write_state(saved.device)
+        self._scaling = saved.scaling
+        if saved.device["ipu_state"] is not None:
+            self._device.set_state_dict(saved.device)
+
+    def stand_in(self) -> Any:
+        """Return an optimizer to leave with an executor in place of the device's, which belongs to one at a time."""
+        return copy.copy(self._stand_in)
+
+    def give_up(self) -> None:
+        """Expect nothing newer from the device, which may answer no more: what was read of it last is the newest."""
+        # A state that detaching keeps for the next time has not been loaded by anybody.
+        self._loaded, self._given_up = self.loaded, True
+        self._device.host_state_is_dirty = False
+        newest = self._device.state_dict()
+        if newest.get("ipu_state") is not None:
+            self._device.set_state_dict(newest)
 
     def state_dict(self, saved: SavedState) -> Dict[str, Any]:
         """Return the state dictionary that the user's optimizer would have given at that moment."""
         if self.conversion.passed_through:
             return {**saved.device, "state": {}, "param_groups": saved.groups}
-        device_state = saved.device.get("ipu_state")
+        device_state = saved.device["ipu_state"]
         if device_state is None:
             # The device was never used: the state is the one that the optimizer shows.
             return {"state": copy.deepcopy(self._source.state_dict()["state"]), "param_groups": saved.groups}
-        loss_scaling = (saved.device.get("ipu_param") or {}).get(_LOSS_SCALING_ON_DEVICE, saved.settings.loss_scaling)
         state = state_to_torch(
             device_state,
             self._names,
             saved.groups,
             self.conversion.kind,
             steps=saved.steps,
-            loss_scaling=float(loss_scaling),
+            loss_scaling=saved.scaling,
         )
         return {"state": state, "param_groups": saved.groups}
 
     def detach(self) -> None:
         """Make the user's optimizer an ordinary one again, holding the newest state."""
-        self._refusal.remove()
-        if self._attached:
-            try:
-                # The garbage collector calls this at any time, also while another model is being traced.
-                with torch._C.DisableTorchFunction():
-                    self.refresh_state()
-            finally:
-                unlink_handle(self._source)
-                self._attached = False
+        try:
+            if self._let_go.alive:
+                self.refresh_state()
+        finally:
+            self._let_go()
 
     def send_again(self, trainable: Collection[str]) -> None:
         """Send the state that the user's optimizer shows, to a program that will be compiled for other parameters.
@@ -402,26 +378,41 @@ class OptimizerLink:
         """
         if self.conversion.passed_through:
             return
-        current = self.copying(self._read_state)
-        values = current.get("ipu_param") or {}
+        values = self._read()["ipu_param"] or {}
         if not values and not self._source.__dict__["state"]:
             return  # neither has any yet
-        everything = self._converted_state(current, None, strict=False)
+        everything = self._converted_state(None, strict=False)
         wanted = {name: tensor for name, tensor in everything.items() if name.split("___", 1)[-1] in trainable}
-        if float(values.get(_LOSS_SCALING_ON_DEVICE, self._device.loss_scaling)) == self._device.loss_scaling:
-            # The program is compiled with the newest ones; among these, PopTorch would miss those of unfrozen weights.
-            values, self._loaded = {}, True
-        self._write_state({"ipu_state": wanted, "ipu_param": values})
+        self._loaded = True
+        self._device.set_state_dict({"ipu_state": wanted, "ipu_param": {}})
 
     def _send_state(self, strict: bool = True) -> None:
-        current = self.copying(self._read_state)
-        converted = self._converted_state(current, current.get("ipu_state"), strict)
+        current = self._read()
+        converted = self._converted_state(current["ipu_state"], strict)
         self._loaded = True
-        self._write_state({"ipu_state": converted, "ipu_param": current.get("ipu_param") or {}})
+        self._device.set_state_dict({"ipu_state": converted, "ipu_param": current["ipu_param"] or {}})
 
-    def _converted_state(
-        self, current: Dict[str, Any], known: Optional[Mapping[str, torch.Tensor]], strict: bool
-    ) -> Dict[str, torch.Tensor]:
+    def _read(self) -> Dict[str, Optional[Dict[str, torch.Tensor]]]:
+        """Return the newest state in PopTorch's structure; None for both parts before the first use."""
+        # The executor, whichever has the optimizer at the time, has put this method there: no other asks the device.
+        current = self.copying(lambda: self._device.state_dict())
+        return {name: current.get(name) for name in _OF_THE_DEVICE}
+
+    def _rescale(self, scaling: Any) -> None:
+        """Let velocities mean what they meant before the loss scaling changed: PopTorch leaves the numbers alone."""
+        factor, slots = float(scaling) / self._scaling, self.conversion.kind.slots
+        scaled = tuple(slots[name] + "___" for name in self.conversion.kind.scaled)
+        if factor == 1.0 or not scaled or getattr(self._device, "use_combined_accum", False):
+            self._scaling = float(scaling)
+            return
+        current = self._read()
+        state = current["ipu_state"]
+        if state is not None:
+            values = {name: each * factor if name.startswith(scaled) else each for name, each in state.items()}
+            self._device.set_state_dict({**current, "ipu_state": values})
+        self._scaling = float(scaling)
+
+    def _converted_state(self, known: Optional[Mapping[str, torch.Tensor]], strict: bool) -> Dict[str, torch.Tensor]:
         numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         state = {
             numbers[id(key)]: entries if strict else self._of_the_device(entries)
@@ -436,7 +427,7 @@ class OptimizerLink:
             self.conversion.kind,
             variable=self.conversion.variable,
             known=known,
-            loss_scaling=self._loss_scaling_of(current),
+            loss_scaling=self._scaling,
         )
 
     def _numbered_groups(self, told: bool = False) -> List[Dict[str, Any]]:
@@ -459,17 +450,10 @@ class OptimizerLink:
     def _loss_scaling(self) -> Any:
         return getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
 
-    def _loss_scaling_of(self, current: Mapping[str, Any]) -> float:
-        # Automatic loss scaling changes the value on the device alone.
-        entry = (current.get("ipu_param") or {}).get(_LOSS_SCALING_ON_DEVICE) if self._newer_on_device else None
-        return float(self._device.loss_scaling if entry is None else entry)
-
-    def _note_sent(self, changes: Sequence[Change]) -> None:
+    def _note_sent(self) -> None:
         self._sent = self._values()
         self._sent_loss_scaling = self._loss_scaling()
-        if self._loaded and any(change.attribute == _LOSS_SCALING for change in changes):
-            # A velocity that waits to be uploaded carries the loss scaling from before.
-            self._send_state(strict=False)
+        self._rescale(self._sent_loss_scaling)
 
     def _refuse(self, changes: Sequence[Change], constants: Collection[str]) -> None:
         """Refuse changes of constants, and those with which the optimizer would not have been converted."""
@@ -506,13 +490,6 @@ def _make(copy: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
 
 def _may_change_in_place(groups: Sequence[Any]) -> bool:
     return not all(isinstance(value, (float, int, tuple)) for values in groups for value in values)
-
-
-def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    raise OptimizerError(
-        f"{type(optimizer).__name__}.step() was called, but the weights are on an IPU and updated there within each "
-        "training step; there are no gradients on the host. Remove the call."
-    )
 
 
 def _most_steps(state: Mapping[Any, Mapping[str, Any]]) -> int:

@@ -165,6 +165,23 @@ def test_equal_seeds_give_equal_sequences_and_leave_the_hosts_stream_alone():
     assert not torch.equal(one[0], one[1])
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_before_the_first_run_there_is_no_random_state_but_a_seed(seed):
+    """Detaching and attaching do not make one."""
+    options = poptorch.Options() if seed is None else poptorch.Options().randomSeed(seed)
+    executor, whole = poptorch.inferenceModel(Noise(), options), poptorch.inferenceModel(Noise(), options)
+    x = torch.ones(1, 64)
+    executor.compile(x)
+    for _ in range(2):
+        assert executor.rng_state == (None if seed is None else [seed])
+        executor.detachFromDevice()
+        executor.attachToDevice()
+    drawn = executor(x)
+    assert len(executor.rng_state) > 1
+    if seed is not None:
+        assert torch.equal(drawn, whole(x))
+
+
 def test_a_random_state_can_be_returned_to():
     x = torch.ones(1, 64)
     executor = poptorch.inferenceModel(Noise(), poptorch.Options().randomSeed(5))

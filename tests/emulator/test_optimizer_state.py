@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -27,6 +29,17 @@ class Net(nn.Module):
 
     def forward(self, x):
         return F.mse_loss(self.fc(x), x)
+
+
+class PerReplica(nn.Module):
+    """A weight with a value for each of two groups of replicas."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, x):
+        return poptorch.identity_loss((self.weight * x).sum(), "none")
 
 
 def plain_weights(make, updates):
@@ -101,16 +114,66 @@ class TestSetOptimizer:
         with pytest.raises(AttributeError, match="_attribute_tracker"):
             poptorch.inferenceModel(net).setOptimizer(momentum(net.parameters()))
 
-    def test_a_refused_optimizer_changes_nothing(self):
+    def test_a_refused_optimizer_trains_nothing(self):
+        """The device goes on with what it has; the refused object is the executor's until another one is accepted."""
         net = Net()
         optimizer = momentum(net.parameters())
         model = wrap(net, optimizer)
         model(X)
         with pytest.raises(poptorch.Error, match="is not a valid replacement"):
             model.setOptimizer(poptorch.optim.Adam(net.parameters(), lr=0.1))
+        assert optimizer.state_dict()["ipu_state"]
         model(X)
         torch.testing.assert_close(net.state_dict(), plain_weights(torch_momentum, 2))
+        with pytest.raises(AssertionError, match="newer on the device and, at once, is to be uploaded"):
+            model.destroy()
+        model.setOptimizer(optimizer)
+        model.destroy()
+
+    def test_after_a_refused_value_the_state_is_out_of_reach_until_one_is_accepted(self):
+        """The refused value is noted all the same: giving it again sends nothing, and raises nothing."""
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        optimizer.param_groups[0]["weight_decay"] = 0.5
+        with pytest.raises(poptorch.Error, match=r"weight_decay of group 0 was compiled in as 0\.0"):
+            model.setOptimizer(optimizer)
+        model.setOptimizer(optimizer)
+        model(X)
+        for read in (optimizer.state_dict, model.detachFromDevice, model.destroy):
+            with pytest.raises(AssertionError, match=r"call setOptimizer\(\) again"):
+                read()
+        optimizer.param_groups[0]["weight_decay"] = 0
+        model.setOptimizer(optimizer)
         assert optimizer.state_dict()["ipu_state"]
+        model(X)
+        torch.testing.assert_close(net.state_dict(), plain_weights(torch_momentum, 3))
+        model.destroy()
+
+    @pytest.mark.parametrize("when", ["wrapping", "before compiling"])
+    def test_half_accumulators_make_means_running(self, when):
+        """The executor's own options say so, whatever the user had set and however frozen they are."""
+        net = Net()
+        options = poptorch.Options()
+        half = momentum(net.parameters(), accum_type=torch.float16)
+        model = wrap(net, half if when == "wrapping" else momentum(net.parameters()), options)
+        model.setOptimizer(half)
+        strategy = "meanAccumulationAndReplicationReductionStrategy"
+        assert getattr(model.options.Training, strategy) is MeanReductionStrategy.Running
+        assert getattr(options.Training, strategy) is MeanReductionStrategy.Post
+        model(X)
+        half.param_groups[0]["lr"] = 0.2
+        model.setOptimizer(half)
+        model(X)
+
+    @pytest.mark.parametrize("combined", [False, True])
+    def test_other_accumulators_leave_the_strategy_alone(self, combined):
+        net = Net()
+        more = {"use_combined_accum": True, "accum_type": torch.float16} if combined else {}
+        model = wrap(net, momentum(net.parameters(), **more))
+        strategy = model.options.Training.meanAccumulationAndReplicationReductionStrategy
+        assert strategy is MeanReductionStrategy.Post
 
     def test_half_accumulators_come_too_late_for_a_compiled_model(self):
         net = Net()
@@ -147,6 +210,124 @@ class TestSetOptimizer:
 
 
 class TestState:
+    def test_the_record_is_never_read_from_the_device(self):
+        """Only the method that the executor puts on the optimizer asks for what is newer."""
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        assert set(optimizer.get_state_dict()) == {"state", "param_groups"}
+        newest = optimizer.state_dict()
+        assert set(newest) == set(optimizer.get_state_dict()) == {"ipu_state", "ipu_param", "state", "param_groups"}
+        velocity = newest["ipu_state"]["Accl1___fc.weight"].clone()
+        model(X)
+        assert torch.equal(optimizer.get_state_dict()["ipu_state"]["Accl1___fc.weight"], velocity)
+        assert not torch.equal(optimizer.state_dict()["ipu_state"]["Accl1___fc.weight"], velocity)
+        assert poptorch.counters(model).optimizer_state_downloads == 2
+
+    def test_a_copy_has_the_record_and_no_executor(self):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        before = optimizer.state_dict()["ipu_state"]["Accl1___fc.weight"].clone()
+        model(X)
+        other = copy.deepcopy(optimizer)
+        assert torch.equal(other.state_dict()["ipu_state"]["Accl1___fc.weight"], before)
+        assert poptorch.counters(model).optimizer_state_downloads == 1
+
+    def test_whoever_keeps_the_optimizer_keeps_executor_and_ipus(self):
+        """Until another optimizer takes its place, which gives it its newest state and its own method back."""
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        alive = weakref.ref(model)
+        del model
+        gc.collect()
+        assert alive() is not None and alive().isAttachedToDevice()
+        alive().setOptimizer(momentum(net.parameters()))
+        assert optimizer.state_dict.__func__ is poptorch.optim.SGD.state_dict
+        assert optimizer.state_dict()["ipu_state"]
+        gc.collect()
+        assert alive() is None
+
+    def test_a_loaded_state_comes_back_as_it_was_loaded_before_anything_runs(self):
+        net = Net()
+        optimizer = momentum(net.parameters())
+        model = wrap(net, optimizer)
+        model(X)
+        loaded = copy.deepcopy(optimizer.state_dict())
+        del loaded["ipu_state"]["Accl1___fc.bias"], loaded["ipu_param"]["scaledMomentum2___specific___fc.bias"]
+        model(X)
+        optimizer.load_state_dict(loaded)
+        found = optimizer.state_dict()
+        for entries in ("ipu_state", "ipu_param"):
+            torch.testing.assert_close(found[entries], loaded[entries], rtol=0, atol=0)
+
+    def test_loaded_hyper_parameters_are_read_back_and_do_not_train(self, caplog):
+        """The next run writes them to the record; names that were missing keep their value, with a warning for each."""
+        net = Net()
+        optimizer = poptorch.optim.Adam(net.parameters(), lr=0.1, weight_decay=0.25)
+        model = wrap(net, optimizer)
+        model(X)
+        loaded = copy.deepcopy(optimizer.state_dict())
+        loaded["ipu_param"] = {"learningRate___specific___fc.weight": torch.tensor(7.0)}
+        bias = loaded["ipu_state"].pop("Accl2___fc.bias")
+        optimizer.load_state_dict(loaded)
+        caplog.clear()
+        model(X)
+        warned = sorted(record.message.split(" lacks ")[1].split(":")[0] for record in caplog.records)
+        assert warned == [
+            "Accl2___fc.bias",
+            "learningRate___specific___fc.bias",
+            "weightDecay___specific___fc.bias",
+            "weightDecay___specific___fc.weight",
+        ]
+        found = optimizer.state_dict()
+        assert found["ipu_param"]["learningRate___specific___fc.weight"] == 7.0
+        assert found["ipu_param"]["learningRate___specific___fc.bias"].item() == pytest.approx(0.1)
+        assert not torch.equal(found["ipu_state"]["Accl2___fc.bias"], bias), "the device went on with its own"
+        plain = plain_weights(lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.25), 2)
+        torch.testing.assert_close(net.state_dict(), plain)
+
+    def test_a_description_replaces_loaded_hyper_parameters_and_comes_before_them(self):
+        net = Net()
+        optimizer = poptorch.optim.Adam(net.parameters(), lr=0.1)
+        name = "learningRate___specific___fc.weight"
+        model = wrap(net, optimizer)
+        model(X)
+        loaded = copy.deepcopy(optimizer.state_dict())
+        loaded["ipu_param"][name].fill_(7.0)
+        optimizer.load_state_dict(loaded)
+        optimizer.param_groups[0]["lr"] = 0.5
+        model.setOptimizer(optimizer)
+        model(X)
+        assert optimizer.state_dict()["ipu_param"][name] == 7.0, "both were due"
+        optimizer.param_groups[0]["lr"] = 0.25
+        model.setOptimizer(optimizer)
+        model(X)
+        assert optimizer.state_dict()["ipu_param"][name] == 0.25
+
+    @pytest.mark.parametrize("replicas", ["OnePerGroup", "AllReplicas"])
+    def test_state_of_weights_per_replica_counts_groups_first(self, replicas):
+        """Step counts, too: two groups of two replicas; with AllReplicas all four are brought."""
+        net = PerReplica()
+        optimizer = poptorch.optim.Adam(net.parameters(), lr=0.1)
+        model = wrap(net, optimizer, poptorch.Options().replicationFactor(4))
+        kind, retrieval = poptorch.CommGroupType.Consecutive, poptorch.VariableRetrievalMode[replicas]
+        model.weight.replicaGrouping(kind, 2, retrieval)
+        model(torch.arange(12.0).reshape(4, 3))
+        state = optimizer.state_dict()["ipu_state"]
+        count = 2 if replicas == "OnePerGroup" else 4
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        assert shapes == {"Accl1___weight": (count, 3), "Accl2___weight": (count, 3), "Step___weight": (count,)}
+        loaded = copy.deepcopy(optimizer.state_dict())
+        loaded["ipu_state"]["Step___weight"].fill_(9.0)
+        optimizer.load_state_dict(loaded)
+        model(torch.arange(12.0).reshape(4, 3))
+        assert optimizer.state_dict()["ipu_state"]["Step___weight"].tolist() == [10.0] * count
+
     def test_it_is_read_when_stale_and_only_then(self):
         net = Net()
         optimizer = momentum(net.parameters())
@@ -305,8 +486,9 @@ class TestAccumulation:
 
 
 def scaling_of(model):
-    (optimizer,) = [model._optimizer._optimizer]
-    return optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"].item()
+    """Return the loss scaling that the next run takes: the user's times the factor by which the device adapts it."""
+    state = model._optimizer._optimizer.state_dict()
+    return state["ipu_param"]["lossScaling_FLOAT"].item() * state["ipu_state"]["lossScaleUpdateFactor"].item()
 
 
 class Sums(nn.Module):
@@ -338,8 +520,8 @@ def test_gradients_that_share_memory_are_counted_once(accumulation, loss_scaling
     assert model.isCompiled()
 
 
-def test_velocities_keep_their_meaning_when_the_loss_scaling_changes_during_an_absence():
-    """They are saved multiplied by the loss scaling of then."""
+def test_velocities_are_misread_when_the_loss_scaling_changes_during_an_absence():
+    """They are saved multiplied by the loss scaling of then, and read as if it had been that of now."""
     net = Scaled()
     optimizer = poptorch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5, loss_scaling=4.0)
     model = wrap(net, optimizer)
@@ -348,7 +530,7 @@ def test_velocities_keep_their_meaning_when_the_loss_scaling_changes_during_an_a
     optimizer.loss_scaling = 64.0
     model.setOptimizer(optimizer)
     model(torch.ones(1, 1, dtype=torch.float16))
-    assert net.weight.item() == -1 - 1.5
+    assert net.weight.item() == pytest.approx(-1 - (0.5 / 16 + 1), abs=1e-3)
 
 
 class TestAutomaticLossScaling:
@@ -451,9 +633,38 @@ class TestAutomaticLossScaling:
         model(torch.ones(1, 1, dtype=torch.float16))
         optimizer.loss_scaling = 32.0
         model.setOptimizer(optimizer)
-        assert scaling_of(model) == 32.0
-        model(torch.ones(1, 1, dtype=torch.float16))
         assert scaling_of(model) == 64.0
+        model(torch.ones(1, 1, dtype=torch.float16))
+        assert scaling_of(model) == 128.0
+        assert optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"] == 32.0
+
+    def test_the_factor_is_state_that_can_be_anchored_with_the_loss_scaling_as_product(self):
+        """A run takes loss_scaling times the factor that was shown before it."""
+        net = Scaled()
+        optimizer = poptorch.optim.AdamW(net.parameters(), lr=0.5, loss_scaling=8.0)
+        options = poptorch.Options()
+        options.anchorTensor("scale", "finalLossScale")
+        options.Training.setAutomaticLossScaling(True)
+        model = wrap(net, optimizer, options)
+        x = torch.ones(1, 1, dtype=torch.float16)
+        model.compile(x)
+        shown = [optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"].item()]
+        anchored = []
+        for _ in range(3):
+            model(x)
+            anchored.append(model.getAnchoredTensor("scale"))
+            shown.append(optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"].item())
+        assert shown == [1.0, 2.0, 4.0, 8.0]
+        assert [each.shape for each in anchored] == [torch.Size()] * 3
+        assert [each.item() for each in anchored] == [8.0, 16.0, 32.0]
+        assert optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"] == optimizer.loss_scaling == 8.0
+
+    def test_without_it_there_is_no_such_tensor(self):
+        net = Net()
+        options = poptorch.Options()
+        options.anchorTensor("scale", "finalLossScale")
+        with pytest.raises(poptorch.Error, match="Unknown tensor to anchor: 'finalLossScale'"):
+            wrap(net, momentum(net.parameters()), options)(X)
 
 
 def test_stochastic_rounding_draws_from_the_devices_stream_and_is_right_on_average():

@@ -9,6 +9,7 @@ from torch import nn
 
 from ignite_ipu import backend, emulator
 from ignite_ipu.handlers import OptimizerSync
+from ignite_ipu.optimizers import OptimizerError
 from tests.supervised import assert_same_weights, network
 
 
@@ -89,6 +90,29 @@ def test_a_refused_change_leaves_the_old_values(loop):
     assert optimizer.param_groups[0]["momentum"] == 0.0
     assert sync.sync() is False
     executor(*batches()[0])
+    assert optimizer.state_dict()["ipu_state"] is not None
+    executor.detachFromDevice()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_another_loss_scaling_is_refused_where_momentum_would_be_misread(momentum):
+    """The device holds it multiplied by the loss scaling of its time."""
+    poptorch = backend.poptorch()
+    model = network()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, loss_scaling=1.0)
+    executor = poptorch.trainingModel(WithLoss(model), poptorch.Options(), optimizer)
+    sync = OptimizerSync(executor, optimizer)
+    optimizer.loss_scaling = 2.0
+    assert sync.sync(), "nothing is on the device yet"
+    executor(*batches()[0])
+    optimizer.loss_scaling = 64.0
+    if momentum:
+        with pytest.raises(OptimizerError, match=r"loss_scaling of the SGD changed from 2\.0 to 64\.0"):
+            sync.sync()
+        assert optimizer.loss_scaling == 2.0
+    else:
+        assert sync.sync()
+    executor.destroy()
 
 
 @pytest.mark.parametrize("written", ["in place", "another"])

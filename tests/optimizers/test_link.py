@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import warnings
+import weakref
 from typing import Any, Dict, List, Optional
 
 import pytest
@@ -57,8 +59,13 @@ def linked(make: Any, device: Optional[Device] = None, **arguments: Any) -> Any:
     optimizer = make(layer.parameters())
     names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}
     device = device or Device()
-    conversion = convert_optimizer(optimizer, **arguments)
-    return layer, optimizer, OptimizerLink(conversion, names, read_state=device.read, write_state=device.write)
+    return layer, optimizer, link_to(device, convert_optimizer(optimizer, **arguments), names)
+
+
+def link_to(device: Device, conversion: Any, names: Dict[str, Any]) -> OptimizerLink:
+    """Return the link of a conversion whose device's optimizer has the method of an executor, which asks `device`."""
+    conversion.optimizer.state_dict, conversion.optimizer.set_state_dict = device.read, device.write
+    return OptimizerLink(conversion, names)
 
 
 def momentum_sgd(parameters: Any) -> torch.optim.SGD:
@@ -224,6 +231,57 @@ def test_a_refused_description_is_taken_back() -> None:
     assert executor.sent == [[0.5]]
 
 
+def test_after_a_refused_description_the_executor_is_given_the_former_one_again() -> None:
+    """PopTorch notes what it refuses, and reads no state until it has accepted something else."""
+    _, optimizer, link = linked(momentum_sgd)
+
+    class RefusesOnce(Executor):
+        def setOptimizer(self, optimizer: Any) -> None:
+            super().setOptimizer(optimizer)
+            if len(self.sent) == 1:
+                raise poptorch.Error("not a valid replacement")
+
+    executor = RefusesOnce()
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(poptorch.Error, match="not a valid"):
+        link.push(executor)
+    assert executor.sent == [[0.5], [0.1]]
+
+
+def test_velocities_keep_their_meaning_when_the_loss_scaling_changes() -> None:
+    """PopTorch leaves the numbers alone: what was stored times 128 has to be stored times 64."""
+    device = Device({"Accl1___model.weight": torch.full((2, 3), 256.0)})
+    layer, optimizer, link = linked(momentum_sgd, device, loss_scaling=128.0)
+    link.stepped(1)
+    optimizer.loss_scaling = 64.0
+    link.push(Executor())
+    assert device.state is not None and device.state["Accl1___model.weight"].unique().tolist() == [128.0]
+    assert optimizer.state[layer.weight]["momentum_buffer"].unique().tolist() == [2.0]
+    assert device.writes == 1
+    link.push(Executor())
+    assert device.writes == 1
+
+
+def test_moments_that_carry_no_loss_scaling_are_left_alone_when_it_changes() -> None:
+    device = Device({"Accl1___model.weight": torch.ones(2, 3), "Accl2___model.weight": torch.ones(2, 3)})
+    _, optimizer, link = linked(torch.optim.Adam, device, loss_scaling=128.0)
+    optimizer.loss_scaling = 64.0
+    link.push(Executor())
+    assert (device.reads, device.writes) == (0, 0)
+
+
+def test_an_optimizer_whose_link_is_dropped_is_an_ordinary_one() -> None:
+    """It keeps neither the link nor, by it, what PopTorch ties to the device's optimizer."""
+    layer, optimizer, link = linked(momentum_sgd)
+    gone = weakref.ref(link.conversion.optimizer)
+    del link
+    gc.collect()
+    assert gone() is None and type(optimizer) is torch.optim.SGD
+    layer(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert len(optimizer.state_dict()["state"]) == 2
+
+
 def test_loss_scaling_is_an_attribute() -> None:
     """As it is for PopTorch; it can be scheduled when it is variable."""
     _, optimizer, link = linked(momentum_sgd, loss_scaling=128.0)
@@ -304,7 +362,7 @@ def test_state_dict_is_torchs_with_the_devices_values() -> None:
 
 def test_state_attribute_is_current() -> None:
     """`optimizer.state[parameter]` works as on a GPU."""
-    layer, optimizer, _, _ = after_training(momentum_sgd, VELOCITY, 5)
+    layer, optimizer, _link, _ = after_training(momentum_sgd, VELOCITY, 5)
     assert torch.equal(optimizer.state[layer.bias]["momentum_buffer"], torch.full((2,), 3.0))
 
 
@@ -339,7 +397,7 @@ def test_velocities_on_the_device_carry_the_loss_scaling() -> None:
 
 def test_load_state_dict_reaches_the_device() -> None:
     """torch's structure goes in; hyper-parameters are sent with the next push, moments are written at once."""
-    _, saved, _, _ = after_training(momentum_sgd, VELOCITY, 5)
+    _, saved, _link, _ = after_training(momentum_sgd, VELOCITY, 5)
     state_dict = saved.state_dict()
     state_dict["param_groups"][0]["lr"] = 0.7
     device = Device()
@@ -362,7 +420,7 @@ def test_state_present_before_the_link_reaches_the_device() -> None:
     optimizer.step()
     device = Device()
     names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}
-    OptimizerLink(convert_optimizer(optimizer), names, read_state=device.read, write_state=device.write)
+    _link = link_to(device, convert_optimizer(optimizer), names)
     assert device.state is not None
     assert torch.equal(device.state["Accl1___model.weight"], optimizer.state[layer.weight]["exp_avg"])
     assert float(device.state["Step___model.weight"]) == 1
@@ -398,7 +456,7 @@ def test_the_object_stays_what_it_was() -> None:
 @pytest.mark.parametrize("copy_it", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
 def test_copies_are_plain_torch_with_the_newest_state(copy_it: Any) -> None:
     """They need neither this package nor a device."""
-    _, optimizer, _, _ = after_training(momentum_sgd, VELOCITY, 5)
+    _, optimizer, _link, _ = after_training(momentum_sgd, VELOCITY, 5)
     duplicate = copy_it(optimizer)
     assert type(duplicate) is torch.optim.SGD
     assert float(duplicate.state_dict()["state"][1]["momentum_buffer"][0]) == 3
@@ -408,7 +466,7 @@ def test_copies_are_plain_torch_with_the_newest_state(copy_it: Any) -> None:
 
 def test_checkpoints_hold_plain_types() -> None:
     """They load with weights_only, so without unpickling anything of ours."""
-    _, optimizer, _, _ = after_training(momentum_sgd, VELOCITY, 5)
+    _, optimizer, _link, _ = after_training(momentum_sgd, VELOCITY, 5)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)

@@ -94,4 +94,5 @@ def random_sequences(count: int, seed: int = 0) -> int:
 
 
 def _faults(actions: Dict[int, str]) -> Dict[int, poptorch.Fault]:
-    return {number: poptorch.Fault(action) for number, action in actions.items()}
+    # From every other one on, the device answers nothing more until its IPUs are given back.
+    return {number: poptorch.Fault(action, lasting=number % 2 == 1) for number, action in actions.items()}

@@ -34,6 +34,7 @@ _READ_FROM_THE_OBJECT = {
     "loss_scaling",
     "max_grad_norm",
     "second_order_momentum_accum_type",
+    "state_dict",
     "use_combined_accum",
     "use_tf_variant",
     "velocity_accum_type",

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -17,10 +17,11 @@ from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.optim.device_values import device_values
 from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, Kind
 from ignite_ipu.emulator.optim.optimizer import IpuState
-from ignite_ipu.emulator.optim.updates import ACCL1, Bucket, CombinedSgd, Sgd, SgdRule, rule_for
+from ignite_ipu.emulator.optim.updates import Bucket, CombinedSgd, Sgd, SgdRule, rule_for
+from ignite_ipu.emulator.replica_groups import ReplicaGroups
 
 STEP = "Step"
-_LOSS_SCALING = "lossScaling_FLOAT"
+_UPDATE_FACTOR = "lossScaleUpdateFactor"
 _COUNTED = (Kind.ADAM, Kind.ADAMW, Kind.ADAMW_NO_BIAS, Kind.LAMB, Kind.LAMB_NO_BIAS)
 Grads = Sequence[Optional[torch.Tensor]]
 
@@ -34,7 +35,7 @@ class _Slot:
     group: Optional[int]
     grouped: bool
     states: Dict[str, torch.Tensor]
-    steps: int = 0
+    steps: float = 0.0
     in_force: Optional[HyperParameters] = None
 
 
@@ -48,7 +49,7 @@ class _Work:
     pick: Callable[[Any], List[torch.Tensor]]
 
 
-Counts = List[Tuple[int, Optional[HyperParameters]]]
+Counts = List[Tuple[float, Optional[HyperParameters]]]
 
 
 class Layout:
@@ -86,10 +87,10 @@ class DeviceOptimizer:
         description: The optimizer compiled for.
         named_weights: The trainable weights, whose storage this object updates. Refill them in place.
         group_of: The parameter group of each weight; None for one in no group, which takes the defaults.
-        per_replica: Names of weights whose dimension 0 counts groups of replicas with values of their own. LAMB's norms
-            are then taken for each of these; everything else works element by element.
+        per_replica: Groups of replicas with values of their own, by the weights whose dimension 0 counts them. LAMB's
+            norms are then taken for each of these; everything else works element by element.
         store: How float32 results become float16 weights and state, for instance with stochastic rounding.
-        adapts_loss_scaling: Whether the device adapts the loss scaling, which is state of its own then.
+        adapts_loss_scaling: Whether the device adapts the loss scaling, by a factor that is state of its own then.
 
     Raises:
         Error: Gradients are to be clipped while weights differ between replicas: each replica would clip the weights
@@ -101,7 +102,7 @@ class DeviceOptimizer:
         description: OptimizerDescription,
         named_weights: Dict[str, torch.Tensor],
         group_of: Mapping[str, Optional[int]],
-        per_replica: Collection[str] = (),
+        per_replica: Optional[Mapping[str, ReplicaGroups]] = None,
         store: foreach.Store = foreach.store_nearest,
         adapts_loss_scaling: bool = False,
     ) -> None:
@@ -111,11 +112,14 @@ class DeviceOptimizer:
                 f"replicas ({', '.join(sorted(per_replica))}): the replicas would clip shared parameters differently."
             )
         self._description = description
-        self._loss_scaling = description.loss_scaling.value
         self._adapts_loss_scaling = adapts_loss_scaling
+        self._update_factor = 1.0
+        self._replica_groups = per_replica or {}
         self._rule = rule_for(description, store)
         self._slots = [
-            _Slot(name, weight, group_of[name], name in per_replica, self._fresh_states(weight, group_of[name]))
+            _Slot(
+                name, weight, group_of[name], name in self._replica_groups, self._fresh_states(weight, group_of[name])
+            )
             for name, weight in named_weights.items()
         ]
         self._work: List[_Work] = []
@@ -123,22 +127,17 @@ class DeviceOptimizer:
         self._layout: Optional[Layout] = None
         # Combined SGD folds the first weight decay in when the program starts, from the values it was compiled with.
         self._first_values = {slot.group: description.values(slot.group) for slot in self._slots}
+        # What the host is told of the hyper-parameters; the update goes by the description.
+        self._told = self._device_values()
 
     @property
     def loss_scaling(self) -> float:
-        """The factor on the loss gradient; setting it keeps what the stored velocities mean."""
-        return self._loss_scaling
+        """The factor on the loss gradient: the user's, times that by which the device adapts it."""
+        return self._description.loss_scaling.value * self._update_factor
 
-    @loss_scaling.setter
-    def loss_scaling(self, value: float) -> None:
-        ratio = value / self._loss_scaling
-        self._loss_scaling = value
-        if not isinstance(self._rule, Sgd):
-            return
-        self._rule.loss_scaling = value
-        velocities = [slot.states[ACCL1] for slot in self._slots if slot.states]
-        if velocities and ratio != 1.0:
-            torch._foreach_mul_(velocities, ratio)
+    def adapt_loss_scaling(self, value: float) -> None:
+        """Make another loss scaling the one in force; what is stored keeps the user's."""
+        self._update_factor *= value / self.loss_scaling
 
     @property
     def state_bytes(self) -> int:
@@ -169,7 +168,7 @@ class DeviceOptimizer:
             for work, each in zip(self._work, lists):
                 self._rule.update(work.bucket, foreach.times(each, factor), self._values(work))
         for work in self._work:
-            work.bucket.steps += 1
+            work.bucket.steps += 1.0
 
     def layout(self, grads: Sequence[object]) -> Layout:
         """Return what an update by these gradients, of which only the missing ones matter here, works on."""
@@ -180,17 +179,22 @@ class DeviceOptimizer:
         return self._layout
 
     def set_description(self, new: OptimizerDescription) -> None:
-        """Go on with the values of `new`, a valid replacement of the description compiled for."""
-        if new.loss_scaling != self._description.loss_scaling:
-            self.loss_scaling = new.loss_scaling.value
+        """Go on with the values of `new`, a valid replacement of the description compiled for.
+
+        Stored velocities, which are multiplied by the loss scaling of their time, stay as they are.
+        """
         self._description = new
+        if isinstance(self._rule, Sgd):
+            self._rule.loss_scaling = new.loss_scaling.value
+        self._told = self._device_values()
 
     def restart(self) -> None:
         """Set the state to what it was before the first update."""
         self._work, self._missing = [], None
         for slot in self._slots:
             slot.states = self._fresh_states(slot.weight, slot.group)
-            slot.steps, slot.in_force = 0, None
+            slot.steps, slot.in_force = 0.0, None
+        self._update_factor = 1.0
         self._first_values = {slot.group: self._description.values(slot.group) for slot in self._slots}
 
     @torch.no_grad()
@@ -198,52 +202,80 @@ class DeviceOptimizer:
         """Return copies of the state by name, and the variable hyper-parameters by name."""
         self._put_back()
         self._begin(self._slots)
-        state = {
-            f"{kind}___{slot.name}": tensor.clone() for slot in self._slots for kind, tensor in slot.states.items()
-        }
-        if self._counts_steps:
-            state.update({f"{STEP}___{slot.name}": torch.tensor(float(slot.steps)) for slot in self._slots})
-        return state, self._device_values()
+        state: Dict[str, torch.Tensor] = {}
+        for slot in self._slots:
+            groups = self._replica_groups.get(slot.name)
+            for kind, tensor in slot.states.items():
+                state[f"{kind}___{slot.name}"] = tensor.clone() if groups is None else groups.to_host(tensor).clone()
+            if self._counts_steps:
+                state[f"{STEP}___{slot.name}"] = torch.full(self._steps_shape(slot), slot.steps, dtype=torch.float32)
+        if self._adapts_loss_scaling:
+            state[_UPDATE_FACTOR] = torch.tensor(self._update_factor, dtype=torch.float32)
+        return state, dict(self._told)
 
     @torch.no_grad()
     def write_state(self, ipu_state: Mapping[str, torch.Tensor], ipu_param: Mapping[str, torch.Tensor]) -> None:
-        """Take over a state by name; what is missing in it stays as it is, with a warning.
+        """Take over a state by name; what is missing in it stays as it is, with a warning for each name.
 
-        Hyper-parameters come from descriptions: only the names of `ipu_param` are looked at. None at all means that
-        the state was saved elsewhere, by an optimizer that has none. The loss scaling is an exception: velocities are
-        saved multiplied by it, and where the device adapts it, it goes on from there.
+        Hyper-parameters come from descriptions: those of `ipu_param` are only what is read back. None at all mean that
+        the state was saved elsewhere, by an optimizer that has none.
 
         Raises:
             Error: A tensor has the wrong number of elements; nothing has been written then.
         """
         self._put_back()
         self._begin(self._slots)
-        own = {f"{kind}___{slot.name}": tensor for slot in self._slots for kind, tensor in slot.states.items()}
-        steps = {f"{STEP}___{slot.name}": slot for slot in self._slots} if self._counts_steps else {}
-        for name, loaded in ipu_state.items():
-            shape = own[name].shape if name in own else torch.Size()
-            if (name in own or name in steps) and loaded.numel() != shape.numel():
-                raise backend_error(
-                    f"The optimizer state {name} to load has shape {tuple(loaded.shape)}, the device's {tuple(shape)}: "
-                    "it was saved from another model."
-                )
-        present = self._loss_scaling
-        if _LOSS_SCALING in ipu_param:
-            self.loss_scaling = float(ipu_param[_LOSS_SCALING])
-        for name, tensor in own.items():
-            if name in ipu_state:
-                tensor.copy_(ipu_state[name].reshape(tensor.shape))
-        if not self._adapts_loss_scaling:
-            self.loss_scaling = present
-        for name, slot in steps.items():
-            if name in ipu_state:
-                slot.steps = int(ipu_state[name])
+        own: Dict[str, torch.Tensor] = {}
+        steps: Dict[str, float] = {}
+        for slot in self._slots:
+            for kind, tensor in slot.states.items():
+                name = f"{kind}___{slot.name}"
+                if name in ipu_state:
+                    own[name] = self._loaded(slot, name, ipu_state[name], tensor.shape)
+            name = f"{STEP}___{slot.name}"
+            if self._counts_steps and name in ipu_state:
+                groups = self._replica_groups.get(slot.name)
+                shape = torch.Size() if groups is None else torch.Size((groups.count,))
+                counts = self._loaded(slot, name, ipu_state[name], shape)
+                steps[slot.name] = self._one_count(name, counts)
+        known, values = self.read_state()
+        for name in (*known, *(values if ipu_param else ())):
+            if name not in ipu_state and name not in ipu_param:
+                logger.warning("The loaded optimizer state lacks %s: the device keeps its own.", name)
+        for slot in self._slots:
+            slot.steps = steps.get(slot.name, slot.steps)
+            for kind, tensor in slot.states.items():
+                if f"{kind}___{slot.name}" in own:
+                    tensor.copy_(own[f"{kind}___{slot.name}"])
+        if self._adapts_loss_scaling and _UPDATE_FACTOR in ipu_state:
+            self._update_factor = float(ipu_state[_UPDATE_FACTOR])
+        self._told = {**values, **{name: ipu_param[name].clone() for name in values if name in ipu_param}}
         self._work, self._missing = [], None
-        missing = [name for name in (*own, *steps) if name not in ipu_state]
-        if ipu_param:
-            missing += [name for name in self._device_values() if name not in ipu_param]
-        if missing:
-            logger.warning("The loaded optimizer state lacks %s: the device keeps its own.", ", ".join(missing))
+
+    def _loaded(self, slot: _Slot, name: str, value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Return a loaded tensor as the device has it: one slice for each group of replicas, where there are any."""
+        groups = self._replica_groups.get(slot.name)
+        if groups is not None and value.dim():
+            value = groups.from_host(value)
+        if value.numel() != shape.numel():
+            raise backend_error(
+                f"The optimizer state {name} to load has shape {tuple(value.shape)}, the device's {tuple(shape)}: "
+                "it was saved from another model."
+            )
+        return value.reshape(shape)
+
+    def _steps_shape(self, slot: _Slot) -> torch.Size:
+        groups = self._replica_groups.get(slot.name)
+        return torch.Size() if groups is None else groups.to_host(torch.zeros(groups.count)).shape
+
+    def _one_count(self, name: str, counts: torch.Tensor) -> float:
+        first = counts.reshape(-1)[0]
+        if not bool(((counts == first) | (counts.isnan() & first.isnan())).all()):
+            raise backend_error(
+                f"The optimizer state {name} to load has the step counts {counts.tolist()}, one for each group of "
+                "replicas; the emulator counts the steps of all of them together. Load equal ones."
+            )
+        return float(first.to(torch.float32))
 
     @property
     def _counts_steps(self) -> bool:
@@ -251,7 +283,7 @@ class DeviceOptimizer:
 
     def _device_values(self) -> Dict[str, torch.Tensor]:
         groups = {slot.name: slot.group for slot in self._slots}
-        return device_values(self._description, groups, self._loss_scaling)
+        return device_values(self._description, groups)
 
     def _fresh_states(self, weight: torch.Tensor, group: Optional[int]) -> Dict[str, torch.Tensor]:
         types = (*self._description.moment_types, torch.float32)

@@ -22,21 +22,19 @@ _PLAIN = {
 _Entry = Tuple[str, float, Iterable[str]]
 
 
-def device_values(
-    description: OptimizerDescription, group_of: Mapping[str, Optional[int]], loss_scaling: float
-) -> Dict[str, torch.Tensor]:
+def device_values(description: OptimizerDescription, group_of: Mapping[str, Optional[int]]) -> Dict[str, torch.Tensor]:
     """Return the values that can change without compiling, as scalars of float32.
 
     Args:
         description: Which values are variable.
         group_of: The parameter group of each weight; None for one that takes the defaults.
-        loss_scaling: The factor in force, which the device may have adjusted.
 
     Returns:
         For instance `{"learningRate___specific___fc.weight": ..., "lossScaling_FLOAT": ...}`. SGD's values are combined
         into the factors of its update, such as `scaledLearningRate0___specific___fc.weight`.
     """
     found: Dict[str, torch.Tensor] = {}
+    loss_scaling = description.loss_scaling.value
     for name, group in group_of.items():
         values = description.values(group)
         suffix = "default___FLOAT" if group is None else f"specific___{name}"

@@ -1,9 +1,9 @@
-"""What all PopTorch optimizers share: the state they hold for the device, and the executor that has the newer one."""
+"""What all PopTorch optimizers share: a record of the state on the device."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Tuple, cast
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, cast
 
 import torch
 
@@ -14,28 +14,14 @@ IpuState = Tuple[IpuTensors, IpuTensors]
 """Moments and step counters by name (`ipu_state`), then the variable hyper-parameters by name (`ipu_param`)."""
 
 ACCUMULATION_TYPES = (torch.float16, torch.float32)
-
-
-class StateHolder(Protocol):
-    """An executor whose device may hold newer optimizer state than the optimizer object.
-
-    It drives the optimizer in this order, and an optimizer belongs to one holder at a time:
-
-    1. `optimizer._attach_to(holder)` when it is given to the executor (again for the same holder: no effect).
-    2. Before each run, and when the device is attached: upload `optimizer._pending_state()` if that is not None, then
-       call `optimizer._uploaded()`.
-    3. After the attach and after each training run: `optimizer._device_is_newer()`.
-    4. Before the device is detached or the executable destroyed: `optimizer._keep_for_next_attach()`, which reads the
-       state back and schedules it for upload.
-    5. When another optimizer replaces it: `optimizer._detach()`, which reads the state back first.
-    """
-
-    def _read_optimizer_state(self) -> Optional[IpuState]:
-        """Return CPU copies of the device's optimizer state, or None while there is none."""
+_RECORDED = ("ipu_state", "ipu_param")
 
 
 class Optimizer:
-    """Base of the classes in `poptorch.optim`: adds the device's state to a `torch.optim` optimizer.
+    """Base of the classes in `poptorch.optim`: adds a record of the device's state to a `torch.optim` optimizer.
+
+    An executor that trains with it puts a `state_dict` of its own on the object, which asks the device for newer state
+    first. So whoever keeps the optimizer keeps that executor, model and IPUs, until another optimizer takes its place.
 
     Attributes:
         ipu_state_is_dirty: A state was loaded here that the device has yet to receive.
@@ -48,16 +34,14 @@ class Optimizer:
     def __init__(self) -> None:
         self.ipu_state_is_dirty = False
         self.host_state_is_dirty = False
-        self._ipu_state: Optional[IpuTensors] = None
-        self._ipu_param: Optional[IpuTensors] = None
-        self._holder: Optional[StateHolder] = None
+        self._record: Dict[str, Optional[IpuTensors]] = {}
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return torch's dictionary plus `ipu_state` and `ipu_param`, read from the device if it has newer ones.
+        """Return torch's dictionary plus `ipu_state` and `ipu_param`, as they are recorded here.
 
         Both are None until the first attach; then they map names such as `Accl1___fc.weight` to tensors.
         """
-        return {**self.get_state_dict(), **torch.optim.Optimizer.state_dict(self._torch())}
+        return {**dict.fromkeys(_RECORDED), **self.get_state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a dictionary made by `state_dict`; the device receives it at its next run or attach.
@@ -69,45 +53,44 @@ class Optimizer:
             ValueError: The groups do not match this optimizer's.
             RuntimeError: There is no device state, as in the dictionary of a `torch.optim` optimizer.
         """
-        plain = {name: value for name, value in state.items() if name not in ("ipu_state", "ipu_param")}
+        plain = {name: value for name, value in state.items() if name not in _RECORDED}
         torch.optim.Optimizer.load_state_dict(self._torch(), plain)
         self.set_state_dict(state)
 
-    def get_state_dict(self) -> Dict[str, Optional[IpuTensors]]:
-        """Return `ipu_state` and `ipu_param` alone, read from the device if it has newer ones."""
-        self._read_back()
-        return {"ipu_state": self._ipu_state, "ipu_param": self._ipu_param}
+    def get_state_dict(self) -> Dict[str, Any]:
+        """Return the record as it is, without asking the device, and torch's own entries.
+
+        Its `ipu_state` and `ipu_param` are absent before there are any.
+        """
+        return {**self._record, **torch.optim.Optimizer.state_dict(self._torch())}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `ipu_state` and `ipu_param` alone; the device receives them at its next run or attach.
+        """Make `ipu_state` and `ipu_param` the record; the device receives them at its next run or attach.
 
         Raises:
             RuntimeError: `state` is empty or lacks one of the two.
         """
         if not state:
             raise RuntimeError("Cannot set the optimizer's state dictionary because it is empty.")
-        missing = [name for name in ("ipu_state", "ipu_param") if name not in state]
+        missing = [name for name in _RECORDED if name not in state]
         if missing:
             raise RuntimeError(
                 f"Only IPU optimizer states can be loaded onto the IPU: {' and '.join(missing)} missing among the keys "
                 f"{sorted(state)}. Load a dictionary that state_dict() of a poptorch.optim optimizer returned."
             )
-        self._ipu_state = _copied(state["ipu_state"])
-        self._ipu_param = _copied(state["ipu_param"])
+        self._record = {name: _copied(state[name]) for name in _RECORDED}
         self.host_state_is_dirty = False
         self.ipu_state_is_dirty = self.has_state()
 
     def has_state(self) -> bool:
         """Return whether there is device state in this object."""
-        return self._ipu_state is not None and self._ipu_param is not None
+        return self._recorded() is not None
 
     def __getstate__(self) -> Dict[str, Any]:
         # Only what describes the optimizer: executors, hooks and the step() that schedulers wrap stay behind.
-        self._read_back()
         state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self._torch())
         state.update({name: copy.copy(getattr(self, name)) for name in self._poptorch_attributes})
-        state.update(ipu_state_is_dirty=self.ipu_state_is_dirty, host_state_is_dirty=False, _holder=None)
-        state.update(_ipu_state=self._ipu_state, _ipu_param=self._ipu_param)
+        state.update(ipu_state_is_dirty=self.ipu_state_is_dirty, host_state_is_dirty=False, _record=self._record)
         return state
 
     def _torch(self) -> torch.optim.Optimizer:
@@ -118,45 +101,10 @@ class Optimizer:
         names: List[str] = list(allowed)
         self.variable_attrs = VariableAttributes([name for name in given if name in names], names)
 
-    def _attach_to(self, holder: StateHolder) -> None:
-        """Let `holder` provide the newest state from now on, and schedule the state kept here for upload."""
-        if self._holder is holder:
-            return
-        self._detach()
-        self._holder = holder
-        self.ipu_state_is_dirty = self.has_state()
-
-    def _detach(self) -> None:
-        """Read the newest state back and forget the executor."""
-        self._read_back()
-        self._holder = None
-
-    def _pending_state(self) -> Optional[IpuState]:
-        """Return the state that the device has yet to receive, or None."""
-        if not self.ipu_state_is_dirty or self._ipu_state is None or self._ipu_param is None:
-            return None
-        return self._ipu_state, self._ipu_param
-
-    def _uploaded(self) -> None:
-        """Note that the device has received the pending state."""
-        self.ipu_state_is_dirty = False
-
-    def _device_is_newer(self) -> None:
-        """Note that the device's state has moved on from the one kept here."""
-        self.host_state_is_dirty = True
-
-    def _keep_for_next_attach(self) -> None:
-        """Read the newest state back and schedule it for upload, because the device is about to lose it."""
-        self._read_back()
-        self.ipu_state_is_dirty = self.has_state()
-
-    def _read_back(self) -> None:
-        if not self.host_state_is_dirty or self._holder is None:
-            return
-        newest = self._holder._read_optimizer_state()
-        if newest is not None:
-            self._ipu_state, self._ipu_param = newest
-        self.host_state_is_dirty = False
+    def _recorded(self) -> Optional[IpuState]:
+        """Return the recorded state, None where there is none."""
+        state, values = self._record.get("ipu_state"), self._record.get("ipu_param")
+        return None if state is None or values is None else (state, values)
 
 
 def given_arguments(arguments: Mapping[str, Any]) -> Dict[str, Any]:

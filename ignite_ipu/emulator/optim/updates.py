@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from typing import Dict, List, Optional, Tuple
 
 import torch
@@ -36,7 +37,7 @@ class Bucket:
 
     weights: List[torch.Tensor]
     states: Dict[str, List[torch.Tensor]]
-    steps: int
+    steps: float
     grouped: bool
     in_force: Optional[HyperParameters]
 
@@ -188,7 +189,7 @@ class Adam(Rule):
         first, root = self._moments(bucket, grads, values)
         lr = values["lr"]
         keep = 1 - lr * values["weight_decay"] if self._decoupled else 1.0
-        amount = lr / self._correction(values["beta1"], bucket)
+        amount = _quotient(lr, self._correction(values["beta1"], bucket))
         foreach.move_by_ratio(bucket.weights, first, root, -amount, keep, self.store)
 
     def _moments(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tuple[Tensors, Tensors]:
@@ -196,12 +197,12 @@ class Adam(Rule):
         first = foreach.average(bucket.states[ACCL1], values["beta1"], grads, self.store)
         second = foreach.average_square(bucket.states[ACCL2], values["beta2"], grads, self.store)
         root = torch._foreach_sqrt(second)
-        torch._foreach_div_(root, self._correction(values["beta2"], bucket) ** 0.5)
+        torch._foreach_div_(root, _root(self._correction(values["beta2"], bucket)))
         torch._foreach_add_(root, values["eps"])
         return first, root
 
     def _correction(self, beta: float, bucket: Bucket) -> float:
-        return 1 - float(beta ** (bucket.steps + 1)) if self._corrected else 1.0
+        return 1 - _power(beta, bucket.steps + 1) if self._corrected else 1.0
 
 
 class Lamb(Adam):
@@ -292,6 +293,26 @@ def rule_for(description: OptimizerDescription, store: foreach.Store) -> Rule:
 
 def _decayed(grads: Tensors, weights: Tensors, weight_decay: float) -> Tensors:
     return torch._foreach_add(grads, weights, alpha=weight_decay) if weight_decay != 0 else grads
+
+
+# As float arithmetic has it, where Python raises: a loaded count of steps may be any number.
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return float(base**exponent)
+    except (ZeroDivisionError, OverflowError):
+        return math.inf
+
+
+def _quotient(dividend: float, divisor: float) -> float:
+    if divisor:
+        return dividend / divisor
+    return dividend * math.copysign(math.inf, divisor)
+
+
+def _root(value: float) -> float:
+    return math.sqrt(value) if value >= 0 else math.nan
 
 
 def _folded(bucket: Bucket) -> HyperParameters:

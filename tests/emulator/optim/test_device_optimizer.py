@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Dict, List, Optional
 
 import pytest
 import torch
 
 from ignite_ipu.emulator import optim
+from ignite_ipu.emulator.enums import CommGroupType, VariableRetrievalMode
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.optim import foreach
 from ignite_ipu.emulator.optim.description import describe
 from ignite_ipu.emulator.optim.device_optimizer import DeviceOptimizer
+from ignite_ipu.emulator.replica_groups import ReplicaGroups
 
 MAKERS: Dict[str, Any] = {
     "sgd": lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.1),
@@ -44,6 +47,11 @@ def device(optimizer: torch.optim.Optimizer, group_of: Optional[Dict[str, Option
     found: Any = DeviceOptimizer(describe(optimizer), weights, group_of or dict(zip(weights, groups)), **more)
     found.weights = weights
     return found
+
+
+def groups_of(replicas: int) -> ReplicaGroups:
+    """Each replica a group of its own."""
+    return ReplicaGroups("a", CommGroupType.NoGrouping, 0, VariableRetrievalMode.OnePerGroup, replicas)
 
 
 def steps(which: Any, count: int, seed: int = 0) -> None:
@@ -213,8 +221,9 @@ def test_missing_names_are_reported_and_keep_their_values(caplog: pytest.LogCapt
     del param["learningRate___specific___a"]
     with caplog.at_level(logging.WARNING, "poptorch::python"):
         which.write_state(state, param)
-    assert "lacks Accl2___a, learningRate___specific___a" in caplog.text
-    now, _ = which.read_state()
+    assert "lacks Accl2___a:" in caplog.messages[0] and "lacks learningRate___specific___a:" in caplog.messages[1]
+    now, values = which.read_state()
+    assert values["learningRate___specific___a"].item() == pytest.approx(0.1)
     assert torch.equal(now["Accl2___a"], kept)
     assert now["Accl1___a"].tolist() == [9.0] * 3
 
@@ -229,6 +238,45 @@ def test_a_state_without_hyper_parameters_is_complete(caplog: pytest.LogCaptureF
         del state["Accl2___a"]
         which.write_state(state, {})
     assert "lacks Accl2___a: the device keeps its own" in caplog.text
+
+
+def counted(name: str, count: float) -> Any:
+    """Return a device's optimizer that has taken one update from a loaded count of steps."""
+    which = device(MAKERS[name](params(1)))
+    state, values = which.read_state()
+    which.write_state({**state, "Step___a": torch.tensor(count)}, values)
+    torch.testing.assert_close(which.read_state()[0]["Step___a"], torch.tensor(count), equal_nan=True)
+    which.update([torch.full((3,), 0.5)])
+    return which
+
+
+@pytest.mark.parametrize("count", [-1.0, 0.3, -0.5, -3000.0, 1e30, math.inf, math.nan])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_any_count_of_steps_is_used_as_it_is(name: str, count: float) -> None:
+    """A correction of 0, or below, makes of the weights what float arithmetic makes of them."""
+    first, second = (1 - torch.tensor(beta, dtype=torch.float64) ** (count + 1) for beta in (0.9, 0.999))
+    start, gradient = torch.ones(3, dtype=torch.float64), torch.full((3,), 0.5, dtype=torch.float64)
+    slope = gradient + 0.1 * start if name == "adam" else gradient
+    move = 0.1 * slope / first / ((0.001 * slope**2 / second).sqrt() + 1e-8)
+    expected = start - 0.1 * (move if name == "adam" else move + 0.01 * start)
+    weight = counted(name, count).weights["a"].double()
+    torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("count", [-1.0, -3000.0, -math.inf, math.nan])
+def test_no_count_of_steps_raises(count: float) -> None:
+    assert counted("lamb", count).weights["a"].shape == counted("adam", count).weights["a"].shape == (3,)
+
+
+def test_what_the_host_is_told_are_the_loaded_values_until_a_description_comes() -> None:
+    optimizer = optim.Adam(params(1), lr=0.5, weight_decay=0.25)
+    which = device(optimizer)
+    state, values = which.read_state()
+    which.write_state(state, {**values, "learningRate___specific___a": torch.tensor(7.0)})
+    assert which.read_state()[1]["learningRate___specific___a"] == 7.0
+    optimizer.param_groups[0]["lr"] = 0.125
+    which.set_description(describe(optimizer))
+    assert which.read_state()[1] == {"learningRate___specific___a": 0.125, "weightDecay___specific___a": 0.25}
 
 
 def test_a_state_of_another_shape_is_refused_as_a_whole() -> None:
@@ -253,11 +301,13 @@ def test_loading_a_state_leaves_hyper_parameters_to_the_description() -> None:
 # -- loss scaling ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sgd", "combined", "adam", "rmsprop", "lamb"])
-def test_a_change_of_loss_scaling_does_not_disturb_the_run(name: str) -> None:
+@pytest.mark.parametrize("name", ["combined", "adam", "rmsprop", "lamb"])
+def test_a_change_of_loss_scaling_leaves_alone_what_is_not_scaled_by_it(name: str) -> None:
     plain, changing = device(MAKERS[name](params())), device(MAKERS[name](params()))
+    optimizer = MAKERS[name](params())
     for turn, scaling in enumerate([1.0, 2.0, 64.0, 0.5]):
-        changing.loss_scaling = scaling
+        optimizer.loss_scaling = scaling
+        changing.set_description(describe(optimizer))
         assert changing.loss_scaling == scaling
         steps(plain, 3, seed=turn)
         steps(changing, 3, seed=turn)
@@ -265,18 +315,29 @@ def test_a_change_of_loss_scaling_does_not_disturb_the_run(name: str) -> None:
         torch.testing.assert_close(plain.weights[weight], changing.weights[weight], rtol=1e-6, atol=1e-6)
 
 
-def test_a_description_changes_the_loss_scaling_only_if_it_changed_itself() -> None:
-    """A scaling that the device has adjusted outlives changes of other values."""
-    optimizer = optim.SGD(params(1), 0.1, 0.9, loss_scaling=4.0)
+def test_a_velocity_is_not_rescaled_when_the_loss_scaling_changes() -> None:
+    """It was stored times 4 and is read as if times 16: the velocity 1 counts as a quarter."""
+    optimizer = optim.SGD(params(1), 1.0, 0.5, loss_scaling=4.0)
     which = device(optimizer)
-    which.loss_scaling = 16.0
-    optimizer.param_groups[0]["lr"] = 0.2
+    which.update([torch.ones(3)])
+    optimizer.loss_scaling = 16.0
     which.set_description(describe(optimizer))
-    assert which.loss_scaling == 16.0
+    assert which.read_state()[0]["Accl1___a"].tolist() == [4.0] * 3
+    which.update([torch.ones(3)])
+    assert which.weights["a"].tolist() == [1.0 - 1.0 - (0.5 * 0.25 + 1.0)] * 3
+
+
+def test_a_factor_that_the_device_has_adapted_outlives_changes_of_the_description() -> None:
+    optimizer = optim.SGD(params(1), 0.1, 0.9, loss_scaling=4.0)
+    which = device(optimizer, adapts_loss_scaling=True)
+    assert which.read_state()[0]["lossScaleUpdateFactor"] == 1.0
+    which.adapt_loss_scaling(16.0)
     optimizer.loss_scaling = 2.0
     which.set_description(describe(optimizer))
-    assert which.loss_scaling == 2.0
-    assert which.read_state()[1]["lossScaling_FLOAT"].item() == 2.0
+    assert which.loss_scaling == 2.0 * 4.0
+    state, values = which.read_state()
+    assert state["lossScaleUpdateFactor"] == 4.0
+    assert values["lossScaling_FLOAT"] == 2.0
 
 
 # -- replicas -------------------------------------------------------------------------------------------------------
@@ -286,7 +347,7 @@ def test_a_description_changes_the_loss_scaling_only_if_it_changed_itself() -> N
 def test_weights_with_a_value_per_replica_group_train_as_weights_apart(name: str) -> None:
     """Dimension 0 of "a" counts groups: each slice ends where a weight of its own would, LAMB's norms included."""
     values = torch.tensor([[1.0, 2.0, 3.0], [-4.0, 0.5, 0.0]])
-    together = device(MAKERS[name]([torch.nn.Parameter(values.clone())]), per_replica=["a"])
+    together = device(MAKERS[name]([torch.nn.Parameter(values.clone())]), per_replica={"a": groups_of(2)})
     apart = device(MAKERS[name]([torch.nn.Parameter(value.clone()) for value in values]))
     generator = torch.Generator().manual_seed(0)
     for _ in range(10):

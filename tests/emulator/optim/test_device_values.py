@@ -18,7 +18,7 @@ def parameters() -> List[torch.nn.Parameter]:
 
 def values(optimizer: torch.optim.Optimizer, **group_of: Any) -> Dict[str, float]:
     description = describe(optimizer)
-    found = device_values(description, group_of or {"w": 0}, description.loss_scaling.value)
+    found = device_values(description, group_of or {"w": 0})
     assert all(tensor.shape == () and tensor.dtype == torch.float32 for tensor in found.values())
     return {name: tensor.item() for name, tensor in found.items()}
 

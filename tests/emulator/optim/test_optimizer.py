@@ -1,17 +1,16 @@
-"""The state that a PopTorch optimizer keeps for the device: dictionaries, copies, and who has the newest."""
+"""The record that a PopTorch optimizer keeps of the device's state: dictionaries and copies."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Tuple, Type
 
 import pytest
 import torch
 
 from ignite_ipu.emulator import optim
 from ignite_ipu.emulator.optim.description import describe
-from ignite_ipu.emulator.optim.optimizer import IpuState
 
 CLASSES: List[Type[Any]] = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]
 COPIES: List[Tuple[str, Callable[[Any], Any]]] = [
@@ -32,31 +31,6 @@ def state(value: float) -> Dict[str, Any]:
     }
 
 
-class Device:
-    """An executor whose device counts updates in its state."""
-
-    def __init__(self) -> None:
-        self.value: Optional[float] = 0.0
-        self.reads = 0
-
-    def _read_optimizer_state(self) -> Optional[IpuState]:
-        if self.value is None:
-            return None
-        self.reads += 1
-        found = state(self.value)
-        return found["ipu_state"], found["ipu_param"]
-
-    def run(self, optimizer: optim.Optimizer) -> None:
-        """Do as an executor does: upload what is pending, train, and say so."""
-        pending = optimizer._pending_state()
-        if pending is not None:
-            self.value = float(pending[0]["Accl1___w"][0])
-            optimizer._uploaded()
-        assert self.value is not None
-        self.value += 1.0
-        optimizer._device_is_newer()
-
-
 def velocity(optimizer: optim.Optimizer) -> float:
     return float(optimizer.state_dict()["ipu_state"]["Accl1___w"][0])
 
@@ -70,6 +44,7 @@ def test_a_state_dictionary_has_four_entries(kind: Type[Any]) -> None:
     assert found["ipu_state"] is None and found["ipu_param"] is None
     assert found["param_groups"][0]["lr"] == 0.1
     assert not optimizer.has_state()
+    assert set(optimizer.get_state_dict()) == {"state", "param_groups"}
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -81,6 +56,7 @@ def test_a_loaded_dictionary_comes_back_and_waits_for_the_device(kind: Type[Any]
     assert optimizer.has_state() and optimizer.ipu_state_is_dirty
     assert optimizer.param_groups[0]["lr"] == 0.7
     assert velocity(optimizer) == 3.0
+    assert set(optimizer.get_state_dict()) == {"ipu_state", "ipu_param", "state", "param_groups"}
     assert optimizer.get_state_dict()["ipu_param"] == state(3.0)["ipu_param"]
 
 
@@ -95,7 +71,7 @@ def test_a_dictionary_saved_before_the_first_attach_has_nothing_to_upload() -> N
     optimizer = made()
     optimizer.load_state_dict(made().state_dict())
     assert not optimizer.has_state()
-    assert optimizer._pending_state() is None
+    assert not optimizer.ipu_state_is_dirty
 
 
 def test_a_torch_state_dictionary_is_refused() -> None:
@@ -148,98 +124,8 @@ def test_copies_keep_attributes_and_state(kind: Type[Any], name: str, duplicate:
     assert not optimizer.variable_attrs.isConstant("lr")
 
 
-def test_a_copy_has_the_newest_state_and_no_device() -> None:
-    optimizer, device = made(), Device()
-    optimizer._attach_to(device)
-    device.run(optimizer)
-    other = copy.deepcopy(optimizer)
-    device.run(optimizer)
-    assert velocity(other) == 1.0
-    assert velocity(optimizer) == 2.0
-
-
 def test_an_optimizer_with_a_scheduler_can_be_pickled() -> None:
     """Schedulers wrap `step()` in a function that pickle knows nothing of."""
     optimizer = made()
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     assert describe(pickle.loads(pickle.dumps(optimizer))) == describe(optimizer)
-
-
-# -- on a device ----------------------------------------------------------------------------------------------------
-
-
-def test_the_device_is_read_once_for_each_run() -> None:
-    optimizer, device = made(), Device()
-    optimizer._attach_to(device)
-    assert not optimizer.host_state_is_dirty
-    for run in (1, 2):
-        device.run(optimizer)
-        assert optimizer.host_state_is_dirty
-        assert velocity(optimizer) == velocity(optimizer) == run
-        assert optimizer.has_state() and not optimizer.host_state_is_dirty
-        assert device.reads == run
-
-
-def test_a_loaded_state_is_uploaded_once_and_overrides_the_devices() -> None:
-    optimizer, device = made(), Device()
-    optimizer._attach_to(device)
-    device.run(optimizer)
-    optimizer.set_state_dict(state(10.0))
-    assert velocity(optimizer) == 10.0
-    device.run(optimizer)
-    assert optimizer._pending_state() is None
-    assert velocity(optimizer) == 11.0
-    device.run(optimizer)
-    assert velocity(optimizer) == 12.0
-
-
-def test_state_survives_the_loss_of_the_device() -> None:
-    optimizer, device = made(), Device()
-    optimizer._attach_to(device)
-    device.run(optimizer)
-    optimizer._keep_for_next_attach()
-    device.value = None
-    assert velocity(optimizer) == 1.0
-    device.value = 0.0
-    device.run(optimizer)
-    assert velocity(optimizer) == 2.0
-
-
-def test_a_replaced_optimizer_keeps_its_state_and_the_new_one_brings_its_own() -> None:
-    old, new, device = made(), made(), Device()
-    new.set_state_dict(state(5.0))
-    old._attach_to(device)
-    device.run(old)
-    old._detach()
-    new._attach_to(device)
-    device.run(new)
-    assert velocity(old) == 1.0
-    assert velocity(new) == 6.0
-
-
-def test_attaching_again_to_the_same_device_uploads_nothing() -> None:
-    optimizer, device = made(), Device()
-    optimizer._attach_to(device)
-    device.run(optimizer)
-    assert velocity(optimizer) == 1.0
-    optimizer._attach_to(device)
-    assert optimizer._pending_state() is None
-
-
-def test_an_optimizer_moves_from_one_device_to_another_with_its_state() -> None:
-    optimizer, first, second = made(), Device(), Device()
-    optimizer._attach_to(first)
-    first.run(optimizer)
-    optimizer._attach_to(second)
-    second.run(optimizer)
-    assert velocity(optimizer) == 2.0
-    assert first.reads == 1
-
-
-def test_a_device_without_state_leaves_what_was_there() -> None:
-    optimizer, device = made(), Device()
-    optimizer.set_state_dict(state(4.0))
-    device.value = None
-    optimizer._attach_to(device)
-    optimizer._device_is_newer()
-    assert velocity(optimizer) == 4.0

@@ -118,6 +118,7 @@ for mark in (False, True):
     optimizer.param_groups[0][constant] = 0.75
     refused(lambda: model.setOptimizer(optimizer), "is not a valid replacement")  # noqa: B023
     optimizer.param_groups[0][constant] = before
+    model.setOptimizer(optimizer)  # until it has accepted something else, it cannot read the state
     model.destroy()
 
 # For PyTorch's own optimizers, constant is what has its default value; lr never is.

@@ -1,0 +1,91 @@
+"""The link between a user's optimizer and one on a device, whose executor has its say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ignite.engine import Events
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import create_ipu_trainer
+from tests.supervised import assert_same_weights, network, task, train_natively
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+def loader():
+    return DataLoader(task(), batch_size=8)
+
+
+def trained_natively(make, epochs=1):
+    model = network()
+    optimizer = make(model.parameters())
+    for _ in range(epochs):
+        train_natively(model, optimizer, loader())
+    return model, optimizer
+
+
+def assert_same_state(optimizer, expected):
+    torch.testing.assert_close(optimizer.state_dict()["state"], expected.state_dict()["state"])
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize("make", [momentum, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_the_state_is_the_newest_after_every_step(make):
+    """It is asked of the executor each time, not of what PopTorch has recorded."""
+    model, twin = network(), network()
+    optimizer, expected = make(model.parameters()), make(twin.parameters())
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def compare(engine):
+        x, y = engine.state.batch
+        expected.zero_grad()
+        CROSS_ENTROPY(twin(x), y).backward()
+        expected.step()
+        assert_same_state(optimizer, expected)
+
+    trainer.run(loader())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_changed_loss_scaling_trains_as_none_would(shared):
+    """PyTorch knows none; on the device the velocities are multiplied by it, on their way and while they wait there."""
+    model = network()
+    optimizer = momentum(model.parameters())
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, loss_scaling=128.0, share_ipus=shared)
+    scalings = iter([128.0, 2.0, 2.0, 1024.0, 0.5, 64.0, 64.0, 1.0] * 2)
+
+    @trainer.on(Events.ITERATION_STARTED)
+    def change():
+        optimizer.loss_scaling = next(scalings)
+        if trainer.state.iteration == 6:
+            trainer.ipu.release()
+
+    trainer.run(loader(), max_epochs=2)
+    twin, expected = trained_natively(momentum, epochs=2)
+    assert_same_weights(model, twin)
+    assert_same_state(optimizer, expected)
+
+
+def test_a_value_that_poptorch_refuses_leaves_everything_in_reach():
+    """The state is what was trained, training goes on with the former value, and the IPUs are given back."""
+    model = network()
+    optimizer = momentum(model.parameters())
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+    trainer.run(loader())
+    batch = task().tensors[0][:8], task().tensors[1][:8]
+    optimizer.param_groups[0]["lr"] = -1.0
+    for _ in range(2):
+        with pytest.raises(poptorch.Error, match="Negative lr"):
+            trainer.ipu.train(*batch)
+    assert_same_state(optimizer, trained_natively(momentum)[1])
+    optimizer.param_groups[0]["lr"] = 0.05
+    trainer.run(loader(), max_epochs=2)
+    trainer.ipu.close()
+    assert_same_weights(model, trained_natively(momentum, epochs=2)[0])

@@ -1,0 +1,98 @@
+"""Whoever drops what trains a model gets its IPUs back, though PopTorch ties optimizer, executor and model together."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ignite_ipu import IPUAccelerator, create_ipu_trainer, ipu_step
+from ignite_ipu.emulator import machine
+from ignite_ipu.handlers import Recovery
+from tests.accelerate_state import forget
+from tests.supervised import pair, task, train_natively
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+def loader():
+    return DataLoader(task(), batch_size=8)
+
+
+@pytest.fixture(autouse=True)
+def _machine():
+    """Let every test begin on a machine that nobody uses."""
+    gc.collect()
+    assert not machine.machine().users()
+    yield
+    forget()
+
+
+def supervised(model, optimizer, folder):
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+    trainer.run(loader())
+    return trainer
+
+
+def recovering(model, optimizer, folder):
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+    recovery = Recovery(folder, backoff=0.0)
+    recovery.attach(trainer)
+    trainer.run(loader())
+    return recovery
+
+
+def accelerated(model, optimizer, folder):
+    accelerator = IPUAccelerator()
+    model, optimizer, data = accelerator.prepare(model, optimizer, loader())
+    for x, y in data:
+        optimizer.zero_grad()
+        accelerator.backward(CROSS_ENTROPY(model(x), y))
+        optimizer.step()
+    return accelerator, model, optimizer
+
+
+def captured(model, optimizer, folder):
+    def step(engine, batch):
+        x, y = batch
+        optimizer.zero_grad()
+        loss = CROSS_ENTROPY(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    stepping = ipu_step(step, model=model, optimizer=optimizer)
+    for batch in loader():
+        stepping(None, batch)
+    return stepping
+
+
+@pytest.mark.parametrize("way", [supervised, recovering, accelerated, captured])
+def test_whoever_keeps_the_optimizer_keeps_no_ipus(way, tmp_path):
+    """Nor the model, which may refer to what trains it."""
+    model, optimizer = pair(momentum=0.9)
+    trains = way(model, optimizer, tmp_path)
+    model.trained_by = (trains,)
+    gone = weakref.ref(model)
+    assert machine.machine().users()
+    del model, trains
+    forget()
+    gc.collect()
+    assert not machine.machine().users() and gone() is None
+    assert type(optimizer) is torch.optim.SGD
+
+
+@pytest.mark.parametrize("way", [supervised, recovering])
+def test_whoever_has_model_and_optimizer_goes_on_with_them(way, tmp_path):
+    """Without the trainer both are ordinary ones."""
+    model, optimizer = pair(momentum=0.9)
+    trains = way(model, optimizer, tmp_path)
+    assert machine.machine().users()
+    del trains
+    gc.collect()
+    assert not machine.machine().users()
+    train_natively(model, optimizer, loader())
