@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickletools
 import re
+import zipfile
 
 import pytest
 
@@ -267,3 +269,31 @@ def test_what_one_step_cannot_do_is_refused_at_its_line(run, name):
         run(HEAD + text)
     (line,) = [number for number, content in enumerate((HEAD + text).splitlines(), 1) if content.endswith("# here")]
     assert f"script.py:{line}" in str(refused.value)
+
+
+def test_files_written_within_the_loop_need_no_PopTorch(run, tmp_path):
+    """Of a model with buffers, its state as weights only and whole, as on a GPU."""
+    ran = run(
+        f"""
+        import torch
+        from torch import nn
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(torch.randn(8, 4, device=device)), torch.zeros(8, 4, device=device)).backward()
+            optimizer.step()
+            torch.save(model.state_dict(), "{tmp_path}/state.pt")
+            torch.save(model, "{tmp_path}/whole.pt")
+        state = torch.load("{tmp_path}/state.pt", weights_only=True)
+        print(all(torch.equal(value, model.state_dict()[name]) for name, value in state.items()))
+        """
+    )
+    assert ran.output == ["True"]
+    for name in ("state", "whole"):
+        with zipfile.ZipFile(tmp_path / f"{name}.pt") as archive:
+            data = archive.read(f"{name}/data.pkl")
+        assert not [
+            value for code, value, _ in pickletools.genops(data) if "ipu" in str(value) or "poptorch" in str(value)
+        ]
