@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -22,11 +21,11 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
     are ordinary dictionaries.
 
     Attributes:
-        sources: Whose weights it shows; each returns None when that is over.
+        sources: Whose weights it shows; each returns None when that is over. Never changed in place.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.sources: List[Callable[[], Optional[Weights]]] = []
+        self.sources: Sequence[Callable[[], Optional[Weights]]] = ()
         super().__init__(*args, **kwargs)
 
     def _refresh(self) -> None:
@@ -65,7 +64,7 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
 
     def __copy__(self) -> LiveState:
         duplicate = LiveState(self)
-        duplicate.__dict__.update(self.__dict__, sources=list(self.sources))
+        duplicate.__dict__.update(self.__dict__)
         return duplicate
 
     def __repr__(self) -> str:
@@ -82,9 +81,9 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
 
 def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState:
     """Return a module's state dictionary as one that also shows the newest of `source`."""
-    live = copy.copy(state) if isinstance(state, LiveState) else LiveState(state)
-    live.__dict__.update({name: value for name, value in vars(state).items() if name != "sources"})
-    live.sources.append(source)
+    live = LiveState(state)
+    live.__dict__.update(getattr(state, "__dict__", {}))  # the versions of the modules
+    live.sources = [*live.sources, source]
     return live
 
 

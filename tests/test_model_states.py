@@ -144,6 +144,15 @@ def test_copies_and_files_are_ordinary():
         assert repr(state) == repr(model.state_dict())
 
 
+def test_a_dictionary_of_ones_own_is_filled():
+    """What `state_dict` is given to fill may be any dictionary."""
+    model, optimizer = pair()
+    create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss()).run(LOADER)
+    own = {}
+    returned = model.state_dict(destination=own)
+    assert own.keys() == returned.keys() == dict(model.named_parameters()).keys()
+
+
 def test_a_closed_session_leaves_ordinary_states():
     """What was handed out before goes on showing the model's memory."""
     model, optimizer = pair()
