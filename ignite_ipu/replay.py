@@ -128,7 +128,7 @@ class Replay:
         if self._set_by_host is None:
             # Once, should this fail and be tried again: going back sets the host, too.
             self._set_by_host = (
-                session.weights.read() if session.weights.training_is_stale else None,
+                session.weights.read() if session.weights.has_unsent() else None,
                 link.read() if link.loaded else None,
             )
         self.put_back(link.steps)
@@ -145,11 +145,13 @@ class Replay:
             program.executor(*call.leaves)
             session.weights.trained()
         link.tell(program.executor, newest)
-        (weights, optimizer), self._set_by_host = self._set_by_host, None
+        weights, optimizer = self._set_by_host
         if weights is not None:
+            session.weights.to_host()  # or whoever asks next has PopTorch overwrite what the host has set
             session.weights.put_back(weights)
         if optimizer is not None:
             link.put_back(optimizer)
+        self._set_by_host = None
         return len(self._calls)
 
     def _drop_calls(self) -> None:

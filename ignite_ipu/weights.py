@@ -180,7 +180,7 @@ class Weights:
         if touches is not None and not touches.any and not self._watched and not self._silently_edited(touches):
             return False
         self.looks += 1
-        edited = _count_edits(self._tensors) != self._versions or (touches is not None and touches.uncounted_write())
+        edited = self._differ()
         edited |= bool(self._watched) and self._watched_changed()
         if touches is not None:
             touches.forget()
@@ -199,6 +199,19 @@ class Weights:
             return False
         self.host_changed()
         return True
+
+    def has_unsent(self) -> bool:
+        """Tell whether the host has weights that the training program has not, noticed or not; nothing is noticed.
+
+        For use while somebody touches a weight, whose write is still to come.
+        """
+        touches = self._touches
+        return self.training_is_stale or (touches is not None and touches.any and not self._lost and self._differ())
+
+    def _differ(self) -> bool:
+        """Tell whether a tensor was written since edits were noticed last."""
+        touches = self._touches
+        return _count_edits(self._tensors) != self._versions or (touches is not None and touches.uncounted_write())
 
     def _silently_edited(self, touches: Touches) -> bool:
         """Tell whether a tensor may have been written that cannot tell: a buffer, while nobody trains."""

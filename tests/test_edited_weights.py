@@ -199,3 +199,28 @@ def test_handlers_of_an_evaluation_may_edit_weights(edit, event, trains):
     expected = outputs_of(create_supervised_trainer, create_supervised_evaluator, edit, event, trains)
     found = outputs_of(create_ipu_trainer, create_ipu_evaluator, edit, event, trains)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_edit_outlives_the_fault_of_a_copy(tmp_path):
+    """A handler writes, and a copy fails before the next call: of the optimizer's state, say, which it reads then."""
+
+    def trained_with(copies):
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+        Recovery(tmp_path, every=50, backoff=0.0).attach(trainer)
+
+        @trainer.on(Events.ITERATION_COMPLETED(every=3))
+        def edit():
+            clamp(model)
+            optimizer.state_dict()
+
+        with poptorch.inject_faults({}, copies=copies):
+            trainer.run(LOADER, max_epochs=2)
+        return model, trainer.state.recovery.faults
+
+    expected, _ = trained_with({})
+    broken = [trained_with({copy: poptorch.Fault("IPU_RESET")}) for copy in range(8)]
+    assert sum(faults for _, faults in broken) >= 6
+    for model, _ in broken:
+        assert_same_weights(model, expected, rtol=0.0, atol=0.0)

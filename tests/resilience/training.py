@@ -47,7 +47,7 @@ class Run:
     """A trainer with shuffled data, dropout, batch statistics, Adam's moments, and an evaluation per epoch.
 
     Further a schedule for iterations and one for epochs, metrics of the training and of the evaluation, early stopping,
-    a store of outputs, and a counter in the state.
+    a store of outputs, a counter in the state, and handlers that write into a buffer and into weights.
 
     Attributes:
         log: Losses, learning rates and metrics, in the order they came.
@@ -113,12 +113,16 @@ class Run:
         self.log.append([state.output[2], running, self.optimizer.param_groups[0]["lr"]])
         state.log_lines += 1  # type: ignore[attr-defined]
         self.scheduler.step()
+        if state.iteration % 4 == 0:
+            self.model[1].running_mean.mul_(0.5)
 
     def _evaluate(self) -> None:
         self.note("evaluate")
         evaluated = dict(self.evaluator.run(self.validation).metrics)
         self.log.append([evaluated, self.trainer.state.metrics["mean loss"]])
         self.epoch_scheduler.step()
+        with torch.no_grad():
+            self.model[0].weight.clamp_(-0.3, 0.3)
         self.note("train")
 
     def checkpoint(self, folder: Path, every: int = 1, kept: Optional[int] = None) -> None:
