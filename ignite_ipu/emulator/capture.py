@@ -36,7 +36,7 @@ from ignite_ipu.emulator.forgotten_arguments import found_again
 from ignite_ipu.emulator.hidden_writes import hidden_writes
 from ignite_ipu.emulator.moves import MOVES, moved, names_ipu, put_on_ipu, range_noticed
 from ignite_ipu.emulator.nested import frozen, holds_tensors, leaves, like, map_leaves
-from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float
+from ignite_ipu.emulator.precision import NORMALISATIONS, Precision, in_float, in_strided_groups
 from ignite_ipu.emulator.refusals import foreign, refuse, refuse_differentiation
 from ignite_ipu.emulator.traced_tensor import IPU, IpuTensor
 from ignite_ipu.emulator.turn import Turn
@@ -244,6 +244,8 @@ class Capture(TorchFunctionMode):
         args, kwargs = call_rewrites.rewritten(self, name, args, kwargs)
         if func in NORMALISATIONS and len(self.dtypes_of((args, kwargs)) & {torch.float16, torch.float32}) > 1:
             func = in_float(func)
+        if func is torch.nn.functional.group_norm and self.precision.strided_groups:
+            func = in_strided_groups(func)
         result = self.record(shapes.fixed(name, func), *args, **kwargs)
         if losses.is_loss(name, args, kwargs):
             self.mark_loss(result)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional,
 
 import torch
 
+from ignite_ipu.emulator import operators
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.nested import holds_tensors
@@ -142,5 +143,6 @@ def _made(capture: Capture, func: Callable[..., Any], name: str, args: Args, kwa
     if name in _FROM_DATA or "generator" in kwargs or holds_tensors((args, kwargs)):
         with capture.outside():
             return capture.add_constant(func(*args, **kwargs))
+    operators.check_arguments(capture, name, args, kwargs)
     made: IpuTensor = capture.record(func, *args, **kwargs)
     return made

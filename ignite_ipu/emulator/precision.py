@@ -54,11 +54,13 @@ class Precision:
         policy: What autocasting casts where a model switches it on; None forbids autocasting.
         floating_point_exceptions: Whether an invalid operation, a division by zero or an overflow stops the run.
         stochastic_rounding: Whether float16 values are rounded at random where they are computed.
+        strided_groups: Whether group normalisation takes every G-th channel for one of its G groups.
     """
 
     policy: Optional[Policy] = dataclasses.field(default_factory=Policy)
     floating_point_exceptions: bool = False
     stochastic_rounding: bool = False
+    strided_groups: bool = False
 
 
 def from_options(options: Options) -> Precision:
@@ -69,6 +71,7 @@ def from_options(options: Options) -> Precision:
         policy=policy,
         floating_point_exceptions=bool(back_end._value("enableFloatingPointExceptions")),
         stochastic_rounding=bool(back_end._value("enableStochasticRounding")),
+        strided_groups=bool(back_end._value("groupNormStridedChannelGrouping")),
     )
 
 
@@ -99,6 +102,19 @@ def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     checked.__name__ = name
     return checked
+
+
+def in_strided_groups(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a group normalisation whose groups are every G-th channel, and not neighbours."""
+
+    def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+        order = torch.arange(input.size(1), device=input.device).reshape(-1, num_groups).t().reshape(-1)
+        weight, bias = (each if each is None else each[order] for each in (weight, bias))
+        # Channel i of the result is where i stands in the order: at i // G within group i % G.
+        back = torch.arange(input.size(1), device=input.device).reshape(num_groups, -1).t().reshape(-1)
+        return kernel(input[:, order], num_groups, weight, bias, eps)[:, back]
+
+    return functools.wraps(kernel)(group_norm)
 
 
 def in_float(kernel: Callable[..., Any]) -> Callable[..., Any]:

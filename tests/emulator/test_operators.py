@@ -353,6 +353,25 @@ def test_a_doubt_is_warned_of_once(caplog):
     assert caplog.text.count("decimals is ignored") == 1 and __file__ in caplog.text
 
 
+def test_fractions_of_a_range_are_doubted_in_a_body(caplog):
+    """Outside of one they are computed while compiling."""
+    run(lambda x: x + torch.arange(0, 2, 0.25), X)
+    assert "cut to integers" not in caplog.text
+    run(lambda x: poptorch.for_loop(2, lambda y: y + torch.arange(0, 2, 0.25), [x]), X)
+    assert "cut to integers" in caplog.text
+
+
+def test_bags_of_a_frozen_weight_are_doubted(caplog):
+    """They are another kind then, in training."""
+    for frozen in (False, True):
+        net = Embeds(nn.Sequential(nn.EmbeddingBag(4, 2), nn.Linear(2, 2)))
+        net.layer[0].weight.requires_grad_(not frozen)
+        executor = poptorch.trainingModel(net, optimizer=poptorch.optim.SGD(net.layer[1].parameters(), lr=1.0))
+        executor(IDS)
+        executor.destroy()
+        assert ("a weight that is not trained" in caplog.text) is frozen
+
+
 WRITES = {
     "a slice": lambda x: x[::2].add_(1),
     "a slice of a slice": lambda x: x[::2][0].add_(1),

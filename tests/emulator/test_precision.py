@@ -130,6 +130,23 @@ def test_other_norms_take_mixtures_too(norm):
         assert found.dtype is activation and torch.allclose(found.float(), expected, atol=1e-2)
 
 
+def test_group_norm_may_take_every_so_manieth_channel():
+    """With the back end's option group g of G has the channels g, g + G, ...; by default neighbours, as in PyTorch."""
+    norm, x = nn.GroupNorm(3, 6), torch.randn(2, 6, 5) * torch.arange(1.0, 7)[:, None]
+    norm.weight.data, norm.bias.data = torch.rand(6), torch.rand(6)
+    options = poptorch.Options()
+    options._Popart.set("groupNormStridedChannelGrouping", True)
+    groups = [x[:, group::3] for group in range(3)]
+    expected = torch.empty_like(x)
+    for group, members in enumerate(groups):
+        mean, variance = members.mean((1, 2), keepdim=True), members.var((1, 2), unbiased=False, keepdim=True)
+        expected[:, group::3] = (members - mean) / (variance + norm.eps).sqrt()
+    expected = expected * norm.weight.detach()[:, None] + norm.bias.detach()[:, None]
+    executor = poptorch.inferenceModel(norm, options)
+    torch.testing.assert_close(executor(x), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(run(norm, x), norm(x).detach())
+
+
 # -- floating-point exceptions ------------------------------------------------------------------------------------
 
 
