@@ -166,7 +166,8 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
     tensor_class.__getattribute__ = getattribute
     tensor_class.__torch_function__ = classmethod(torch_function)
     tensor_class.__deepcopy__, tensor_class.__reduce_ex__ = _deepcopy, _reduce_ex
-    copyreg.dispatch_table.pop(tensor_class, None)  # it would be asked before the method
+    if tensor_class in copyreg.dispatch_table:  # which is asked before the method
+        copyreg.pickle(tensor_class, _reduce_ex)
 
 
 def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
@@ -178,7 +179,7 @@ def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
     return duplicate
 
 
-def _reduce_ex(tensor: torch.Tensor, protocol: Any) -> Any:
+def _reduce_ex(tensor: torch.Tensor, protocol: Any = 2) -> Any:
     # The same memory, since files keep what tensors share.
     ordinary = _ordinary(tensor.detach(), tensor)
     ordinary.__dict__.update(tensor.__dict__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import io
 import pickle
 import pickletools
@@ -21,6 +22,8 @@ from torch.utils.data import DataLoader
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_trainer, ipu_step
 from ignite_ipu.handlers import IPUStats, RecompileWatch
+from ignite_ipu.touches import Touches
+from ignite_ipu.weights import Weights
 from tests.supervised import task
 
 
@@ -115,6 +118,23 @@ def test_what_is_computed_copied_or_pickled_is_ordinary():
             assert other.requires_grad == tensor.requires_grad
         assert pickle.loads(pickle.dumps(tensor)).marked
     trainer.ipu.close()
+
+
+def test_a_reducer_that_was_registered_for_a_class_is_replaced():
+    """`copyreg`'s are asked before a class's own methods."""
+
+    class Wrapped(nn.Parameter):
+        pass
+
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.__class__ = Wrapped
+    copyreg.pickle(Wrapped, lambda tensor: (dict, ()))
+    try:
+        weights = Weights(nn.Linear(1, 1))
+        touches = Touches([parameter], weights.host_changed)
+        assert type(pickle.loads(pickle.dumps(parameter))) is nn.Parameter and touches.any
+    finally:
+        del copyreg.dispatch_table[Wrapped]
 
 
 QUESTIONS = {
