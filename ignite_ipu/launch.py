@@ -13,15 +13,20 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Dict, List, NamedTuple
 
 from ignite_ipu.cli import EXIT_FINDINGS, UserError
+from ignite_ipu.instance import started_by_this_process
 
 __all__ = ["Job", "add_arguments", "command", "environment", "main"]
 
 _DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
+_LOGS = "PET_LOG_DIR"
 _INTERRUPTED = -2
+# Ends each process with the one that started it, and translates PopRun's variables for torch.distributed.
+_INSTANCE = ("-m", "ignite_ipu.instance")
 
 
 class Job(NamedTuple):
@@ -107,17 +112,16 @@ def command(job: Job, launcher: str) -> List[str]:
     """
     if launcher == "elastic":
         return [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(sys.executable, *_INSTANCE, "-m", "torch.distributed.run", "--standalone"),
             f"--nproc-per-node={job.instances}",
             f"--max-restarts={job.restarts}",
-            *(job.script, *job.arguments),
+            *(*_INSTANCE, job.script, *job.arguments),
         ]
     words = ["poprun", f"--num-instances={job.instances}", f"--num-replicas={job.replicas}"]
     words.append(f"--ipus-per-replica={job.ipus_per_replica}")
     if job.hosts:
         words.append(f"--host={','.join(job.hosts)}")
-    # PopRun describes a process in MPI's variables; the module translates them for torch.distributed.
-    return [*words, sys.executable, "-m", "ignite_ipu.instance", job.script, *job.arguments]
+    return [*words, sys.executable, *_INSTANCE, job.script, *job.arguments]
 
 
 def environment(job: Job, launcher: str) -> Dict[str, str]:
@@ -150,6 +154,14 @@ def _job(args: argparse.Namespace) -> Job:
 
 
 def _run(words: List[str], additions: Dict[str, str], job: Job, launcher: str) -> int:
+    if launcher == "poprun":
+        return _restarted(words, additions, job, launcher)
+    # The elastic launcher leaves a directory for logs behind, which by its defaults are none.
+    with tempfile.TemporaryDirectory(prefix="ignite-ipu-launch-") as logs:
+        return _restarted(words, {**additions, _LOGS: logs, **started_by_this_process(logs)}, job, launcher)
+
+
+def _restarted(words: List[str], additions: Dict[str, str], job: Job, launcher: str) -> int:
     # PopRun ends all processes when one dies and leaves restarting to its caller; the elastic launcher does both.
     for left in range(job.restarts if launcher == "poprun" else 0, -1, -1):
         code = subprocess.run(words, env={**os.environ, **additions}, check=False).returncode

@@ -52,12 +52,9 @@ def test_elsewhere_torch_starts_them(script, monkeypatch):
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 5}')
     job = Job(str(script), [], instances=2, replicas=8, restarts=3)
     assert command(job, "elastic")[1:] == [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--max-restarts=3",
-        str(script),
+        *("-m", "ignite_ipu.instance", "-m", "torch.distributed.run"),
+        *("--standalone", "--nproc-per-node=2", "--max-restarts=3"),
+        *("-m", "ignite_ipu.instance", str(script)),
     ]
     variables = environment(job, "elastic")
     assert variables.pop("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"

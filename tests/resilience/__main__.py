@@ -1,8 +1,8 @@
 """Break everything in full: `python -m tests.resilience`, or some of it by name; `--sample` for a quick look.
 
 In full: a fault at every call and at every copy for every optimizer, 300 random sequences of both; 200 kills while
-training, evaluating and saving, 60 preemptions, 40 kills while migrating; 100,000 files; 1,000 lives of models; an hour
-of soaking.
+training, evaluating and saving, 60 preemptions, 40 kills while migrating; 100,000 files; 1,000 lives of models; 200
+kills of programs with many processes; an hour of soaking.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Callable, Dict
 
 import torch
 
-from tests.resilience import crashes, faults, fuzzing, resources, soak
+from tests.resilience import crashes, faults, fuzzing, processes, resources, soak
 
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "RMSprop")
 
@@ -51,6 +51,10 @@ def look_for_leaks(full: bool) -> str:
     return f"{text}; exceptions at {reached} events released everything"
 
 
+def kill_programs(full: bool) -> str:
+    return f"{processes.kill_at_random(200 if full else 6)}: nothing is left of any"
+
+
 def run_long(full: bool) -> str:
     samples = soak.soak(3600.0 if full else 10.0, samples=60 if full else 8)
     memory = [sample.memory for sample in samples]
@@ -62,6 +66,7 @@ CAMPAIGNS: Dict[str, Callable[[bool], str]] = {
     "crashes": kill,
     "files": damage_files,
     "resources": look_for_leaks,
+    "processes": kill_programs,
     "soak": run_long,
 }
 

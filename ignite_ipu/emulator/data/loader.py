@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, Sampler
 from ignite_ipu.emulator.data.accessor import AsynchronousDataAccessor
 from ignite_ipu.emulator.data.distributed import ProcessShare, ShuffledShare
 from ignite_ipu.emulator.data.grouping import join_groups
+from ignite_ipu.emulator.data.orphans import Ending
 from ignite_ipu.emulator.enums import DataLoaderMode
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.logs import logger
@@ -176,8 +177,19 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
             self._accessor.terminate()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.terminate()
+        if self._accessor is not None:  # the copy in a worker has none
+            with contextlib.suppress(Exception):
+                self.terminate()
+
+    def _get_iterator(self) -> Any:
+        if not self.num_workers:
+            return super()._get_iterator()
+        given = self.worker_init_fn
+        self.worker_init_fn = Ending(given)
+        try:
+            return super()._get_iterator()
+        finally:
+            self.worker_init_fn = given
 
     def _decide_rebatching(self) -> bool:
         size = self._combined_batch_size

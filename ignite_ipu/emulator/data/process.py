@@ -7,19 +7,17 @@ import collections
 import contextlib
 import math
 import multiprocessing
-import multiprocessing.util
 import os
 import pickle
 import select
 import signal
-import tempfile
 import time
 import weakref
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, Deque, Iterable, List, Optional, Tuple
 
 from ignite_ipu.emulator.custom_types import registered_parsers
-from ignite_ipu.emulator.data import worker
+from ignite_ipu.emulator.data import orphans, worker
 from ignite_ipu.emulator.data.channel import Channel, Kind, Message, read_anonymous_file
 from ignite_ipu.emulator.data.process_group import kill_group
 from ignite_ipu.emulator.data.strictness import TIMEOUT_VARIABLE, worker_timeout
@@ -59,18 +57,17 @@ class WorkerProcess:
         self._inbox: Deque[Message] = collections.deque()
         self._unsent: List[Message] = []
         self._stack: Optional[int] = None
-        self._pickle_path = ""
         self.is_running = False
         self._channel, theirs = Channel.pair()
+        source: Any = None
         try:
             source = self._source(dataset, strategy)
-            if getattr(dataset, "num_workers", 0):
-                # Made here, it is inherited by all loader processes and removed when this program ends, whatever
-                # becomes of them.
-                multiprocessing.util.get_temp_dir()
+            # All loader processes use this one, which is in no worker's group: it removes the names of semaphores when
+            # the last of them has ended.
+            resource_tracker.ensure_running()
             context: Any = multiprocessing.get_context(_START_METHODS[strategy])
             if strategy == SharingStrategy.ForkServer:
-                _preload_in_fork_server(context)
+                _start_fork_server(context)
             others_end = self._channel if strategy == SharingStrategy.Fork else None
             # Not a daemon: those may not have loader processes of their own.
             self._process = context.Process(
@@ -85,6 +82,8 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
+            if isinstance(source, worker.PickleFile):
+                source.close()
         self.is_running = True
         self.pid: int = self._process.pid
         self._poll = select.poll()
@@ -171,18 +170,12 @@ class WorkerProcess:
         if self._stack is not None:
             os.close(self._stack)
             self._stack = None
-        if self._pickle_path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._pickle_path)
 
     def _source(self, dataset: Iterable[Any], strategy: SharingStrategy) -> Any:
         if strategy == SharingStrategy.ForkServer:
             return worker.Pickled(pickle.dumps(dataset, protocol=pickle.HIGHEST_PROTOCOL))
         if strategy == SharingStrategy.FileSystem:
-            descriptor, self._pickle_path = tempfile.mkstemp(prefix="ignite_ipu-data-", suffix=".pickle")
-            with open(descriptor, "wb") as file:
-                pickle.dump(dataset, file, protocol=pickle.HIGHEST_PROTOCOL)
-            return worker.PickleFile(self._pickle_path)
+            return worker.PickleFile.of(dataset)
         return worker.Direct(dataset)
 
     def _flush(self) -> None:
@@ -277,11 +270,18 @@ def pickled_parsers(strategy: SharingStrategy) -> Tuple[bytes, ...]:
     return tuple(pairs)
 
 
-def _preload_in_fork_server(context: Any) -> None:
+def _start_fork_server(context: Any) -> None:
     """Have the fork server import torch once, instead of every worker: it takes seconds."""
     wanted: List[str] = list(getattr(forkserver._forkserver, "_preload_modules", ["__main__"]))
     if worker.__name__ not in wanted:
         context.set_forkserver_preload([*wanted, worker.__name__])
+    with orphans.nameless_sockets() as folder:
+        forkserver.ensure_running()
+        server: Any = forkserver._forkserver
+        address = str(server._forkserver_address)
+        if os.path.dirname(address) == folder:
+            # Reached through a descriptor from now on, the socket needs no name that could outlive everybody.
+            server._forkserver_address = f"/proc/self/fd/{os.open(address, os.O_PATH | os.O_CLOEXEC)}"
 
 
 def _stop_all() -> None:

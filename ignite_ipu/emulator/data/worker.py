@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import itertools
 import multiprocessing.process
 import os
 import pickle
-import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
+import warnings
 from dataclasses import dataclass
-from multiprocessing import parent_process
-from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple
+from multiprocessing import reduction
+from typing import IO, Any, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -24,6 +24,7 @@ from ignite_ipu.emulator.custom_types import registerCustomArgParser
 from ignite_ipu.emulator.data.channel import Channel, Kind, Message, anonymous_file
 from ignite_ipu.emulator.data.collation import collate_straight
 from ignite_ipu.emulator.data.item import Structure
+from ignite_ipu.emulator.data.orphans import Ending, end_with_parent
 from ignite_ipu.emulator.data.ring import Ring, TensorSpec
 from ignite_ipu.emulator.data.seeding import RandomState, adopt_state
 
@@ -85,18 +86,45 @@ class Pickled:
         return dataset
 
 
-@dataclass(frozen=True)
 class PickleFile:
-    """A data set in a temporary file, which goes once it is read."""
+    """A data set in a temporary file without a name; it pickles into a child process that is being started.
 
-    path: str
+    Args:
+        file: Open for reading; closed with this object.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    @classmethod
+    def of(cls, dataset: Iterable[Any]) -> PickleFile:
+        """Pickle a data set into a new file."""
+        written = cls(tempfile.TemporaryFile())  # noqa: SIM115  # until close()
+        try:
+            pickle.dump(dataset, written._file, protocol=pickle.HIGHEST_PROTOCOL)
+            written._file.flush()
+        except BaseException:
+            written.close()
+            raise
+        return written
+
+    def __reduce__(self) -> Any:
+        return _received, (reduction.DupFd(self._file.fileno()),)
 
     def load(self) -> Iterable[Any]:
-        """Unpickle it and delete the file."""
-        with open(self.path, "rb") as file:
+        """Unpickle it and let go of the file."""
+        with self._file as file:
+            file.seek(0)
             dataset: Iterable[Any] = pickle.load(file)
-        os.unlink(self.path)
         return dataset
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _received(descriptor: Any) -> PickleFile:
+    return PickleFile(open(descriptor.detach(), "rb"))
 
 
 class _Stop(BaseException):
@@ -118,9 +146,12 @@ def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: 
     """
     if others_end is not None:
         others_end.close()
-    _die_with_parent()
     # A group of its own: Ctrl-C in a terminal is for the program, and all of the group can be killed in one go.
     os.setpgid(0, 0)
+    end_with_parent()
+    # This process has imported what loader processes need, so these are forked from it whatever made itself.
+    multiprocessing.set_start_method("fork", force=True)
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # OpenMP's threads do not survive a fork; a parallel loop would wait for them for ever.
     torch.set_num_threads(1)
@@ -178,6 +209,8 @@ class _Worker:
         self.doing = "unpickling the data set"
         dataset = self._dataset = source.load()
         _forget_iterator(dataset)
+        if isinstance(dataset, torch.utils.data.DataLoader) and dataset.num_workers:
+            dataset.worker_init_fn = Ending(dataset.worker_init_fn)
         collate_straight(dataset, self._slot_to_fill)
         self._takes_whole_items = self._settings.rebatched_size is None and not getattr(
             dataset, "_joins_batches", False
@@ -372,20 +405,6 @@ class _Worker:
                 self._state = message.body or self._state
         if number is not None and number <= self._asked_above:
             raise _Abandoned
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it has died, even in the middle of a hanging load."""
-    parent = parent_process()
-    assert parent is not None
-    sentinel = parent.sentinel
-    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
-    # The sentinel is a pipe only the parent can write to. Its closing raises SIGIO, whose default action is to end.
-    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(sentinel, select.POLLIN)
-    if poll.poll(0):
-        sys.exit(1)
 
 
 def _forget_iterator(dataset: Iterable[Any]) -> None:

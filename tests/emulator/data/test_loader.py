@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset
 
 from ignite_ipu.emulator.data import DataLoader
-from ignite_ipu.emulator.enums import CommGroupType, DataLoaderMode
+from ignite_ipu.emulator.enums import CommGroupType, DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
 
@@ -210,3 +211,22 @@ def test_batches_with_different_numbers_of_tensors_cannot_be_joined():
     loader = DataLoader(options(2), data, batch_sampler=[[0], [1]])
     with pytest.raises(ValueError, match="always build the same"):
         list(loader)
+
+
+@pytest.mark.parametrize("strategy", [SharingStrategy.Fork, SharingStrategy.ForkServer])
+def test_loader_processes_are_forked_from_the_worker(strategy):
+    """It has imported what they need; a server of their own would import it again for each."""
+    loader = DataLoader(
+        Options(),
+        TensorDataset(torch.arange(8)),
+        num_workers=2,
+        mode=DataLoaderMode.Async,
+        async_options={"sharing_strategy": strategy},
+    )
+    assert [item.item() for (item,) in loader] == list(range(8))
+    worker = loader._accessor._worker.pid
+    with open(f"/proc/{worker}/task/{worker}/children") as file:
+        children = {int(pid) for pid in file.read().split()}
+    groups = {pid: os.getpgid(pid) for pid in children}
+    assert list(groups.values()) == [worker, worker]
+    loader.terminate()

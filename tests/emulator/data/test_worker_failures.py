@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 import warnings
+from multiprocessing import resource_tracker
 
 import pytest
 import torch
@@ -115,6 +116,7 @@ def left_segments():
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """After each test there are the descriptors and shared memory of before, and no children."""
+    resource_tracker.ensure_running()  # once for the whole process
     files, shared = len(os.listdir("/proc/self/fd")), left_segments()
     yield
     gc.collect()
