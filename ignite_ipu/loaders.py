@@ -184,6 +184,13 @@ class Loaders:
         arguments["batch_size"] = geometry.micro_batch_size
         # Of data that does not say how many samples it has, the loader itself drops and counts the last ones.
         counts = self._drop_last and samples is None and self._mode != _modes().Async
+        if self._drop_last and samples is None and not counts:
+            _logger.warning(
+                "The data, a %s, has no length, and with DataLoaderMode.Async each worker leaves out what does not "
+                "fill a device call of %d samples, without saying how many: AsyncRebatched and Sync say it.",
+                type(loader.dataset).__qualname__,
+                geometry.global_batch_size,
+            )
         arguments["drop_last"] = self._drop_last and not counts
         if not isinstance(loader.dataset, IterableDataset):
             sampler = self._sampler(loader, geometry)

@@ -238,6 +238,15 @@ def test_streams_work(workers: int) -> None:
     assert sorted(flat(rows(evaluation(loader, d=2)))) == list(range(22))
 
 
+def test_a_stream_read_asynchronously_does_not_tell_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    """PopTorch's workers drop their own incomplete items, so that nobody can count them."""
+    loaders = Loaders(options(d=2), training=True, mode=poptorch.DataLoaderMode.Async)
+    made = loaders.swap(DataLoader(Stream(22), batch_size=2))
+    made.terminate()
+    (record,) = caplog.records
+    assert "a Stream, has no length" in record.getMessage() and "AsyncRebatched and Sync say it" in record.getMessage()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", ["Sync", "AsyncRebatched"])
 def test_samples_that_a_stream_leaves_out_are_counted(
