@@ -26,6 +26,8 @@ _ENVIRONMENT = "an environment variable of the user's own"
 _OWN_PROCESSES = "what this program's own processes send each other over their own pipes and memory"
 _NAMED_TO_RUN = "the program that the user names to be run"
 _KERNEL = "the kernel's own files"
+_OWN_FILE = "a file of this package"
+_SELFTEST = "what the self-test has just written itself"
 
 READERS: Dict[str, Dict[str, str]] = {
     "checkpoints/plain_pickle.py": {"torch.load": "what it has just written in memory itself"},
@@ -45,6 +47,7 @@ READERS: Dict[str, Dict[str, str]] = {
     "emulator/graph.py": {"exec": "text that was made from operators recorded in this process"},
     "emulator/introspection.py": {"json.loads": "an argument that the program passes"},
     "emulator/machine.py": {"open": "tables of IPUs", "json.loads": "tables of IPUs"},
+    "emulator/operator_table.py": {"open": _OWN_FILE, "json.load": _OWN_FILE},
     "emulator/options/config_file.py": {"open": "options files", "ast.literal_eval": "options files"},
     "emulator/options/json_text.py": {"json.loads": "options as JSON"},
     "emulator/profiling.py": {"json.loads": _ENVIRONMENT},
@@ -55,13 +58,13 @@ READERS: Dict[str, Dict[str, str]] = {
     "emulator/saving.py": {"torch.load": "executables"},
     "emulator/trust.py": {"open": "this user's own key, in a directory that only the user can write"},
     "emulator/installation.py": {"runpy.run_path": _NAMED_TO_RUN},
-    "instance.py": {"runpy.run_path": _NAMED_TO_RUN},
+    "instance.py": {"runpy.run_path": _NAMED_TO_RUN, "runpy.run_module": _NAMED_TO_RUN},
     "launch.py": {"json.loads": _ENVIRONMENT},
     "migration/migrate_command.py": {"open": "programs"},
     "migration/notebook.py": {"json.loads": "notebooks"},
     "migration/source.py": {"open": "programs"},
     "migration/writing.py": {"open": "programs"},
-    "pipeline/plan_file.py": {"open": "plans", "json.loads": "plans"},
+    "pipeline/planning/plan_file.py": {"open": "plans", "json.loads": "plans"},
     "random_states.py": {"open": "random states", "json.loads": "random states"},
     "running/built_on_poptorch.py": {"open": "searched for one word, and not kept"},
     "running/program.py": {
@@ -70,6 +73,10 @@ READERS: Dict[str, Dict[str, str]] = {
         "runpy.run_module": _NAMED_TO_RUN,
     },
     "running/script.py": {"tokenize.open": _NAMED_TO_RUN},
+    "selftest/promises/captured.py": {"torch.load": _SELFTEST},
+    "selftest/promises/checkpoints.py": {"json.loads": _SELFTEST},
+    "selftest/promises/optimizers.py": {"torch.load": _SELFTEST},
+    "selftest/saved_files.py": {"zipfile.ZipFile": _SELFTEST},
     "targets.py": {"importlib.util.spec_from_file_location": _NAMED_TO_RUN},
 }
 
