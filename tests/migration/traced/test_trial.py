@@ -286,3 +286,31 @@ def test_what_a_librarys_module_does_is_placed_at_the_factory(tmp_path, capsys):
     assert (trial.compiled, trial.tried) == ([], ["inference"])
     assert trial.factory is not None and trial.factory.line == 4
     assert capsys.readouterr().err == ""
+
+
+def test_operators_are_reported_by_the_table(traced):
+    """What is doubted is noted, what is unused or constant is not, and each names its line."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+
+            def forward(self, x):
+                x = self.layer(x) * torch.ones(4, 4).tril()
+                torch.lgamma(x)
+                x = torch.round(x, decimals=2)
+                x = torch.cummax(x, 1).values
+                return x.lerp(x + 1, 0.5)
+
+        def make():
+            return Net(), torch.ones(4, 4)
+    """
+    assert traced(code) == [
+        (12, "restricted-operator"),
+        (13, "unsupported-operator"),
+        (14, "unsupported-operator"),
+    ]
