@@ -63,6 +63,27 @@ class DataPosition:
         write_random_states(afterwards, generator)
         return batches
 
+    def rewind_generator(self, data: Any, over: bool) -> None:
+        """Have a loader's own generator where the pass that was loaded began, for an engine that seeds the host itself.
+
+        Args:
+            data: The loader, of which a pass begins now.
+            over: Whether the pass that was loaded had come to its end, so that the next one begins.
+        """
+        generator = getattr(data, "generator", None)
+        wanted, self._wanted = self._wanted, None
+        if generator is not None and wanted is not None and wanted["started"] is not None:
+            generator.set_state(wanted["started"]["generator"])
+            if over:
+                for _ in data:  # samplers draw at the end of a pass, too
+                    pass
+        self.note_generator(data)
+
+    def note_generator(self, data: Any) -> None:
+        """Note where a loader's own generator is, at the start of a pass that an engine makes itself."""
+        generator = getattr(data, "generator", None)
+        self._started = None if generator is None else read_random_states(generator)
+
     def _begin(self, data: Any) -> Iterator[Any]:
         self._started = read_random_states(getattr(data, "generator", None))
         self.drawn = 0

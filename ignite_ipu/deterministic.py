@@ -72,12 +72,16 @@ class DeterministicRuns(DeterministicEngine):
             _set_rng_states(states)
             state.rng_states = None
 
+    def _begin_pass(self, over: bool) -> None:
+        """Prepare what the seed does not, before the host is seeded for a pass over the data."""
+
     def _from_iteration(self, iteration: int) -> Iterator[Any]:
         data: Any = self.state.dataloader
         sampler = getattr(data, "sampler", None)
         if not isinstance(sampler, RewindableSampler):
             # Without indices there is nothing to rewind: batches are fetched and thrown away.
             return super()._from_iteration(iteration)
+        self._begin_pass(iteration % len(data) == 0)
         self._setup_seed()
         sampler.rewind(iteration % len(data) * data.combinedBatchSize)
         batches: Iterator[Any] = iter(data)

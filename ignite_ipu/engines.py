@@ -339,7 +339,12 @@ class IPUTrainer(IPUEngine):
 class DeterministicIPUTrainer(IPUTrainer, DeterministicRuns):
     """The engine that `create_ipu_trainer(..., deterministic=True)` returns; see Ignite's `DeterministicEngine`."""
 
-    _setup_dataloader_iter = DeterministicRuns._setup_dataloader_iter
+    def _setup_dataloader_iter(self) -> None:
+        self._position.note_generator(self.state.dataloader)
+        DeterministicRuns._setup_dataloader_iter(self)
+
+    def _begin_pass(self, over: bool) -> None:
+        self._position.rewind_generator(self.state.dataloader, over)
 
     def _restore_pinned(self) -> None:
         # The engine seeds the host itself, at every start of the data.

@@ -27,13 +27,13 @@ class Noisy(Dataset):
         return torch.cat([torch.full((3,), float(index)), noise]), index % 3
 
 
-def losses_of(stop=None, state=None, epochs=2, epoch_length=None, generator=False, workers=0):
+def losses_of(stop=None, state=None, epochs=2, epoch_length=None, generator=False, workers=0, **how):
     """Return the losses of each iteration and the trainer's state when it was stopped."""
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
     model, optimizer = pair()
-    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), **how)
     own = torch.Generator().manual_seed(7) if generator else None
     loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=own, num_workers=workers)
     seen = {}
@@ -81,6 +81,16 @@ def test_a_loaders_own_generator_is_restored(epoch_length, workers):
     settings = {"generator": True, "epoch_length": epoch_length, "workers": workers}
     whole, _ = losses_of(**settings)
     for stop in (4, 6, 8) if not workers else (6,):
+        before, state = losses_of(stop, **settings)
+        assert {**before, **losses_of(state=state, **settings)[0]} == whole
+
+
+@pytest.mark.parametrize("epoch_length", [None, 4, 9])
+def test_a_loaders_own_generator_is_restored_in_deterministic_runs(epoch_length):
+    """These seed the host at every start of the data, and leave the loader's generator alone, as Ignite's do."""
+    settings = {"generator": True, "epoch_length": epoch_length, "deterministic": True, "epochs": 3}
+    whole = losses_of(**settings)[0]
+    for stop in (4, 6, 8, 12):
         before, state = losses_of(stop, **settings)
         assert {**before, **losses_of(state=state, **settings)[0]} == whole
 

@@ -104,9 +104,13 @@ def run(text: str, device: bool) -> Tuple[List[Any], Optional[Exception]]:
 
 
 def _kept(value: Any) -> Any:
-    """Return a copy of what is noted, without what batch normalisation counts: a device writes no integers."""
+    """Return a copy of what is noted, without counts from which nothing is computed and which a device does not keep.
+
+    They are those of batch normalisation, and those of RMSprop, which are the trainer's for all layers.
+    """
     if isinstance(value, dict):
-        kept = {key: item for key, item in value.items() if not str(key).endswith("num_batches_tracked")}
+        counts = ("num_batches_tracked", "step") if "square_avg" in value else ("num_batches_tracked",)
+        kept = {key: item for key, item in value.items() if not str(key).endswith(counts)}
         return {key: _kept(item) for key, item in kept.items()}
     if isinstance(value, (list, tuple)):
         return [_kept(item) for item in value]

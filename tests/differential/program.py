@@ -250,6 +250,10 @@ def sound(program: Program) -> Program:
     if program.waits and program.model in parts.WRITES_BUFFERS:
         # Between its losses and the update, buffers hold what they held before: docs/accelerate.md, "Limits".
         but(rest=0, epoch_length=0, calls=program.calls * program.period)
+    if program.model == "pruned":
+        # PyTorch copies no module whose hooks have computed a weight.
+        edits = tuple(edit for edit in program.edits if edit.what != "copy")
+        but(edits=edits, handlers=tuple(each for each in program.handlers if each not in ("ema", "swa")))
     if program.schedule == "plateau" and program.waits:
         but(schedule="steps")  # which needs no loss
     random_data = program.data in ("shuffled", "sampler")
