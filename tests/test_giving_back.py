@@ -23,6 +23,22 @@ CROSS_ENTROPY = nn.CrossEntropyLoss()
 DEAD = poptorch.Fault(None, "no answer", lasting=True)
 
 
+OTHERS = set()
+
+
+def taken():
+    """Return the IPUs that this test has taken."""
+    return set(machine.machine().users()) - OTHERS
+
+
+@pytest.fixture(autouse=True)
+def _machine():
+    """Leave out of account what other tests have taken."""
+    gc.collect()
+    OTHERS.clear()
+    OTHERS.update(machine.machine().users())
+
+
 def loader():
     return DataLoader(task(), batch_size=8)
 
@@ -36,7 +52,7 @@ def trainer_for(dropout=False):
 def assert_ordinary(model, optimizer):
     """Both are PyTorch's own, no IPU is taken, and another trainer can be made of them."""
     gc.collect()
-    assert not machine.machine().users()
+    assert not taken()
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     assert type(optimizer) is torch.optim.Adam
     train_natively(model, optimizer, loader())
