@@ -154,4 +154,5 @@ REFUSALS: Tuple[Refusal, ...] = (
 
 
 # Empty when nothing is known to be wrong.
-LEFT_OUT: Tuple[LeftOut, ...] = ()
+# A hook's tensor is that of before the trace, by which pruning again ranks: natively it is that of the last forward.
+LEFT_OUT: Tuple[LeftOut, ...] = (LeftOut("tensors that hooks have set", _edits("prune again")),)
