@@ -133,10 +133,13 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.waits and _edits("freeze", "unfreeze")(program),
     ),
     Refusal(
-        "momentum that rises from the zero that a new trainer was made with",
+        "momentum that rises from the zero that an optimizer was compiled with",
         "ConstantAttributeError",
         "momentum .* is a constant of the compiled program",
-        lambda program: program.story == "new trainer" and _edits("no momentum")(program),
+        lambda program: any(
+            edit.what == "no momentum" and (program.story == "new trainer" or edit.event.endswith("start"))
+            for edit in program.edits
+        ),
     ),
     Refusal(
         "a layer that is pruned again, which replaces its mask",
