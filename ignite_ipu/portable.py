@@ -64,6 +64,9 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
     return idist.auto_model(model, sync_bn=sync_bn, **kwargs)
 
 
+_PROGRAMS = "_ignite_ipu_programs"
+
+
 @dataclass
 class _Training:
     """What a model was set up to be trained with."""
@@ -81,8 +84,30 @@ class _Training:
         return same and _same_loss(self.loss_fn, loss_fn)
 
 
-_TRAINING: weakref.WeakKeyDictionary[nn.Module, _Training] = weakref.WeakKeyDictionary()
-_EVALUATION: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+class _Programs:
+    """What a model's batches are computed by.
+
+    It hangs on the model, which its programs hold, so that all of them are freed together. Copies and files of the
+    model have none.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model)
+        self.training: Optional[_Training] = None
+        self.evaluation: Any = None
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> Tuple[Any, Tuple[()]]:
+        return bool, ()
+
+
+def _programs_of(model: nn.Module) -> _Programs:
+    found = model.__dict__.get(_PROGRAMS)
+    if not isinstance(found, _Programs) or found.model() is not model:
+        found = model.__dict__[_PROGRAMS] = _Programs(model)
+    return found
 
 
 def ipu_train_batch(
@@ -125,14 +150,15 @@ def ipu_train_batch(
     from ignite_ipu.session import IPUSession
 
     session = IPUSession.of(model)
-    current = _TRAINING.get(model)
+    programs = _programs_of(model)
+    current = programs.training
     ours = current is not None and session.training is current.program
-    if not ours or not current.serves(optimizer, loss_fn, max_grad_norm):  # type: ignore[union-attr]
+    if current is None or not ours or not current.serves(optimizer, loss_fn, max_grad_norm):
         if ours:
             session.close()
             session = IPUSession.of(model)
-        _TRAINING[model] = _prepare(session, model, optimizer, loss_fn, max_grad_norm)
-    _follow_modes(session, _TRAINING[model])
+        current = programs.training = _prepare(session, model, optimizer, loss_fn, max_grad_norm)
+    _follow_modes(session, current)
     _, _, output, loss = session.train((inputs, keyword_inputs), target)
     return output, loss
 
@@ -156,13 +182,14 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     from ignite_ipu.step import EvaluationStep
 
     session = IPUSession.of(model)
-    program = _EVALUATION.get(model)
+    programs = _programs_of(model)
+    program = programs.evaluation
     if program not in session.evaluations:
         step = EvaluationStep(model, model_fn=_call)
         # A batch is one forward, as natively, however many the trainer's calls make.
         options = session.inference.options(device_iterations=1, replication_factor=1)
         program = session.inference.prepare(step, options)
-        _EVALUATION[model] = program
+        programs.evaluation = program
     with modes_kept(model):  # compiling for evaluation changes them
         return session.inference.predictions(program, (inputs, keyword_inputs))
 

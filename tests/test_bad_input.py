@@ -125,14 +125,6 @@ def test_accumulation_on_inference_options():
         create_ipu_evaluator(network(), options=options).run(loader())
 
 
-def test_options_changed_after_use():
-    """PopTorch's own rule: they are frozen."""
-    options = poptorch.Options()
-    trainer_for(options=options).run(loader())
-    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
-        options.deviceIterations(2)
-
-
 def test_a_constant_attribute_that_changes():
     """The message names the attribute and how to make it variable; going on with the old value works."""
     model, optimizer = pair()

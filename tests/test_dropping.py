@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ignite_ipu import IPUAccelerator, create_ipu_trainer, ipu_step
+from ignite_ipu import IPUAccelerator, create_ipu_trainer, ipu_evaluate_batch, ipu_step, ipu_train_batch
 from ignite_ipu.emulator import machine
 from ignite_ipu.handlers import Recovery
 from tests.accelerate_state import forget
@@ -105,3 +107,18 @@ def test_whoever_has_model_and_optimizer_goes_on_with_them(way, tmp_path):
     gc.collect()
     assert not taken()
     train_natively(model, optimizer, loader())
+
+
+def test_a_model_that_is_trained_batch_by_batch_is_dropped_with_its_programs():
+    """They hang on the model alone; its copies and files are ordinary ones."""
+    model, optimizer = pair()
+    for x, y in loader():
+        ipu_train_batch(model, optimizer, CROSS_ENTROPY, x, target=y)
+    ipu_evaluate_batch(model, x)
+    assert taken()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), model(x))
+        assert not any(type(value).__module__.startswith("ignite_ipu") for value in vars(other).values())
+    del model, optimizer, other
+    gc.collect()
+    assert not taken()

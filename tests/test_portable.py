@@ -144,10 +144,10 @@ def test_a_loss_made_anew_is_the_same_loss(monkeypatch):
     programs = set()
     for _ in range(3):
         ipu_train_batch(model, optimizer, nn.MSELoss(), torch.randn(4, 3), target=torch.randn(4, 2))
-        programs.add(id(portable._TRAINING[model].program))
+        programs.add(id(portable._programs_of(model).training.program))
     assert len(programs) == 1
     ipu_train_batch(model, optimizer, nn.MSELoss(reduction="sum"), torch.randn(4, 3), target=torch.randn(4, 2))
-    assert id(portable._TRAINING[model].program) not in programs
+    assert id(portable._programs_of(model).training.program) not in programs
 
 
 def test_momentum_survives_another_loss(monkeypatch):
@@ -278,7 +278,7 @@ def test_a_function_made_anew_is_known_again(monkeypatch):
             expected = weight * nn.functional.mse_loss(model(x), y)
         _, loss = ipu_train_batch(model, optimizer, make(weight, nn.MSELoss()), x, target=y)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-        losses.append(portable._TRAINING[model])
+        losses.append(portable._programs_of(model).training)
     assert losses[0] is losses[1] is not losses[2]
 
 

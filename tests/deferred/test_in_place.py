@@ -66,12 +66,12 @@ def margins(scores: torch.Tensor) -> torch.Tensor:
 
 def sums_by_class(scores: torch.Tensor) -> torch.Tensor:
     sums = torch.zeros_like(scores).scatter_add_(1, Y[:, None], X[:, :1])
-    return sums.index_add_(0, Y, X[:, :3], alpha=2).index_fill_(1, torch.tensor([2]), -1.0)
+    return sums.scatter_add_(0, Y[:, None].expand(8, 3), 2 * X[:, :3]).index_fill_(1, torch.tensor([2]), -1.0)
 
 
 def other_rows(scores: torch.Tensor) -> torch.Tensor:
     rows = torch.empty_like(scores).copy_(X[:, 3:])
-    return rows.index_copy_(0, torch.tensor([1, 0]), scores[:2].detach())
+    return rows.index_put_((torch.tensor([1, 0]),), scores[:2].detach())
 
 
 def overwritten_with_gradients(scores: torch.Tensor) -> torch.Tensor:
@@ -80,11 +80,11 @@ def overwritten_with_gradients(scores: torch.Tensor) -> torch.Tensor:
 
 
 def element_by_element(scores: torch.Tensor) -> torch.Tensor:
-    kept = (scores * 1).clamp_min_(-0.5).clamp_max_(0.5) + (scores * 1).square_().lerp_(X[:, :3], 0.5)
+    kept = (scores * 1).clamp_min_(-0.5).clamp_max_(0.5) + (scores * 1).square_().sub_(X[:, :3])
     kept += (scores.abs() + 1).rsqrt_() + (scores.abs() + 1).reciprocal_()
     kept += (scores * 1).addcmul_(scores, X[:, :3], value=0.5)
     kept += (scores * 9).round_() + (scores * 9).floor_() + (scores * 9).ceil_() + (scores * 1).sign_()
-    return kept + (scores @ scores.T).tril_(-1)[:, :3] + (scores @ scores.T).triu_(1)[:, -3:]
+    return kept + (scores @ scores.T).relu_()[:, :3] + (scores @ scores.T).sigmoid_()[:, -3:]
 
 
 def loop(model: Any, optimizer: Any, write: Callable[[torch.Tensor, int], None]) -> List[Any]:

@@ -391,5 +391,6 @@ def test_a_released_pipeline_compiles_again():
 def test_hardware_that_is_not_there(monkeypatch):
     """On real IPUs the machine is asked before anything compiles."""
     monkeypatch.setattr(backend, "is_emulator", lambda: False)
+    monkeypatch.setattr(backend.poptorch(), "ipuHardwareIsAvailable", lambda ipus: False)
     with pytest.raises(OptionsError, match="2 IPUs per replica x replicationFactor 1 takes 2 IPUs, and this machine"):
         trainer_of(network(), pipeline=[3, 3])

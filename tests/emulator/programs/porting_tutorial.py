@@ -59,13 +59,13 @@ def own_criterion(output, labels):
 opts = poptorch.Options()
 model = Classifier()
 start = copy.deepcopy(model)
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 model.train()
 with_loss = ModelWithLoss(model, nn.NLLLoss())
 training_model = poptorch.trainingModel(with_loss, options=opts, optimizer=optimizer)
 train_dataloader = poptorch.DataLoader(opts, train_dataset, batch_size=16, shuffle=True, num_workers=0)
 first_loss = None
-for _ in range(4):
+for _ in range(6):
     for data, wanted in train_dataloader:
         output, loss = training_model(data, wanted)
         first_loss = loss.item() if first_loss is None else first_loss
