@@ -54,6 +54,8 @@ class DataPosition:
             # The pass was over; starting the next one is the engine's business. Samplers draw from a generator of the
             # loader's at the end of a pass, too: then it is gone through as one that was not over.
             self._started, self.drawn = dict(wanted["started"]), drawn
+            if self._afterwards is not None:
+                write_random_states(self._afterwards)
             return iter(())
         afterwards = self._afterwards or read_random_states()
         write_random_states(wanted["started"], generator)
