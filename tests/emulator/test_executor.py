@@ -396,8 +396,9 @@ class TestDevices:
         model.destroy()
         assert torch.equal(model(X[:1]), 2 * X[:1])
 
-    def test_an_executor_that_is_dropped_gives_its_ipus_back(self, monkeypatch):
+    def test_an_executor_that_is_dropped_gives_its_ipus_back(self, monkeypatch, tmp_path):
         monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "1")
+        monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path / "run"))  # of which no other test has IPUs
         first = inference()
         first(X)
         with pytest.raises(poptorch.Error, match="Failed to acquire"):

@@ -33,6 +33,11 @@ def _fresh_accelerators():
         forget()
 
 
+@pytest.fixture(autouse=True)
+def _ipus_that_no_other_test_holds(monkeypatch, tmp_path):
+    monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path / "run"))
+
+
 @pytest.fixture
 def group(monkeypatch):
     """A group of promises that a test makes."""
