@@ -9,52 +9,11 @@ import argparse
 import collections
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from typing import Counter, Iterator, List, Tuple
+from typing import Counter
 
-import torch
-
-from tests.differential.comparing import Verdict, judge
-from tests.differential.program import Program, draw
+from tests.differential.campaign import judged
+from tests.differential.program import draw
 from tests.differential.rendering import render
-from tests.differential.shrinking import shortest
-
-_TOGETHER = 20
-
-
-def shrunk(program: Program, verdict: Verdict) -> Tuple[Program, Verdict]:
-    """Return the shortest program with a verdict of the same kind, and its verdict."""
-    found = shortest(program, lambda simpler: judge(simpler).like(verdict))
-    return found, judge(found)
-
-
-def explained(seed: int, number: int, shrinks: bool = True) -> Tuple[Verdict, str]:
-    """Return the verdict about a program of a campaign and, if it fails, the script of the shortest that does."""
-    torch.set_num_threads(1)
-    program = draw(seed, number)
-    verdict = judge(program)
-    if not verdict.fails or not shrinks:
-        return verdict, ""
-    least, last = shrunk(program, verdict)
-    if not last.fails:
-        return verdict, f"{program}\n\n(it fails only once)"
-    return verdict, f"{least}\n{last.text}\n\n{render(least)}"
-
-
-def _several(seed: int, numbers: List[int], shrinks: bool) -> List[Tuple[int, Verdict, str]]:
-    return [(number, *explained(seed, number, shrinks)) for number in numbers]
-
-
-def _judged(seed: int, numbers: List[int], shrinks: bool, workers: int) -> Iterator[Tuple[int, Verdict, str]]:
-    if workers == 1:
-        for number in numbers:
-            yield (number, *explained(seed, number, shrinks))
-        return
-    chunks = [numbers[start : start + _TOGETHER] for start in range(0, len(numbers), _TOGETHER)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for done in pool.map(_several, [seed] * len(chunks), chunks, [shrinks] * len(chunks)):
-            yield from done
 
 
 def main() -> int:
@@ -76,7 +35,7 @@ def main() -> int:
     started = time.monotonic()
     kinds: Counter[str] = collections.Counter()
     reasons: Counter[str] = collections.Counter()
-    for number, verdict, script in _judged(arguments.seed, numbers, not arguments.whole, arguments.workers):
+    for number, verdict, script in judged(arguments.seed, numbers, not arguments.whole, arguments.workers):
         kinds[verdict.kind] += 1
         if verdict.fails:
             print(f"--- program {number} of seed {arguments.seed}: {verdict.kind}: {verdict.text}")

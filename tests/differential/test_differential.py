@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.differential import parts, program, refusals
-from tests.differential.__main__ import explained, shrunk
+from tests.differential.campaign import explained, shrunk
 from tests.differential.comparing import judge
 from tests.differential.program import Edit, Program, draw
 from tests.differential.rendering import render
