@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import IPUAccelerator, create_ipu_trainer, ipu_evaluate_batch, ipu_step, ipu_train_batch
-from ignite_ipu.emulator import machine
 from ignite_ipu.handlers import Recovery
 from tests.accelerate_state import forget
 from tests.supervised import pair, task, train_natively
+from tests.taken_ipus import leave_out_others, taken
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 
@@ -25,20 +25,9 @@ def loader():
     return DataLoader(task(), batch_size=8)
 
 
-OTHERS = set()
-
-
-def taken():
-    """Return the IPUs that this test has taken."""
-    return set(machine.machine().users()) - OTHERS
-
-
 @pytest.fixture(autouse=True)
 def _machine():
-    """Leave out of account what other tests have taken."""
-    gc.collect()
-    OTHERS.clear()
-    OTHERS.update(machine.machine().users())
+    leave_out_others()
     yield
     forget()
 

@@ -13,30 +13,19 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.emulator import machine
 from ignite_ipu.handlers import Recovery
 from ignite_ipu.session_errors import SessionError
 from ignite_ipu.stopping import RecoveryError
 from tests.supervised import network, task, train_natively
+from tests.taken_ipus import leave_out_others, taken
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 DEAD = poptorch.Fault(None, "no answer", lasting=True)
 
 
-OTHERS = set()
-
-
-def taken():
-    """Return the IPUs that this test has taken."""
-    return set(machine.machine().users()) - OTHERS
-
-
 @pytest.fixture(autouse=True)
 def _machine():
-    """Leave out of account what other tests have taken."""
-    gc.collect()
-    OTHERS.clear()
-    OTHERS.update(machine.machine().users())
+    leave_out_others()
 
 
 def loader():
