@@ -6,44 +6,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Dict, List
 
 if TYPE_CHECKING:
-    from ignite_ipu.accelerator import IPUAccelerator as IPUAccelerator
-    from ignite_ipu.arguments import UnsupportedArgumentError as UnsupportedArgumentError
-    from ignite_ipu.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
     from ignite_ipu.backend import BackendError as BackendError
-    from ignite_ipu.batches import BatchError as BatchError
-    from ignite_ipu.counting import CountEvents as CountEvents
-    from ignite_ipu.counting import Counts as Counts
     from ignite_ipu.deferred import ipu_step as ipu_step
-    from ignite_ipu.engine_steps import ipu_evaluation_step as ipu_evaluation_step
-    from ignite_ipu.engine_steps import ipu_training_step as ipu_training_step
-    from ignite_ipu.engines import IPUEngine as IPUEngine
-    from ignite_ipu.engines import IPUTrainer as IPUTrainer
-    from ignite_ipu.events import IPUEvents as IPUEvents
-    from ignite_ipu.factories import create_ipu_evaluator as create_ipu_evaluator
-    from ignite_ipu.factories import create_ipu_trainer as create_ipu_trainer
-    from ignite_ipu.geometry import BatchGeometry as BatchGeometry
-    from ignite_ipu.loaders import LoaderError as LoaderError
-    from ignite_ipu.loaders import Loaders as Loaders
-    from ignite_ipu.loss import LossError as LossError
-    from ignite_ipu.loss import TrainingStep as TrainingStep
+    from ignite_ipu.deferred.accelerator import IPUAccelerator as IPUAccelerator
+    from ignite_ipu.engines.arguments import UnsupportedArgumentError as UnsupportedArgumentError
+    from ignite_ipu.engines.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
+    from ignite_ipu.engines.counting import CountEvents as CountEvents
+    from ignite_ipu.engines.counting import Counts as Counts
+    from ignite_ipu.engines.engine import IPUEngine as IPUEngine
+    from ignite_ipu.engines.engine import IPUTrainer as IPUTrainer
+    from ignite_ipu.engines.factories import create_ipu_evaluator as create_ipu_evaluator
+    from ignite_ipu.engines.factories import create_ipu_trainer as create_ipu_trainer
+    from ignite_ipu.engines.loaders import LoaderError as LoaderError
+    from ignite_ipu.engines.loaders import Loaders as Loaders
+    from ignite_ipu.engines.portable import auto_model as auto_model
+    from ignite_ipu.engines.portable import host_device as host_device
+    from ignite_ipu.engines.portable import ipu_evaluate_batch as ipu_evaluate_batch
+    from ignite_ipu.engines.portable import ipu_train_batch as ipu_train_batch
+    from ignite_ipu.engines.portable import process_backend as process_backend
+    from ignite_ipu.engines.steps import ipu_evaluation_step as ipu_evaluation_step
+    from ignite_ipu.engines.steps import ipu_training_step as ipu_training_step
     from ignite_ipu.optimizers import ConstantAttributeError as ConstantAttributeError
     from ignite_ipu.optimizers import OptimizerError as OptimizerError
     from ignite_ipu.optimizers import convert_optimizer as convert_optimizer
     from ignite_ipu.optimizers import convert_optimizer_state as convert_optimizer_state
-    from ignite_ipu.options import OptionsError as OptionsError
-    from ignite_ipu.options import evaluation_options as evaluation_options
-    from ignite_ipu.options import training_options as training_options
-    from ignite_ipu.portable import auto_model as auto_model
-    from ignite_ipu.portable import host_device as host_device
-    from ignite_ipu.portable import ipu_evaluate_batch as ipu_evaluate_batch
-    from ignite_ipu.portable import ipu_train_batch as ipu_train_batch
-    from ignite_ipu.portable import process_backend as process_backend
-    from ignite_ipu.rows import RowsError as RowsError
-    from ignite_ipu.session import IPUSession as IPUSession
-    from ignite_ipu.session import SessionError as SessionError
-    from ignite_ipu.step import EvaluationStep as EvaluationStep
-    from ignite_ipu.step import OutputError as OutputError
-    from ignite_ipu.weights import LostEditError as LostEditError
+    from ignite_ipu.program.geometry import BatchGeometry as BatchGeometry
+    from ignite_ipu.program.layout import BatchError as BatchError
+    from ignite_ipu.program.options import OptionsError as OptionsError
+    from ignite_ipu.program.options import evaluation_options as evaluation_options
+    from ignite_ipu.program.options import training_options as training_options
+    from ignite_ipu.program.step import EvaluationStep as EvaluationStep
+    from ignite_ipu.program.step import OutputError as OutputError
+    from ignite_ipu.program.tensors.rows import RowsError as RowsError
+    from ignite_ipu.program.training_step import LossError as LossError
+    from ignite_ipu.program.training_step import TrainingStep as TrainingStep
+    from ignite_ipu.session.events import IPUEvents as IPUEvents
+    from ignite_ipu.session.session import IPUSession as IPUSession
+    from ignite_ipu.session.session import SessionError as SessionError
+    from ignite_ipu.session.weights.tracker import LostEditError as LostEditError
 
 __version__ = "0.1.0"
 
@@ -51,43 +51,43 @@ __version__ = "0.1.0"
 # neither torch nor anything else. To add one: a row here, and the same import under TYPE_CHECKING below.
 _EXPORTS: Dict[str, str] = {
     "BackendError": "ignite_ipu.backend",
-    "BatchError": "ignite_ipu.batches",
-    "BatchGeometry": "ignite_ipu.geometry",
+    "BatchError": "ignite_ipu.program.layout",
+    "BatchGeometry": "ignite_ipu.program.geometry",
     "ConstantAttributeError": "ignite_ipu.optimizers",
-    "CountEvents": "ignite_ipu.counting",
-    "Counts": "ignite_ipu.counting",
-    "EvaluationStep": "ignite_ipu.step",
-    "IPUAccelerator": "ignite_ipu.accelerator",
-    "IPUEngine": "ignite_ipu.engines",
-    "IPUEvents": "ignite_ipu.events",
-    "IPUSession": "ignite_ipu.session",
-    "IPUTrainer": "ignite_ipu.engines",
-    "LoaderError": "ignite_ipu.loaders",
-    "Loaders": "ignite_ipu.loaders",
-    "LossError": "ignite_ipu.loss",
-    "LostEditError": "ignite_ipu.weights",
+    "CountEvents": "ignite_ipu.engines.counting",
+    "Counts": "ignite_ipu.engines.counting",
+    "EvaluationStep": "ignite_ipu.program.step",
+    "IPUAccelerator": "ignite_ipu.deferred.accelerator",
+    "IPUEngine": "ignite_ipu.engines.engine",
+    "IPUEvents": "ignite_ipu.session.events",
+    "IPUSession": "ignite_ipu.session.session",
+    "IPUTrainer": "ignite_ipu.engines.engine",
+    "LoaderError": "ignite_ipu.engines.loaders",
+    "Loaders": "ignite_ipu.engines.loaders",
+    "LossError": "ignite_ipu.program.training_step",
+    "LostEditError": "ignite_ipu.session.weights.tracker",
     "OptimizerError": "ignite_ipu.optimizers",
-    "OptionsError": "ignite_ipu.options",
-    "OutputError": "ignite_ipu.step",
-    "RowsError": "ignite_ipu.rows",
-    "SessionError": "ignite_ipu.session",
-    "TrainingStep": "ignite_ipu.loss",
-    "UnsupportedArgumentError": "ignite_ipu.arguments",
+    "OptionsError": "ignite_ipu.program.options",
+    "OutputError": "ignite_ipu.program.step",
+    "RowsError": "ignite_ipu.program.tensors.rows",
+    "SessionError": "ignite_ipu.session.session",
+    "TrainingStep": "ignite_ipu.program.training_step",
+    "UnsupportedArgumentError": "ignite_ipu.engines.arguments",
     "convert_optimizer": "ignite_ipu.optimizers",
     "convert_optimizer_state": "ignite_ipu.optimizers",
-    "create_ipu_averages_evaluator": "ignite_ipu.averages",
-    "create_ipu_evaluator": "ignite_ipu.factories",
-    "create_ipu_trainer": "ignite_ipu.factories",
-    "evaluation_options": "ignite_ipu.options",
+    "create_ipu_averages_evaluator": "ignite_ipu.engines.averages",
+    "create_ipu_evaluator": "ignite_ipu.engines.factories",
+    "create_ipu_trainer": "ignite_ipu.engines.factories",
+    "evaluation_options": "ignite_ipu.program.options",
     "ipu_step": "ignite_ipu.deferred",
-    "ipu_evaluation_step": "ignite_ipu.engine_steps",
-    "ipu_training_step": "ignite_ipu.engine_steps",
-    "auto_model": "ignite_ipu.portable",
-    "host_device": "ignite_ipu.portable",
-    "ipu_evaluate_batch": "ignite_ipu.portable",
-    "ipu_train_batch": "ignite_ipu.portable",
-    "process_backend": "ignite_ipu.portable",
-    "training_options": "ignite_ipu.options",
+    "ipu_evaluation_step": "ignite_ipu.engines.steps",
+    "ipu_training_step": "ignite_ipu.engines.steps",
+    "auto_model": "ignite_ipu.engines.portable",
+    "host_device": "ignite_ipu.engines.portable",
+    "ipu_evaluate_batch": "ignite_ipu.engines.portable",
+    "ipu_train_batch": "ignite_ipu.engines.portable",
+    "process_backend": "ignite_ipu.engines.portable",
+    "training_options": "ignite_ipu.program.options",
 }
 
 __all__ = ["__version__", *_EXPORTS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ignite_ipu.cli import main
+from ignite_ipu.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

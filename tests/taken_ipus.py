@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from ignite_ipu.emulator import machine
+from ignite_ipu.emulator.device import machine
 
 _OTHERS = set()
 

@@ -26,8 +26,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import create_ipu_trainer
-from ignite_ipu.accumulations import Accumulations
 from ignite_ipu.checkpoints import read_checkpoint, write_checkpoint
+from ignite_ipu.engines.resume.accumulations import Accumulations
 from ignite_ipu.handlers import Recovery
 from tests.supervised import pair, task
 

@@ -22,9 +22,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.attribute_reads import is_read, reads_noted
 from ignite_ipu.deferred import captured
-from ignite_ipu.events import IPUEvents
+from ignite_ipu.program.guards.reads import is_read, reads_noted
+from ignite_ipu.session.events import IPUEvents
 from tests.accelerate_state import forget
 from tests.supervised import assert_same_weights, network, task
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import create_ipu_trainer
-from ignite_ipu.averages import create_ipu_averages_evaluator
-from ignite_ipu.batches import BatchError
+from ignite_ipu.engines.averages import create_ipu_averages_evaluator
+from ignite_ipu.program.layout import BatchError
 from tests.supervised import network, pair, task
 
 AVERAGES = {

@@ -11,8 +11,8 @@ from importlib import import_module
 
 import pytest
 
-from ignite_ipu import cli
-from ignite_ipu.cli import COMMANDS, Command, UserError, main, use_colour
+from ignite_ipu.cli import command as cli
+from ignite_ipu.cli.command import COMMANDS, Command, UserError, main, use_colour
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_help_lists_every_command(capsys):
 
 def test_help_imports_neither_torch_nor_a_command():
     code = (
-        "import sys\nfrom ignite_ipu.cli import COMMANDS, main\n"
+        "import sys\nfrom ignite_ipu.cli.command import COMMANDS, main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "loaded = {'torch', *(command.module for command in COMMANDS.values())} & set(sys.modules)\n"
         "assert not loaded, loaded"

@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from ignite_ipu.cli import COMMANDS, Command
-from ignite_ipu.completion import script
+from ignite_ipu.cli.command import COMMANDS, Command
+from ignite_ipu.cli.completion import script
 
 
 @pytest.fixture(autouse=True)

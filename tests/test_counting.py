@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import BatchGeometry, create_ipu_trainer
-from ignite_ipu.counting import CountEvents, Counts
+from ignite_ipu.engines.counting import CountEvents, Counts
 from tests.supervised import pair, task
 
 # 64 samples in micro-batches of 4: 16 micro-batches, and with D = 2 and A = 2 four device calls in an epoch.

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ignite_ipu import create_ipu_trainer
-from ignite_ipu.random_states import read_random_states, write_random_states
+from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 from tests.supervised import pair
 
 

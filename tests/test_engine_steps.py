@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import IPUEvents, create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.averages import create_ipu_averages_evaluator
-from ignite_ipu.module_modes import modes_of
+from ignite_ipu.engines.averages import create_ipu_averages_evaluator
+from ignite_ipu.program.guards.modes import modes_of
 from tests.supervised import task
 
 

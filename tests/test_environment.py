@@ -10,8 +10,9 @@ import sys
 
 import torch
 
-from ignite_ipu import environment
-from ignite_ipu.cli import main
+import ignite_ipu
+from ignite_ipu.cli import environment
+from ignite_ipu.cli.command import main
 
 
 def _gc_info(folder, text, monkeypatch):
@@ -62,10 +63,9 @@ def test_a_device_tool_that_hangs_or_fails_is_reported(tmp_path, monkeypatch):
 
 def test_without_any_dependency_there_is_still_a_report(tmp_path):
     """An interpreter that sees the package and nothing else, as after a broken installation."""
-    package = os.path.dirname(os.path.dirname(environment.__file__))
-    code = (
-        f"import sys; sys.path.append({package!r}); from ignite_ipu.cli import main; sys.exit(main(['env', '--json']))"
-    )
+    package = os.path.dirname(os.path.dirname(ignite_ipu.__file__))
+    code = f"import sys; sys.path.append({package!r}); "
+    code += "from ignite_ipu.cli.command import main; sys.exit(main(['env', '--json']))"
     run = subprocess.run(
         [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, check=True, text=True, env={"PATH": str(tmp_path)}
     )

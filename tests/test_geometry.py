@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignite_ipu.geometry import BatchGeometry
+from ignite_ipu.program.geometry import BatchGeometry
 
 small = st.integers(1, 4)
 geometries = st.builds(

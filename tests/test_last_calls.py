@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import LoaderError, OptionsError, create_ipu_trainer
-from ignite_ipu.geometry import BatchGeometry
 from ignite_ipu.handlers import Recovery
+from ignite_ipu.program.geometry import BatchGeometry
 from tests.supervised import assert_same_weights, network, pair, task
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()

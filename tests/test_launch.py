@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ignite_ipu import cli
-from ignite_ipu.instance import rendezvous
-from ignite_ipu.launch import Job, command, environment
+from ignite_ipu.cli import command as cli
+from ignite_ipu.cli.instance import rendezvous
+from ignite_ipu.cli.launch import Job, command, environment
 from tests.ignite.side import differences
 from tests.test_docs import python_blocks
 
@@ -38,7 +38,7 @@ def test_on_a_pod_poprun_starts_the_processes(script):
         "--host=a,b",
         sys.executable,
         "-m",
-        "ignite_ipu.instance",
+        "ignite_ipu.cli.instance",
         str(script),
         "--epochs",
         "3",
@@ -52,9 +52,9 @@ def test_elsewhere_torch_starts_them(script, monkeypatch):
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 5}')
     job = Job(str(script), [], instances=2, replicas=8, restarts=3)
     assert command(job, "elastic")[1:] == [
-        *("-m", "ignite_ipu.instance", "-m", "torch.distributed.run"),
+        *("-m", "ignite_ipu.cli.instance", "-m", "torch.distributed.run"),
         *("--standalone", "--nproc-per-node=2", "--max-restarts=3"),
-        *("-m", "ignite_ipu.instance", str(script)),
+        *("-m", "ignite_ipu.cli.instance", str(script)),
     ]
     variables = environment(job, "elastic")
     assert variables.pop("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
@@ -68,7 +68,7 @@ def test_dry_run_shows_the_command_and_starts_nothing(script, capsys):
     assert cli.main(words) == 0
     shown = capsys.readouterr().out.strip()
     assert shown.startswith("poprun --num-instances=2 --num-replicas=2 --ipus-per-replica=1 ")
-    assert shown.endswith(f"-m ignite_ipu.instance {script} --lr 0.1")
+    assert shown.endswith(f"-m ignite_ipu.cli.instance {script} --lr 0.1")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_instance_runs_the_program_as_python_would(tmp_path):
     script = tmp_path / "program.py"
     script.write_text("import os, sys, neighbour\nprint(os.environ['RANK'], sys.argv[1:], neighbour.word, __name__)\n")
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    words = [sys.executable, "-m", "ignite_ipu.instance", str(script), "--lr", "1"]
+    words = [sys.executable, "-m", "ignite_ipu.cli.instance", str(script), "--lr", "1"]
     environment = {**_environment(), **mpi}
     run = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "1 ['--lr', '1'] found __main__"

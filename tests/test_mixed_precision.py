@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import UnsupportedArgumentError, backend, create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.emulator import loss_scaling
-from ignite_ipu.mixed_precision import HALF_OPERATIONS, half_products
+from ignite_ipu.emulator.runtime import loss_scaling
+from ignite_ipu.program.forward.half_precision import HALF_OPERATIONS, half_products
 from tests.half_precision import needs_half_precision
 from tests.supervised import network, pair, task
 

@@ -6,7 +6,7 @@ import contextlib
 
 from torch import nn
 
-from ignite_ipu.module_modes import modes_kept, modes_of
+from ignite_ipu.program.guards.modes import modes_kept, modes_of
 
 
 def test_modes_come_back():

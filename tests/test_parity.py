@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.cli import main
-from ignite_ipu.layer_outputs import LayerOutputs
+from ignite_ipu.cli.command import main
+from ignite_ipu.migration.parity.comparison import ParityError, Setup, compare_training
+from ignite_ipu.migration.parity.layer_outputs import LayerOutputs
 from ignite_ipu.migration.rules import all_rules
-from ignite_ipu.parity import ParityError, Setup, compare_training
 from tests.half_precision import needs_half_precision
 
 

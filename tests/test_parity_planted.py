@@ -12,8 +12,8 @@ from torch import nn
 
 from ignite_ipu import backend, create_ipu_trainer
 from ignite_ipu.handlers import Gradients
-from ignite_ipu.parity import compare_training
-from ignite_ipu.session import SessionError
+from ignite_ipu.migration.parity.comparison import compare_training
+from ignite_ipu.session.session import SessionError
 from tests.half_precision import needs_half_precision
 
 EVERY_WAY = [

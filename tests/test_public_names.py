@@ -10,7 +10,7 @@ import pytest
 
 import ignite_ipu.handlers
 
-PACKAGES = ("ignite_ipu.handlers", "ignite_ipu.checkpoints", "ignite_ipu.pipeline", "ignite_ipu.stopping")
+PACKAGES = ("ignite_ipu.handlers", "ignite_ipu.checkpoints", "ignite_ipu.pipeline", "ignite_ipu.handlers.recovery.exit")
 
 
 @pytest.mark.parametrize("name", PACKAGES)

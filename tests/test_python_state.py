@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.attribute_reads import reads_noted
-from ignite_ipu.python_state import changed_by, changed_by_every
+from ignite_ipu.program.guards.attributes import changed_by, changed_by_every
+from ignite_ipu.program.guards.reads import reads_noted
 from tests.supervised import assert_same_weights, network, task
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ignite_ipu.checkpoints import CheckpointError
-from ignite_ipu.random_states import read_device_states, read_random_states, write_random_states
+from ignite_ipu.checkpoints.random_states import read_device_states, read_random_states, write_random_states
 
 
 def draw():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as of_all_modules
 
-from ignite_ipu.registrations import REGISTRATIONS
+from ignite_ipu.program.guards.registrations import REGISTRATIONS
 
 
 class Follower:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignite_ipu.rows import (
+from ignite_ipu.program.tensors.rows import (
     RowsError,
     join_rows,
     join_tensors,

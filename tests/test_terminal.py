@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ignite_ipu.terminal import Line, following, plain, write_lines
+from ignite_ipu.cli.terminal import Line, following, plain, write_lines
 
 LINES = [
     Line([("code.py", "bold")]),

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_trainer, ipu_step
 from ignite_ipu.handlers import IPUStats, RecompileWatch
-from ignite_ipu.touches import Touches
-from ignite_ipu.weights import Weights
+from ignite_ipu.session.weights.access import Touches
+from ignite_ipu.session.weights.tracker import Weights
 from tests.supervised import task
 
 

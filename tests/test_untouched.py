@@ -8,7 +8,15 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_trainer
-from ignite_ipu.untouched import dtype_of, gradient_of, plain, requires_grad, set_gradient, shape_of, version_of
+from ignite_ipu.program.tensors.raw import (
+    dtype_of,
+    gradient_of,
+    plain,
+    requires_grad,
+    set_gradient,
+    shape_of,
+    version_of,
+)
 from tests.supervised import pair, task
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from ignite_ipu.whole_files import remove_unfinished, whole_file
+from ignite_ipu.checkpoints.atomic_files import remove_unfinished, whole_file
 
 OLD, NEW = b"old", b"new" * 10000
 
@@ -66,7 +66,7 @@ def test_a_system_that_refuses_leaves_what_was_there(path, monkeypatch, function
 def test_what_killed_processes_of_this_host_left_is_removed(path):
     """What a living process or another host is writing stays, and so do files of others."""
     killed = (
-        "import os, sys, pathlib; from ignite_ipu.whole_files import whole_file\n"
+        "import os, sys, pathlib; from ignite_ipu.checkpoints.atomic_files import whole_file\n"
         "with whole_file(pathlib.Path(sys.argv[1])) as file: os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", killed, str(path)], check=True)

@@ -14,7 +14,7 @@ from torch import nn
 
 from ignite_ipu.checkpoints.errors import CheckpointError
 from ignite_ipu.checkpoints.matching import differences
-from ignite_ipu.checkpoints.own_methods import without_methods
+from ignite_ipu.checkpoints.plain_states import without_methods
 from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
 
 __all__ = ["load_checkpoint", "newest_checkpoint", "resume_from"]

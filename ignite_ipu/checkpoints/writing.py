@@ -13,9 +13,9 @@ import ignite.distributed as idist
 import torch
 from ignite.handlers.checkpoint import BaseSaveHandler
 
+from ignite_ipu.checkpoints.atomic_files import remove_unfinished, whole_file
 from ignite_ipu.checkpoints.errors import CheckpointError
-from ignite_ipu.checkpoints.own_methods import without_methods
-from ignite_ipu.whole_files import remove_unfinished, whole_file
+from ignite_ipu.checkpoints.plain_states import without_methods
 
 __all__ = ["CheckpointSaver", "write_checkpoint"]
 

@@ -7,7 +7,7 @@ from typing import Any, Optional, Tuple
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.errors import CaptureError
-from ignite_ipu.options import training_options
+from ignite_ipu.program.options import training_options
 
 __all__ = ["CaptureSettings"]
 

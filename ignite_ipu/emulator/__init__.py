@@ -6,22 +6,12 @@ makes `import poptorch` itself work. `NOT_IN_POPTORCH` lists the names of `__all
 
 from __future__ import annotations
 
-from ignite_ipu.emulator import autocasting, enums, operators, ops, optim, options, profiling, testing
-from ignite_ipu.emulator.annotations import (
-    Attribute,
-    BeginBlock,
-    Block,
-    BlockFunction,
-    LegacyBeginBlockFn,
-    NameScope,
-    module_repr,
-    print,
-    removeBlocks,
-)
-from ignite_ipu.emulator.autocasting import autocast
-from ignite_ipu.emulator.custom_types import ICustomArgParser, registerCustomArgParser
+from ignite_ipu.emulator import enums, ops, optim, options, profiling, testing
+from ignite_ipu.emulator.compiler.tracing import isRunningOnIpu, registerPostCompileHook, registerPreCompileHook
 from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader
-from ignite_ipu.emulator.device import Counters, counters
+from ignite_ipu.emulator.device.device import Counters, counters
+from ignite_ipu.emulator.device.faults import Fault, inject_faults
+from ignite_ipu.emulator.device.machine import ipuHardwareIsAvailable, ipuHardwareVersion, poptorchAtExit
 from ignite_ipu.emulator.enums import (
     AutoStage,
     CommGroupType,
@@ -40,11 +30,11 @@ from ignite_ipu.emulator.enums import (
     VariableRetrievalMode,
 )
 from ignite_ipu.emulator.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
-from ignite_ipu.emulator.executor import PoplarExecutor
-from ignite_ipu.emulator.faults import Fault, inject_faults
-from ignite_ipu.emulator.hardware import ipuHardwareIsAvailable, ipuHardwareVersion, poptorchAtExit
+from ignite_ipu.emulator.executor.executor import PoplarExecutor
+from ignite_ipu.emulator.executor.saving import importPoptorchMetadataFromFile, load
+from ignite_ipu.emulator.executor.wrappers import inferenceModel, trainingModel
+from ignite_ipu.emulator.files.trust import trust_pickled_models
 from ignite_ipu.emulator.installation import Installation, install, run_script
-from ignite_ipu.emulator.introspection import accessAttributes, getIpuTensorId
 from ignite_ipu.emulator.logs import logger, setLogLevel
 from ignite_ipu.emulator.ops import (
     CPU,
@@ -69,6 +59,7 @@ from ignite_ipu.emulator.ops import (
     set_overlap_for_output,
     unregister_custom_op,
 )
+from ignite_ipu.emulator.ops.introspection import accessAttributes, getIpuTensorId
 from ignite_ipu.emulator.options import (
     BlockId,
     ConfigFileError,
@@ -81,11 +72,22 @@ from ignite_ipu.emulator.options import (
     Stage,
     TensorLocationSettings,
 )
-from ignite_ipu.emulator.saving import importPoptorchMetadataFromFile, load
-from ignite_ipu.emulator.tracing import isRunningOnIpu, registerPostCompileHook, registerPreCompileHook
-from ignite_ipu.emulator.trust import trust_pickled_models
+from ignite_ipu.emulator.trace import autocasting
+from ignite_ipu.emulator.trace.annotations import (
+    Attribute,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    LegacyBeginBlockFn,
+    NameScope,
+    module_repr,
+    print,
+    removeBlocks,
+)
+from ignite_ipu.emulator.trace.autocasting import autocast
+from ignite_ipu.emulator.trace.operators import support as operators
+from ignite_ipu.emulator.values.custom_types import ICustomArgParser, registerCustomArgParser
 from ignite_ipu.emulator.version import __version__
-from ignite_ipu.emulator.wrappers import inferenceModel, trainingModel
 
 NOT_IN_POPTORCH = frozenset(
     {

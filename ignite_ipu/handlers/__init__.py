@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ignite_ipu.handlers.compilation import CompilationProgress
-from ignite_ipu.handlers.decisions import Decision, RecoveryStatus
 from ignite_ipu.handlers.device_swap import DeviceSwap
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.handlers.moving_average import EMA
@@ -11,7 +10,8 @@ from ignite_ipu.handlers.optimizer_sync import OptimizerSync
 from ignite_ipu.handlers.preemption import Preemption
 from ignite_ipu.handlers.profiler import PopVisionProfiler
 from ignite_ipu.handlers.recompilation import Recompilation, RecompileWatch
-from ignite_ipu.handlers.recovery import Recovery
+from ignite_ipu.handlers.recovery.decisions import Decision, RecoveryStatus
+from ignite_ipu.handlers.recovery.handler import Recovery
 from ignite_ipu.handlers.release import DeviceRelease
 from ignite_ipu.handlers.stats import IPUStats
 from ignite_ipu.handlers.weight_sync import WeightSync

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
 
 from ignite.engine import Events
 
-from ignite_ipu.events import IPUEvents
-from ignite_ipu.handlers.recovery import Recovery
-from ignite_ipu.stopping import EXIT_PREEMPTED, Preempted, resume_command
+from ignite_ipu.handlers.recovery.exit import EXIT_PREEMPTED, Preempted, resume_command
+from ignite_ipu.handlers.recovery.handler import Recovery
+from ignite_ipu.session.events import IPUEvents
 
 if TYPE_CHECKING:
-    from ignite_ipu.engines import IPUTrainer
+    from ignite_ipu.engines.engine import IPUTrainer
 
 __all__ = ["Preemption"]
 

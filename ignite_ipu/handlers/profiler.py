@@ -7,8 +7,8 @@ from typing import Any, Optional, Union
 
 from ignite.engine import Engine, Events
 
-from ignite_ipu.events import IPUEvents
-from ignite_ipu.session import IPUSession, SessionError
+from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.session import IPUSession, SessionError
 
 __all__ = ["PopVisionProfiler"]
 

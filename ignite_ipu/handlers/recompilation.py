@@ -13,11 +13,11 @@ import torch
 from ignite.engine import Engine
 
 import ignite_ipu
-from ignite_ipu.events import IPUEvents
-from ignite_ipu.programs import Program
-from ignite_ipu.rows import tensors_in
-from ignite_ipu.session import IPUSession, SessionError
-from ignite_ipu.untouched import requires_grad
+from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.tensors.rows import tensors_in
+from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.session import IPUSession, SessionError
 
 __all__ = ["Recompilation", "RecompileWatch"]
 

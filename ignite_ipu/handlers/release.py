@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ignite.engine import Events
 
 if TYPE_CHECKING:
-    from ignite_ipu.engines import IPUEngine
+    from ignite_ipu.engines.engine import IPUEngine
 
 __all__ = ["DeviceRelease"]
 

@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, Optional
 
 from ignite.engine import Engine, Events
 
-from ignite_ipu.events import IPUEvents
-from ignite_ipu.geometry import BatchGeometry
-from ignite_ipu.rows import tensors_in
-from ignite_ipu.session import IPUSession
+from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.tensors.rows import tensors_in
+from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.session import IPUSession
 
 __all__ = ["IPUStats"]
 

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from ignite.engine import Engine, Events
 
-from ignite_ipu.weights import Weights
+from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["WeightSync"]
 

@@ -7,12 +7,12 @@ import re
 from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union
 
-from ignite_ipu.migration.forward import ForwardAnalysis
-from ignite_ipu.migration.kinds import Fact
-from ignite_ipu.migration.models import Model, find_models
-from ignite_ipu.migration.names import Names
-from ignite_ipu.migration.source import Source, SourceError
-from ignite_ipu.migration.training import Training
+from ignite_ipu.migration.analysis.kinds import Fact
+from ignite_ipu.migration.analysis.models import Model, find_models
+from ignite_ipu.migration.analysis.names import Names
+from ignite_ipu.migration.analysis.walker import ForwardAnalysis
+from ignite_ipu.migration.source.file import Source, SourceError
+from ignite_ipu.migration.steps.training import Training
 
 Node = TypeVar("Node", bound=ast.AST)
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
@@ -128,7 +128,7 @@ class Program:
     @cached_property
     def suppressions(self) -> Dict[int, Set[str]]:
         """Line of the text -> names in its `# ignite-ipu: ignore[...]` comment; `*` stands for every rule."""
-        from ignite_ipu.migration.suppression import find_suppressions
+        from ignite_ipu.migration.source.comments import find_suppressions
 
         return find_suppressions(self.source.text)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from ignite_ipu.optimizers.checks import check_parameters
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
 from ignite_ipu.optimizers.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.kinds import Kind
 from ignite_ipu.optimizers.link import Change, OptimizerLink
-from ignite_ipu.optimizers.parameters import check_parameters
 from ignite_ipu.optimizers.receipt import Receipt, Row
-from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
-from ignite_ipu.optimizers.state_dicts import convert_optimizer_state
+from ignite_ipu.optimizers.state import convert_optimizer_state, state_from_torch, state_to_torch
 
 __all__ = [
     "Change",

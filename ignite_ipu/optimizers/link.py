@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import operator
 from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.optimizers.changes import Change, constant_changed
-from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter, refuse_what_the_device_lacks
-from ignite_ipu.optimizers.errors import OptimizerError
+from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter, refuse_what_the_device_lacks, remedy_for
+from ignite_ipu.optimizers.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.handle import link_handle
 from ignite_ipu.optimizers.saved_state import SavedState, Settings
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
-__all__ = ["Change", "OptimizerLink"]
+__all__ = ["Change", "OptimizerLink", "constant_changed"]
 
 # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
 _STEPPED, _STEP_COUNT = "_opt_called", "_step_count"
@@ -495,3 +495,44 @@ def _may_change_in_place(groups: Sequence[Any]) -> bool:
 def _most_steps(state: Mapping[Any, Mapping[str, Any]]) -> int:
     counts = [int(entries["step"]) for entries in state.values() if entries.get("step") is not None]
     return max(counts, default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A hyper-parameter that differs from what the device was told.
+
+    Attributes:
+        group: Number of the parameter group; None for a value of the whole optimizer.
+        attribute: Name of the hyper-parameter.
+        old: What the device has.
+        new: What the user's optimizer has.
+    """
+
+    group: Optional[int]
+    attribute: str
+    old: Any
+    new: Any
+
+    @property
+    def starts_or_ends_momentum(self) -> bool:
+        """Whether there is momentum after it where there was none, or the other way round."""
+        return self.attribute == "momentum" and bool(self.old) != bool(self.new)
+
+
+def constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
+    """Return the error for a change of what cannot change, with what to do."""
+    name = change.attribute
+    where = "" if change.group is None else f" of parameter group {change.group}"
+    text = (
+        f"{name}{where} changed from {change.old!r} to {change.new!r}, but it is a constant of the compiled program. "
+    )
+    lacking = remedy_for(name)
+    if lacking is not None:
+        text += f"With {name}={change.new!r} the optimizer could not be converted either: {lacking}."
+    elif name in (*conversion.kind.structural, *conversion.kind.settled):
+        text += "It decides which update is compiled: create a new trainer with the value you want."
+    elif conversion.passed_through:
+        text += f"Pass {name} explicitly to poptorch.optim.{conversion.kind.name}, which makes it variable."
+    else:
+        text += f"Create the trainer or IPUAccelerator with variable=({name!r},) to be able to change it."
+    return ConstantAttributeError(name, text)

@@ -7,9 +7,9 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ignite_ipu.function_contexts import FunctionGuard
 from ignite_ipu.optimizers.errors import OptimizerError
-from ignite_ipu.untouched import GRADIENT
+from ignite_ipu.program.function_mode import FunctionGuard
+from ignite_ipu.program.tensors.raw import GRADIENT
 
 __all__ = ["StepHooks", "of_scripts"]
 

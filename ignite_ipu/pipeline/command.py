@@ -10,7 +10,8 @@ from typing import Any, Tuple
 
 from torch import nn
 
-from ignite_ipu.cli import UserError
+from ignite_ipu.cli.command import UserError
+from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.pipeline.costs.machine import BOW, MK2, Machine
 from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.planning.comparison import compare
@@ -21,7 +22,6 @@ from ignite_ipu.pipeline.planning.pod import scale
 from ignite_ipu.pipeline.planning.trace import write_trace
 from ignite_ipu.pipeline.profiling.layers import Granularity
 from ignite_ipu.pipeline.profiling.measure import measure
-from ignite_ipu.targets import blamed_on, load_factory
 
 _MACHINES = {"mk2": MK2, "bow": BOW}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

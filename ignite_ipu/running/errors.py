@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from ignite_ipu.cli import UserError
+from ignite_ipu.cli.command import UserError
 
 __all__ = ["Line", "RunError"]
 

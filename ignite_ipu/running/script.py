@@ -11,11 +11,11 @@ import tokenize
 from typing import Any, Iterator, List, Optional, Sequence, Set
 
 from ignite_ipu import backend
-from ignite_ipu.running.built_on_poptorch import any_built_on_poptorch
 from ignite_ipu.running.errors import RunError
 from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.poptorch_users import any_built_on_poptorch
 from ignite_ipu.running.program import Program, module_program, script_program, started
 
 __all__ = ["imports", "run_module", "run_script"]
@@ -124,17 +124,17 @@ def _run_poptorch(program: Program) -> None:
 
 
 def _run_substituted(program: Program, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
-    from ignite_ipu.running.accelerators import substitute_accelerator
-    from ignite_ipu.running.averages import substitute_averages
-    from ignite_ipu.running.cuda import substitute_cuda
-    from ignite_ipu.running.devices import substitute_devices
-    from ignite_ipu.running.engine_weights import EngineWeights
-    from ignite_ipu.running.exports import substitute_exports
-    from ignite_ipu.running.gpu_types import substitute_gpu_types
-    from ignite_ipu.running.ignite_engines import substitute_ignite
-    from ignite_ipu.running.loops import substitute_loops
-    from ignite_ipu.running.precision import substitute_precision
-    from ignite_ipu.running.refusals import refuse_unmappable
+    from ignite_ipu.running.substitutes.accelerator import substitute_accelerator
+    from ignite_ipu.running.substitutes.autocast import substitute_precision
+    from ignite_ipu.running.substitutes.cuda import substitute_cuda
+    from ignite_ipu.running.substitutes.devices import substitute_devices
+    from ignite_ipu.running.substitutes.engine_weights import EngineWeights
+    from ignite_ipu.running.substitutes.exports import substitute_exports
+    from ignite_ipu.running.substitutes.gpu_types import substitute_gpu_types
+    from ignite_ipu.running.substitutes.ignite_engines import substitute_ignite
+    from ignite_ipu.running.substitutes.loops import substitute_loops
+    from ignite_ipu.running.substitutes.refusals import refuse_unmappable
+    from ignite_ipu.running.substitutes.update_bn import substitute_averages
 
     # Says which PopTorch it is, and fails now if it does not import.
     backend.poptorch()

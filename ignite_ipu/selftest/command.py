@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, TextIO
 
 from ignite_ipu import backend
-from ignite_ipu.cli import EXIT_DONE, EXIT_FINDINGS, UserError
+from ignite_ipu.checkpoints.atomic_files import whole_file
+from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS, UserError
+from ignite_ipu.cli.terminal import Line, write_lines
 from ignite_ipu.selftest.promise import Promise
 from ignite_ipu.selftest.report import FAILED, Outcome, closing_lines, content, machine, row
-from ignite_ipu.terminal import Line, write_lines
-from ignite_ipu.whole_files import whole_file
 
 __all__ = ["add_arguments", "main"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict
 
 from ignite_ipu import backend
-from ignite_ipu.options import is_simulated
+from ignite_ipu.program.options import is_simulated
 
 __all__ = ["available", "describe"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, List, Sequence
 
-from ignite_ipu.environment import report as environment_report
+from ignite_ipu.cli.environment import report as environment_report
+from ignite_ipu.cli.terminal import Line
 from ignite_ipu.selftest.devices import describe
 from ignite_ipu.selftest.promise import Promise
-from ignite_ipu.terminal import Line
 
 __all__ = ["FAILED", "OK", "SKIPPED", "Outcome", "closing_lines", "content", "machine", "row"]
 

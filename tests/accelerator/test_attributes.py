@@ -15,8 +15,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ignite_ipu.accelerator import IPUAccelerator
-from ignite_ipu.arguments import UnsupportedArgumentError
+from ignite_ipu.deferred.accelerator import IPUAccelerator
+from ignite_ipu.engines.arguments import UnsupportedArgumentError
 from tests.accelerate_state import forget
 
 IMPLEMENTED = """

@@ -18,8 +18,8 @@ from ignite.engine import Engine
 from torch import nn
 
 from ignite_ipu import ipu_step
-from ignite_ipu.accelerator import IPUAccelerator
 from ignite_ipu.deferred import CaptureError
+from ignite_ipu.deferred.accelerator import IPUAccelerator
 from tests.accelerate_state import forget
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))

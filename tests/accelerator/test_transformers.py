@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ignite_ipu import backend
-from ignite_ipu.accelerator import IPUAccelerator
 from ignite_ipu.deferred import CaptureError, captured
+from ignite_ipu.deferred.accelerator import IPUAccelerator
 from tests.accelerate_state import forget
 
 transformers = pytest.importorskip("transformers")

@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Tuple
 import torch
 
 from ignite_ipu.emulator.optim.description import describe
-from ignite_ipu.emulator.optim.device_optimizer import DeviceOptimizer
+from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 
 Make = Callable[[List[torch.nn.Parameter]], torch.optim.Optimizer]
 

@@ -6,7 +6,7 @@ import sys
 
 from ignite.engine import Engine, Events
 
-from ignite_ipu.deferred.lines import Line, current_line
+from ignite_ipu.program.user_code import Line, current_line
 
 
 def both():

@@ -13,7 +13,7 @@ from torch import nn
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
-from ignite_ipu.loss_rules import LossError
+from ignite_ipu.program.forward.losses import LossError
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -105,7 +105,7 @@ def test_only_the_program_that_trains_holds_ipus() -> None:
 
 def test_as_many_programs_are_kept_as_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was not used for longest is given up."""
-    monkeypatch.setattr("ignite_ipu.deferred.training._MOST_PROGRAMS", 2)
+    monkeypatch.setattr("ignite_ipu.deferred.compiled.training._MOST_PROGRAMS", 2)
     native, (model, optimizer) = network(), prepared()
     expected = ragged(native, optimizer_of(native, "adamw"), [8, 4, 3, 2])
     assert ragged(model, optimizer, [8, 4, 3, 2]) == pytest.approx(expected, rel=1e-4)

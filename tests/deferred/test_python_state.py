@@ -381,7 +381,7 @@ def test_replaced_weights_are_refused_in_the_next_call(
 def test_modules_that_a_loop_makes_are_nothing_to_look_for() -> None:
     """A loss that is made in every iteration registers a buffer of its own."""
     net, optimizer = prepared()
-    with mock.patch("ignite_ipu.deferred.modes.refuse_replaced") as looks:
+    with mock.patch("ignite_ipu.deferred.compiled.modes.refuse_replaced") as looks:
         seen = []
         for _ in range(4):
             criterion = nn.CrossEntropyLoss()

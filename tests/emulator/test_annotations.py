@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import annotations as pt
-from ignite_ipu.emulator.capture import Capture
+from ignite_ipu.emulator.compiler.placement import Placement
 from ignite_ipu.emulator.enums import AutoStage
 from ignite_ipu.emulator.errors import Error
-from ignite_ipu.emulator.placement import Placement
-from ignite_ipu.emulator.strategies import PipelinedExecution, _IExecutionStrategy
+from ignite_ipu.emulator.options.strategies import PipelinedExecution, _IExecutionStrategy
+from ignite_ipu.emulator.trace import annotations as pt
+from ignite_ipu.emulator.trace.capture import Capture
 
 
 class Step(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.arguments import Signature, fits
+from ignite_ipu.emulator.values.arguments import Signature, fits
 
 
 class Fn(nn.Module):

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import autocast, autocasting
-from ignite_ipu.emulator.autocasting import Policy
+from ignite_ipu.emulator import autocast
+from ignite_ipu.emulator.trace import autocasting
+from ignite_ipu.emulator.trace.autocasting import Policy
 from tests.emulator.calls import Calls
 from tests.half_precision import needs_half_precision
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import cache, cache_command, container
-from ignite_ipu.emulator.compile_turn import compile_turn
+from ignite_ipu.emulator.executor.compile_turn import compile_turn
+from ignite_ipu.emulator.files import cache, cache_command, container
 
 
 class Model(nn.Module):
@@ -158,7 +158,7 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path, caplog):
 
 def test_what_a_users_function_computes_at_compile_time_is_not_cached(tmp_path):
     """Nothing in the graph shows what such a function reads."""
-    from ignite_ipu.emulator.capture import active
+    from ignite_ipu.emulator.trace.capture import active
 
     class Calls(nn.Module):
         def forward(self, x):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import _inductor, nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import compiled
+from ignite_ipu.emulator.compiler import inductor as compiled
 from ignite_ipu.emulator.errors import Error
 
 X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3

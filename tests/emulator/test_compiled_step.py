@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import compiled
 from ignite_ipu.emulator import optim as ipu
+from ignite_ipu.emulator.compiler import inductor
 from tests.emulator.test_compiled import (
     Net,
     Prints,
@@ -133,7 +133,7 @@ def test_a_compiler_that_fails_leaves_the_step_as_it_was(switched_on, eager_part
     def fails(module, examples):
         raise RuntimeError("C++ compile error")
 
-    monkeypatch.setattr(compiled, "lowered", fails)
+    monkeypatch.setattr(inductor, "lowered", fails)
     with caplog.at_level("INFO", logger="poptorch::python"):
         found, expected = both(monkeypatch, MAKERS["adam"], options())
     assert "cannot be compiled as a whole: RuntimeError: C++ compile error" in caplog.text

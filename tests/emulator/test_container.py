@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignite_ipu.emulator import container
-from ignite_ipu.emulator.container import DamagedFile
 from ignite_ipu.emulator.enums import OutputMode
-from ignite_ipu.emulator.plain_data import NotPlain, decode, encode
+from ignite_ipu.emulator.files import container
+from ignite_ipu.emulator.files.container import DamagedFile
+from ignite_ipu.emulator.files.plain_data import NotPlain, decode, encode
 
 MAGIC = b"a test\n"
 

@@ -7,7 +7,8 @@ from collections import OrderedDict, defaultdict, namedtuple
 import pytest
 import torch
 
-from ignite_ipu.emulator.custom_types import (
+from ignite_ipu.emulator.errors import Error
+from ignite_ipu.emulator.values.custom_types import (
     ICustomArgParser,
     find_parser,
     flatten_tensors,
@@ -15,7 +16,6 @@ from ignite_ipu.emulator.custom_types import (
     registerCustomArgParser,
     replace_tensors,
 )
-from ignite_ipu.emulator.errors import Error
 
 Point = namedtuple("Point", "x y")
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import device
+from ignite_ipu.emulator.device import device
 from ignite_ipu.emulator.errors import Error
 
 X = torch.ones(2, 3)
@@ -147,7 +147,7 @@ def holder_process(tmp_path) -> subprocess.Popen:
     """Start another process that holds both IPUs until its input ends."""
     code = (
         "import sys\n"
-        "from ignite_ipu.emulator.machine import holder, machine\n"
+        "from ignite_ipu.emulator.device.machine import holder, machine\n"
         "assert machine().take([range(2)], holder('the other program', 0)) == {0, 1}\n"
         "print('taken', flush=True); sys.stdin.read()"
     )

@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ignite_ipu.emulator.device.machine import (
+    Holder,
+    Machine,
+    SharedMachine,
+    device_ids,
+    emulated_ipus,
+    holder,
+    machine,
+)
 from ignite_ipu.emulator.errors import Error
-from ignite_ipu.emulator.machine import Holder, Machine, SharedMachine, device_ids, emulated_ipus, holder, machine
 
 
 @pytest.fixture(params=["own", "shared"])
@@ -59,7 +67,7 @@ def test_no_ipu_ever_has_two_holders(steps):
 def test_processes_with_one_runtime_directory_share_the_ipus(tmp_path):
     """What another living process has is taken here; the message can name it; once it ends, the IPU is free."""
     code = (
-        "import sys; from ignite_ipu.emulator.machine import SharedMachine, holder\n"
+        "import sys; from ignite_ipu.emulator.device.machine import SharedMachine, holder\n"
         f"table = SharedMachine({str(tmp_path)!r})\n"
         "assert table.take([range(1)], holder('the other', 0)) == {0}\n"
         "print('taken', flush=True); sys.stdin.read()"
@@ -194,7 +202,7 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_change_is_named(tmp_path, 
     child = subprocess.Popen([sys.executable, "-c", program, shared._path], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "locked\n"
-        monkeypatch.setattr("ignite_ipu.emulator.machine._LOCK_SECONDS", 0.2)
+        monkeypatch.setattr("ignite_ipu.emulator.device.machine._LOCK_SECONDS", 0.2)
         with pytest.raises(Error, match=rf"kept for 0\.2 s by process {child.pid}"):
             shared.users()
     finally:

@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import operator_arguments, operator_page, operator_table
+from ignite_ipu.emulator.trace.operators import arguments
+from ignite_ipu.emulator.trace.operators import page as operator_page
+from ignite_ipu.emulator.trace.operators import table as operator_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
 
 def test_the_page_is_the_one_in_the_documentation():
-    """`python -m ignite_ipu.emulator.operator_page > docs/operators.md` writes it."""
+    """`python -m ignite_ipu.emulator.trace.operators.page > docs/operators.md` writes it."""
     assert PAGE.read_text(encoding="utf-8") == operator_page.page()
 
 
@@ -27,7 +29,7 @@ def test_no_operator_is_on_both_sides():
 
 def test_every_rule_of_an_argument_is_used_and_exists():
     named = {restriction.rule for restriction in operator_table.restrictions() if restriction.rule}
-    assert named == set(operator_arguments._RULES)
+    assert named == set(arguments._RULES)
 
 
 @pytest.mark.parametrize(

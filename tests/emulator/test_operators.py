@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import operators
-from ignite_ipu.emulator.operators import Status, support
+from ignite_ipu.emulator.trace.operators import support as operators
+from ignite_ipu.emulator.trace.operators.support import Status, support
 from tests.emulator.calls import Calls
 
 X = torch.rand(2, 4, 8) + 0.5

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.enums import MeanReductionStrategy
-from ignite_ipu.emulator.loss_scaling import AutomaticLossScaling
+from ignite_ipu.emulator.runtime.loss_scaling import AutomaticLossScaling
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 1.0, -1.0]])
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
+from ignite_ipu.emulator.compiler.placement import Placement, Site
 from ignite_ipu.emulator.enums import AutoStage, Liveness, OutputMode
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.placement import Placement, Site
-from ignite_ipu.emulator.strategies import (
+from ignite_ipu.emulator.options.strategies import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,

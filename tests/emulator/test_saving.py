@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import container, saving, trust
 from ignite_ipu.emulator.errors import Error
-from ignite_ipu.emulator.options.plain import options_from_data, options_to_data
+from ignite_ipu.emulator.executor import saving
+from ignite_ipu.emulator.files import container, trust
+from ignite_ipu.emulator.files.options import options_from_data, options_to_data
 
 
 class Model(nn.Module):

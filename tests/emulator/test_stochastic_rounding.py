@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.stochastic_rounding import round_stochastically
+from ignite_ipu.emulator.compiler.stochastic_rounding import round_stochastically
 from tests.emulator.calls import Calls
 
 HALF, FLOAT = torch.float16, torch.float32
@@ -234,7 +234,7 @@ def test_nothing_is_wrapped_while_it_is_off():
 
 def test_nothing_is_compiled_by_torch_while_it_is_on(monkeypatch):
     """Fused kernels have no results of single operators to round."""
-    monkeypatch.setattr("ignite_ipu.emulator.program.torch_compile_wanted", lambda: True)
+    monkeypatch.setattr("ignite_ipu.emulator.runtime.program.torch_compile_wanted", lambda: True)
     x, y = operands()
     found = run(torch.div, x, y, options=stochastic(1))
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import pytest
 
 from ignite_ipu.emulator.enums import AutoStage, Liveness
-from ignite_ipu.emulator.strategies import (
+from ignite_ipu.emulator.options.strategies import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,

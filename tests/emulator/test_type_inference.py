@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.type_inference import infer
+from ignite_ipu.emulator.trace.type_inference import infer
 from tests.emulator.calls import Calls
 
 _GROUPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)

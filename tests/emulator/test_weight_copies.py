@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.program import Program
+from ignite_ipu.emulator.runtime.program import Program
 
 X = torch.tensor([[1.0, 2.0]])
 

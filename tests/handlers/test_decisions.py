@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.handlers.decisions import decide
+from ignite_ipu.handlers.recovery.decisions import decide
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu import backend, create_ipu_trainer
 from ignite_ipu.handlers import RecompileWatch
-from ignite_ipu.session import SessionError
+from ignite_ipu.session.session import SessionError
 from tests.handlers.test_optimizer_sync import WithLoss, batches
 from tests.supervised import network, pair, task
 

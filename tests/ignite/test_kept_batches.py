@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.loaders import Loaders
+from ignite_ipu.engines.loaders import Loaders
 from tests.supervised import pair, task
 
 

@@ -11,12 +11,12 @@ pytest.importorskip("libcst")
 
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Finding
-from ignite_ipu.migration.imports import update_imports
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewrite import Editor
 from ignite_ipu.migration.rewrites import all_rewrites
+from ignite_ipu.migration.rewriting.editor import Editor
+from ignite_ipu.migration.rewriting.imports import update_imports
 from ignite_ipu.migration.rules import all_rules
-from ignite_ipu.migration.source import Source
+from ignite_ipu.migration.source.file import Source
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def traced(tmp_path) -> Callable[[str], List[Tuple[int, str]]]:
     """Give the lines and rules of what compiling the model of `make()` in a text shows."""
 
     def find(code: str) -> List[Tuple[int, str]]:
-        from ignite_ipu.migration.traced.placing import with_traced
-        from ignite_ipu.migration.traced.trial import try_out
+        from ignite_ipu.migration.trial.findings import with_traced
+        from ignite_ipu.migration.trial.trial import try_out
 
         path = tmp_path / "code.py"
         path.write_text(textwrap.dedent(code).lstrip("\n"))

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ignite_ipu.migration.bindings import names_bound, names_loaded, names_read
+from ignite_ipu.migration.analysis.bindings import names_bound, names_loaded, names_read
 
 
 @pytest.mark.parametrize(

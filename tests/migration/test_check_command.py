@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from ignite_ipu.cli import UserError
-from ignite_ipu.migration.check_command import add_arguments, main
+from ignite_ipu.cli.command import UserError
+from ignite_ipu.migration.commands.check import add_arguments, main
 
 
 def run(*arguments):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ignite_ipu.migration.checker import check_paths, check_source
 from ignite_ipu.migration.findings import Severity
-from ignite_ipu.migration.source import Source
+from ignite_ipu.migration.source.file import Source
 
 
 def test_columns_count_characters_not_bytes():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from ignite_ipu.migration.comma_lists import with_argument, without_arguments, without_names
+from ignite_ipu.migration.rewriting.comma_lists import with_argument, without_arguments, without_names
 
 
 def named(call, name):

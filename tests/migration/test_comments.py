@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.comments import Comment, find_comments
+from ignite_ipu.migration.source.comments import Comment, find_comments
 
 
 def test_comments_and_what_only_looks_like_one():

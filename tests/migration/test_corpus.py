@@ -15,7 +15,7 @@ import pytest
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.source import read_source
+from ignite_ipu.migration.source.file import read_source
 
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ignite_ipu.migration.discovery import discover
+from ignite_ipu.migration.source.discovery import discover
 
 
 def tree(root, *names):

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.source import Source
+from ignite_ipu.migration.source.file import Source
 
 PROGRAM = """
 import random

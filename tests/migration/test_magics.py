@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ignite_ipu.migration.magics import MagicError, hide_magics, show_magics
+from ignite_ipu.migration.source.magics import MagicError, hide_magics, show_magics
 
 CELLS = [
     "%matplotlib inline\nimport torch\n!pip list",

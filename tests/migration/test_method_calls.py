@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.method_calls import method_calls
+from ignite_ipu.migration.analysis.names import method_calls
 
 
 def test_owners_are_chains_of_names_or_empty():

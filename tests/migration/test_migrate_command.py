@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from ignite_ipu.cli import UserError
-from ignite_ipu.migration.migrate_command import add_arguments, main
+from ignite_ipu.cli.command import UserError
+from ignite_ipu.migration.commands.migrate import add_arguments, main
 
 BEFORE = "import torch\nx = x.cuda()\n"
 AFTER = "import torch\nfrom ignite_ipu import host_device\nx = x.to(host_device())\n"

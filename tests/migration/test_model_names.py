@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.source import Source
+from ignite_ipu.migration.source.file import Source
 
 
 def models(code):

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ignite_ipu.migration.names import Names
+from ignite_ipu.migration.analysis.names import Names
 
 
 def resolved(imports: str, name: str) -> object:

@@ -8,8 +8,8 @@ import pytest
 
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.notebook import Notebook, NotebookError
-from ignite_ipu.migration.source import SourceError, decode_source
+from ignite_ipu.migration.source.file import SourceError, decode_source
+from ignite_ipu.migration.source.notebook import Notebook, NotebookError
 
 
 def notebook(*cells, **metadata):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import operator_table
-from ignite_ipu.migration.operators import problem, refused_arguments
+from ignite_ipu.emulator.trace.operators import table as operator_table
+from ignite_ipu.migration.analysis.operators import problem, refused_arguments
 
 NAMES = sorted(
     {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ignite_ipu.migration.partials import find_partial
+from ignite_ipu.migration.analysis.partials import find_partial
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.source import Source
+from ignite_ipu.migration.source.file import Source
 
 HEAD = "from functools import partial\ndef step(engine, batch, model, *, optimizer): pass\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ignite_ipu.migration.pages import rewrites_page
+from ignite_ipu.migration.commands.pages import rewrites_page
 from ignite_ipu.migration.rewrites import ORDER, all_rewrites
 
 ROOT = Path(__file__).parents[2]
@@ -35,5 +35,5 @@ def test_every_rewrite_has_a_test(rewrite):
 
 
 def test_docs_show_every_rewrite():
-    """`python -m ignite_ipu.migration.pages docs/migration` writes the page."""
+    """`python -m ignite_ipu.migration.commands.pages docs/migration` writes the page."""
     assert (ROOT / "docs/migration/rewrites.md").read_text(encoding="utf-8") == rewrites_page()

@@ -6,7 +6,7 @@ import codecs
 
 import pytest
 
-from ignite_ipu.migration.source import SourceError, decode_source, read_source
+from ignite_ipu.migration.source.file import SourceError, decode_source, read_source
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ignite_ipu.migration.checker import check_source
-from ignite_ipu.migration.source import Source
+from ignite_ipu.migration.source.file import Source
 
 
 def found(code):

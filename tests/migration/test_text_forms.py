@@ -8,7 +8,7 @@ import pytest
 
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.source import decode_source
+from ignite_ipu.migration.source.file import decode_source
 
 CODE = """\
 import torch

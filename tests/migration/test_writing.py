@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from ignite_ipu.migration import writing
-from ignite_ipu.migration.writing import WriteError, replace_file, write_new_file
+from ignite_ipu.migration.source import writing
+from ignite_ipu.migration.source.writing import WriteError, replace_file, write_new_file
 
 OLD, NEW = b"old content\n", b"new content\n" * 1000
 

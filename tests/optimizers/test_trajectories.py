@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.loss import TrainingStep
 from ignite_ipu.optimizers import ConstantAttributeError, OptimizerLink, convert_optimizer
+from ignite_ipu.program.training_step import TrainingStep
 
 poptorch = backend.poptorch()
 Batch = Tuple[torch.Tensor, torch.Tensor]

@@ -14,9 +14,9 @@ from typing import Any, Callable, Dict, Iterator
 
 from ignite_ipu.checkpoints import check_complete, newest_checkpoint
 from ignite_ipu.handlers import Preemption, Recovery
-from ignite_ipu.migration import migrate_command
+from ignite_ipu.handlers.recovery.exit import EXIT_PREEMPTED
+from ignite_ipu.migration.commands import migrate as migrate_command
 from ignite_ipu.migration.rewrites import all_rewrites
-from ignite_ipu.stopping import EXIT_PREEMPTED
 from tests.resilience.children import Child, kill_somewhere
 from tests.resilience.training import Run, read_result, write_result
 

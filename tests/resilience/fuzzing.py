@@ -24,13 +24,15 @@ from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.checkpoints import CheckpointError
+from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.checkpoints.resuming import load_checkpoint
-from ignite_ipu.emulator import cache, container, machine, saving
+from ignite_ipu.emulator.device import machine
+from ignite_ipu.emulator.executor import saving
+from ignite_ipu.emulator.files import cache, container
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.source import SourceError, read_source
+from ignite_ipu.migration.source.file import SourceError, read_source
 from ignite_ipu.pipeline import PlanError, load_plan, measure, plan, save_plan
-from ignite_ipu.random_states import read_device_states
 from tests.resilience.children import Child
 
 SECONDS_PER_INPUT = 10
@@ -214,7 +216,7 @@ def _read_options(data: bytes, path: Path) -> None:
 
 
 def _read_json(data: bytes, path: Path) -> None:
-    from ignite_ipu.emulator.options.json_text import apply_json
+    from ignite_ipu.emulator.options.text.json_text import apply_json
 
     apply_json(poptorch.Options(), data.decode("utf-8", "replace"))
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUEvents, create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.emulator import machine
+from ignite_ipu.emulator.device import machine
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

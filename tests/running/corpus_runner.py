@@ -20,7 +20,7 @@ import warnings
 import numpy as np
 import torch
 
-from ignite_ipu.emulator import device
+from ignite_ipu.emulator.device import device
 from ignite_ipu.running import RunError, run_script
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ignite_ipu.cli import main
+from ignite_ipu.cli.command import main
 
 
 @pytest.fixture

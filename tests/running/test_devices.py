@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ignite_ipu.running.devices import is_gpu
+from ignite_ipu.running.substitutes.devices import is_gpu
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ignite_ipu import create_ipu_trainer
-from ignite_ipu.running.engine_weights import EngineWeights
-from ignite_ipu.weights import Weights
+from ignite_ipu.running.substitutes.engine_weights import EngineWeights
+from ignite_ipu.session.weights.tracker import Weights
 
 
 class WeightedLoss(nn.Module):

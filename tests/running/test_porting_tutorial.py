@@ -82,7 +82,7 @@ def test_the_page_shows_what_the_commands_print(parts):
 def test_the_migrated_example_is_what_migrate_writes():
     pytest.importorskip("libcst")
     from ignite_ipu.migration.migrator import migrate_source
-    from ignite_ipu.migration.source import read_source
+    from ignite_ipu.migration.source.file import read_source
 
     expected = migrate_source(read_source(EXAMPLES / "porting_gpu.py")).text
     assert (EXAMPLES / "porting_ipu.py").read_text(encoding="utf-8") == expected

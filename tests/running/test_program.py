@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ignite_ipu.cli import UserError, main
+from ignite_ipu.cli.command import UserError, main
 from ignite_ipu.running.program import Program, module_program, script_program
 
 SHOW = """

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.cli import main
-from ignite_ipu.emulator.machine import machine
+from ignite_ipu.cli.command import main
+from ignite_ipu.emulator.device.machine import machine
 from ignite_ipu.selftest import promises, runner
 from ignite_ipu.selftest.promise import Promises, Skipped
 from ignite_ipu.selftest.reference import expect, network

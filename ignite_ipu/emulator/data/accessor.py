@@ -10,13 +10,13 @@ from typing import Any, Callable, Iterable, List, NoReturn, Optional, Tuple
 
 import torch
 
-from ignite_ipu.emulator.data.channel import Kind, Message
-from ignite_ipu.emulator.data.item import Structure
-from ignite_ipu.emulator.data.process import WorkerFailed, WorkerProcess, pickled_parsers
-from ignite_ipu.emulator.data.ring import Ring
-from ignite_ipu.emulator.data.seeding import CallerSeed, RandomState
 from ignite_ipu.emulator.data.strictness import poisons_stale_batches
-from ignite_ipu.emulator.data.worker import WorkerSettings
+from ignite_ipu.emulator.data.worker.channel import Kind, Message
+from ignite_ipu.emulator.data.worker.item import Structure
+from ignite_ipu.emulator.data.worker.process import WorkerFailed, WorkerProcess, pickled_parsers
+from ignite_ipu.emulator.data.worker.ring import Ring
+from ignite_ipu.emulator.data.worker.seeding import CallerSeed, RandomState
+from ignite_ipu.emulator.data.worker.worker import WorkerSettings
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import python_error
 

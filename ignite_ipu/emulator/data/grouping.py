@@ -7,7 +7,7 @@ from typing import Any, Iterator, List
 
 import torch
 
-from ignite_ipu.emulator.custom_types import flatten_tensors, replace_tensors
+from ignite_ipu.emulator.values.custom_types import flatten_tensors, replace_tensors
 
 
 def join_groups(batches: Iterator[Any], size: int, drop_last: bool) -> Iterator[Any]:

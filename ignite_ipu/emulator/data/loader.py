@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, Sampler
 from ignite_ipu.emulator.data.accessor import AsynchronousDataAccessor
 from ignite_ipu.emulator.data.distributed import ProcessShare, ShuffledShare
 from ignite_ipu.emulator.data.grouping import join_groups
-from ignite_ipu.emulator.data.orphans import Ending
+from ignite_ipu.emulator.data.worker.orphans import Ending
 from ignite_ipu.emulator.enums import DataLoaderMode
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.logs import logger

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from ignite_ipu.emulator.annotations import (
-    Attribute,
-    BeginBlock,
-    Block,
-    BlockFunction,
-    LegacyBeginBlockFn,
-    NameScope,
-    removeBlocks,
-)
 from ignite_ipu.emulator.ops.control_flow import cond, for_loop
 from ignite_ipu.emulator.ops.ctc import ctc_beam_search_decoder
 from ignite_ipu.emulator.ops.custom import attributes_lists, custom_op, register_custom_op, unregister_custom_op
@@ -23,6 +14,15 @@ from ignite_ipu.emulator.ops.neighbours import fps, nearest
 from ignite_ipu.emulator.ops.overlap import set_overlap_for_input, set_overlap_for_output
 from ignite_ipu.emulator.ops.printing import ipu_print_tensor
 from ignite_ipu.emulator.ops.slicing import dynamic_slice, dynamic_update
+from ignite_ipu.emulator.trace.annotations import (
+    Attribute,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    LegacyBeginBlockFn,
+    NameScope,
+    removeBlocks,
+)
 
 __all__ = [
     "CPU",

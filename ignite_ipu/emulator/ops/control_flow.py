@@ -6,12 +6,12 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
-from ignite_ipu.emulator.body import Body, trace_body
-from ignite_ipu.emulator.capture import Capture
+from ignite_ipu.emulator.compiler.body import Body, trace_body
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.nested import listed
+from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.values.nested import listed
 
 _BodyFunction = Callable[..., Any]
 

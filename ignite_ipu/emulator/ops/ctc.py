@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.trace import capture as captures
 
 _Labels = Tuple[int, ...]
 _IMPOSSIBLE = -math.inf

@@ -7,9 +7,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.nested import listed
+from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.values.nested import listed
 
 AttributeValue = Union[float, int, str, list, tuple]  # type: ignore[type-arg]
 StandIn = Callable[..., Any]

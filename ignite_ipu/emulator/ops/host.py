@@ -7,11 +7,11 @@ from typing import Any, Callable, List, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.emulator import capture as captures
-from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.nested import listed
+from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.values.nested import listed
 
 
 class CPU:

@@ -6,8 +6,8 @@ from typing import Any, List
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.trace import capture as captures
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:

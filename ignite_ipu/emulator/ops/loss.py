@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.errors import python_error
+from ignite_ipu.emulator.trace import capture as captures
 
 _REDUCTIONS = ("sum", "mean", "none")
 

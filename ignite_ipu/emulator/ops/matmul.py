@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.enums import MatMulSerializationMode
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.trace import capture as captures
 
 
 def serializedMatMul(

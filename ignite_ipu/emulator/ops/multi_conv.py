@@ -6,10 +6,10 @@ from typing import Any, List, Optional, Tuple, Union
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
-from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.enums import MultiConvPlanType
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.capture import Capture
 
 _PARTIALS = (torch.float32, torch.float16)
 _CONVOLUTIONS = (

@@ -7,9 +7,9 @@ from typing import Any, List, Optional, Union
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
-from ignite_ipu.emulator.capture import Capture
 from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.capture import Capture
 
 _Batch = Optional[Union[List[int], torch.Tensor]]
 

@@ -8,12 +8,12 @@ from typing import Any, Callable, List
 import torch
 from torch import fx
 
-from ignite_ipu.emulator import capture as captures
-from ignite_ipu.emulator.capture import Capture
-from ignite_ipu.emulator.custom_types import flatten_tensors, map_tensors
 from ignite_ipu.emulator.enums import OutputMode, OverlapMode
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.traced_tensor import IpuTensor
+from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
+from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:

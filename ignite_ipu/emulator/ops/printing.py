@@ -10,8 +10,8 @@ from typing import Any, Callable, Iterator, List
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.errors import python_error
+from ignite_ipu.emulator.trace import capture as captures
 
 _FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 _TOO_LARGE, _TOO_SMALL = 1e6, 1e-4

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ignite_ipu.emulator import capture as captures
 from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.trace import capture as captures
 
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 

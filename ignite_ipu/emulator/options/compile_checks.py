@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy, OutputMode
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.options import ipu_model
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.options.root import Options
@@ -95,8 +95,8 @@ def _check_device(options: Options) -> None:
         raise backend_error(
             "Cycle counting is only supported on actual IPU hardware; this is the emulator. Leave logCycleCount off."
         )
-    if ipu_model.selected(options):
-        ipu_model.version()
+    if selected(options):
+        version()
     if options.exists("ipu_version") and options.ipu_version not in IPU_VERSIONS:
         raise backend_error(f"Unknown IPU version {options.ipu_version!r}: useOfflineIpuTarget takes {IPU_VERSIONS}.")
     for ipu, proportion in options.available_memory_proportion.items():
@@ -104,3 +104,42 @@ def _check_device(options: Options) -> None:
             raise backend_error(
                 f"The available memory proportion of IPU{ipu} must be between 0 and 1, and it is {proportion!r}."
             )
+
+
+VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
+VERSION_VARIABLE = "POPTORCH_IPU_MODEL_VERSION"
+VERSIONS = ("ipu1", "ipu2", "ipu21")
+
+
+def selected_by_environment() -> bool:
+    """Return whether a variable selects the IPU model.
+
+    Raises:
+        ValueError: A variable is no integer.
+    """
+    return any(_flag(variable) for variable in VARIABLES)
+
+
+def selected(options: Options) -> bool:
+    """Return whether `options` or, where they leave it open, the environment selects the IPU model."""
+    return bool(options.use_model) if options.exists("use_model") else selected_by_environment()
+
+
+def version() -> str:
+    """Return which IPU a model would be of; all compute the same here.
+
+    Raises:
+        ValueError: The variable names none.
+    """
+    found = os.environ.get(VERSION_VARIABLE, "ipu2")
+    if found not in VERSIONS:
+        raise ValueError(f"Environment variable {VERSION_VARIABLE} must be one of {VERSIONS}, and it is {found!r}.")
+    return found
+
+
+def _flag(variable: str) -> bool:
+    text = os.environ.get(variable, "0")
+    try:
+        return int(text) != 0
+    except ValueError:
+        raise ValueError(f"Environment variable {variable} must be 0 or 1, and it is {text!r}.") from None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Optional, Set, Union
+from typing import Any, Dict, FrozenSet, List, Optional, Set, Union
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.options.guarded import frozen_error
-from ignite_ipu.emulator.options.session_options import KNOWN
 
 _NOT_THE_BACK_ENDS = ("patterns_level",)
 
@@ -133,3 +132,63 @@ def _kind(key: str, value: Any) -> str:
                 f"{key}: the elements of a list, tuple or set are str or int."
             )
     return "list"
+
+
+# The names of the back end's session options, by the type of value each takes.
+# Source: PopART's `SessionOptions` and the settings nested in it.
+
+_NAMES: Dict[str, str] = {
+    "bool": """
+        aliasZeroCopy automaticLossScalingSettings.enabled batchSerializationSettings.concatOnExecutionPhaseChange
+        batchSerializationSettings.concatOnPipelineStageChange batchSerializationSettings.concatOnVirtualGraphChange
+        compileEngine constantWeights createImplicitPipeliningFwdOnlyProgram decomposeGradSum delayVarUpdates
+        disableGradAccumulationTensorStreams disableOptimizerStateTensorStreams dotOpNames
+        enableConstantFoldingOfMultipleConsumers enableDistributedReplicatedGraphs enableEngineCaching
+        enableExplicitIR enableExplicitMainLoops enableFloatingPointExceptions enableFullyConnectedPass
+        enableGradientAccumulation enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState enableMergeExchange
+        enableNonStableSoftmax
+        enableOutlining enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
+        enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
+        enableSupportedDataTypeCasting enableVariablesCaching ensureFp32LossScaleTensor explicitRecomputation
+        exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync groupNormStridedChannelGrouping
+        instrumentWithHardwareCycleCounter opxAliasChecking opxModifyChecking rearrangeAnchorsOnHost
+        rearrangeStreamsOnHost replicatedCollectivesSettings.mergeAllGatherCollectives
+        replicatedCollectivesSettings.mergeAllReduceCollectives
+        replicatedCollectivesSettings.mergeReduceScatterCollectives
+        replicatedCollectivesSettings.prepareScheduleForMergingCollectives
+        scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs stashAllTensorsInferencePipeline
+        strictOpVersions throwIfLog2ScaleFactorNotInRange useHostCopyOps useLoopCandidateCreator
+        """,
+    "int": """
+        accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType accumulationFactor
+        autodiffSettings.stitchStrategy automaticLossScalingSettings.gradientTensorTrackingMethod
+        automaticLossScalingSettings.updatePeriod autoRecomputation batchSerializationSettings.batchSchedule
+        batchSerializationSettings.factor batchSerializationSettings.method
+        batchSerializationSettings.transformContext defaultBufferingDepth defaultPrefetchBufferingDepth
+        executionPhaseSettings.accumulatorIOSchedule executionPhaseSettings.activationIOSchedule
+        executionPhaseSettings.optimizerStateIOSchedule executionPhaseSettings.phases executionPhaseSettings.schedule
+        executionPhaseSettings.stages executionPhaseSettings.weightIOSchedule finalDotOp firstDotOp
+        globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
+        meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold numIOTiles
+        replicatedGraphCount subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
+        transitiveClosureOptimizationThreshold virtualGraphMode
+        """,
+    "float": """
+        automaticLossScalingSettings.binEdgeLocation automaticLossScalingSettings.thresholdUpperCountProportion
+        outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+        """,
+    "str": """
+        cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls saveInitializersToFile
+        serializedPoprithmsAnnealGraphsDir serializedPoprithmsShiftGraphsDir
+        """,
+    "list": """
+        accumulateOuterFragmentSettings.excludedVirtualGraphs automaticLossScalingSettings.toTrackTensors
+        customCodelets dotChecks hardwareInstrumentations updatableNamedBuffers
+        """,
+    "dict": """
+        bufferingDepthMap convolutionOptions engineOptions gclOptions lstmOptions matmulOptions patterns
+        prefetchBufferingDepthMap reportOptions
+        """,
+}
+
+KNOWN: Dict[str, FrozenSet[str]] = {kind: frozenset(names.split()) for kind, names in _NAMES.items()}

@@ -12,7 +12,7 @@ from ignite_ipu.emulator.options.guarded import OptionsDict
 from ignite_ipu.emulator.options.popart import _PopartOptions
 
 if TYPE_CHECKING:
-    from ignite_ipu.emulator.autocasting import Policy
+    from ignite_ipu.emulator.trace.autocasting import Policy
 
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 
@@ -91,7 +91,7 @@ class _PrecisionOptions(OptionsDict):
         Raises:
             ValueError: `autocast_enabled` is no bool.
         """
-        from ignite_ipu.emulator.autocasting import warn_of_age
+        from ignite_ipu.emulator.trace.autocasting import warn_of_age
 
         warn_of_age("Options.Precision.autocastEnabled")
         if not isinstance(autocast_enabled, bool):
@@ -105,7 +105,7 @@ class _PrecisionOptions(OptionsDict):
         Raises:
             ValueError: `autocast_policy` is no `poptorch.autocasting.Policy`.
         """
-        from ignite_ipu.emulator.autocasting import Policy, warn_of_age
+        from ignite_ipu.emulator.trace.autocasting import Policy, warn_of_age
 
         warn_of_age("Options.Precision.autocastPolicy")
         if not isinstance(autocast_policy, Policy):

@@ -5,27 +5,25 @@ from __future__ import annotations
 import copy
 import json
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import torch
 
 from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.options import ipu_model
-from ignite_ipu.emulator.options.anchors import Anchor
+from ignite_ipu.emulator.options import compile_checks
 from ignite_ipu.emulator.options.compile_checks import check_at_compile
-from ignite_ipu.emulator.options.config_file import apply_file
 from ignite_ipu.emulator.options.distributed import _DistributedOptions
 from ignite_ipu.emulator.options.guarded import OptionsDict
-from ignite_ipu.emulator.options.jit import _JitOptions
-from ignite_ipu.emulator.options.json_text import apply_json
 from ignite_ipu.emulator.options.popart import _PopartOptions
 from ignite_ipu.emulator.options.precision import _PrecisionOptions
 from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
-from ignite_ipu.emulator.options.setters import GROUPS
+from ignite_ipu.emulator.options.strategies import PipelinedExecution, _IExecutionStrategy
 from ignite_ipu.emulator.options.tensor_locations import _TensorLocationOptions
-from ignite_ipu.emulator.options.training import _TrainingOptions
-from ignite_ipu.emulator.strategies import PipelinedExecution, _IExecutionStrategy
+from ignite_ipu.emulator.options.text.config_file import apply_file
+from ignite_ipu.emulator.options.text.json_text import apply_json
+from ignite_ipu.emulator.options.text.setters import GROUPS
+from ignite_ipu.emulator.options.training import _JitOptions, _TrainingOptions
 
 LOCATION_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
 _KEPT_IN_PYTHON = (
@@ -323,7 +321,7 @@ class Options(OptionsDict):
         if path is None:
             self._Popart.set("enableEngineCaching", False)
             return self
-        if ipu_model.selected(self):
+        if compile_checks.selected(self):
             logger.warning("Executable caching doesn't work with the IPU model.")
         self._Popart.set("cachePath", path)
         self._Popart.set("enableEngineCaching", True)
@@ -424,7 +422,7 @@ class Options(OptionsDict):
         check_at_compile(self, training)
 
     def _uses_ipu_model(self) -> bool:
-        return ipu_model.selected(self)
+        return compile_checks.selected(self)
 
     def _is_offline(self) -> bool:
         return bool(self.connection_type == ConnectionType.Never)
@@ -457,3 +455,35 @@ def _bool(setter: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise AssertionError(f"{setter} takes a bool, got {value!r}.")
     return value
+
+
+class Anchor(NamedTuple):
+    """One tensor that `anchorTensor` asked for.
+
+    Attributes:
+        name: Its full name.
+        unspecified: Whether no mode was given, so that the model's holds.
+        mode: What of it comes back.
+        period: Every how many device iterations, for `EveryN`; else 1.
+    """
+
+    name: str
+    unspecified: bool
+    mode: OutputMode
+    period: int
+
+    def following(self, model_mode: OutputMode, model_period: int) -> Anchor:
+        """Return the anchor with the model's mode and period where it has none of its own."""
+        if not self.unspecified:
+            return self
+        return self._replace(mode=model_mode, period=model_period if model_mode is OutputMode.EveryN else 1)
+
+
+def resolved(options: Optional[Options], training: bool) -> Options:
+    """Return an executor's own frozen copy of the options, in which the output mode is chosen."""
+    own = options.clone() if options else Options()
+    if own.defaultOutputMode():
+        own.outputMode(OutputMode.Final if training else OutputMode.All)
+    own._resolve_anchors()
+    own._freeze()
+    return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
+from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options.guarded import OptionsDict
 from ignite_ipu.emulator.options.popart import _PopartOptions
 
@@ -61,4 +62,19 @@ class _TrainingOptions(OptionsDict):
         """Spread convolutions over the tiles unevenly, replacing all other convolution settings."""
         text = "true" if enabled else "false"
         self._popart_options._set_strings("convolutionOptions", {"enableConvDithering": text})
+        return self
+
+
+class _JitOptions(OptionsDict):
+    """`Options.Jit`."""
+
+    def traceModel(self, trace_model: bool) -> _JitOptions:
+        """Do nothing but warn: models are always captured by dispatch.
+
+        Raises:
+            ValueError: `trace_model` asks for the front end that is gone.
+        """
+        logger.warning("Jit.traceModel(%r) is deprecated: models are always captured by dispatch.", trace_model)
+        if trace_model:
+            raise ValueError("Tracing a model with torch.jit is no longer supported: remove Jit.traceModel(True).")
         return self

@@ -6,7 +6,7 @@ import importlib
 from functools import lru_cache
 from typing import Mapping
 
-from ignite_ipu.migration.rewrite import Rewrite
+from ignite_ipu.migration.rewriting.editor import Rewrite
 
 # Devices first, because what comes later asks whether a device is the one ignite_ipu chooses; losses before the steps
 # that use them.

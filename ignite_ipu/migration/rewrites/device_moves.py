@@ -6,9 +6,9 @@ import ast
 
 import libcst as cst
 
-from ignite_ipu.migration.devices import is_guarded
-from ignite_ipu.migration.names import constant
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
+from ignite_ipu.migration.analysis.devices import is_guarded
+from ignite_ipu.migration.analysis.names import constant
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
 
 
 def apply(editor: Editor) -> None:

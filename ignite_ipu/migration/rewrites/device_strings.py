@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Iterable, Optional, Set
 
-from ignite_ipu.migration.devices import chosen_gpu, gpu_name, is_guarded
-from ignite_ipu.migration.names import owner_of
+from ignite_ipu.migration.analysis.devices import chosen_gpu, gpu_name, is_guarded
+from ignite_ipu.migration.analysis.names import owner_of
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewrite import Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
 
 _DEVICE_KEYWORDS = {"device", "map_location"}
 # Methods whose first argument may be a device.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.engine_functions import capturable_engines
-from ignite_ipu.migration.rewrite import Editor, Rewrite
+from ignite_ipu.migration.analysis.engine_functions import capturable_engines
+from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
 
 
 def apply(editor: Editor) -> None:

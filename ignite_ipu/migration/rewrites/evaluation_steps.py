@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ignite_ipu.migration.names import dotted
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
+from ignite_ipu.migration.analysis.names import dotted
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
 
 
 def apply(editor: Editor) -> None:

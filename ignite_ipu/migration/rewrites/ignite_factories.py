@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.engine_calls import Replacement, replace_engine_calls
-from ignite_ipu.migration.rewrite import Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+from ignite_ipu.migration.rewriting.engine_calls import Replacement, replace_engine_calls
 
 _REPLACEMENTS = {
     "ignite.engine.create_supervised_trainer": Replacement("create_ipu_trainer", device_position=3),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ignite_ipu.migration.comma_lists import with_argument
-from ignite_ipu.migration.names import argument, constant
-from ignite_ipu.migration.rewrite import Editor, Rewrite, keyword_argument
+from ignite_ipu.migration.analysis.names import argument, constant
+from ignite_ipu.migration.rewriting.comma_lists import with_argument
+from ignite_ipu.migration.rewriting.editor import Editor, Rewrite, keyword_argument
 
 
 def apply(editor: Editor) -> None:

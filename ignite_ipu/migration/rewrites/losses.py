@@ -7,9 +7,9 @@ from typing import List, Set
 
 import libcst as cst
 
-from ignite_ipu.migration.comments import comments_around, comments_in
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
-from ignite_ipu.migration.step_plan import Plan
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+from ignite_ipu.migration.source.comments import comments_around, comments_in
+from ignite_ipu.migration.steps.plan import Plan
 
 
 def apply(editor: Editor) -> None:

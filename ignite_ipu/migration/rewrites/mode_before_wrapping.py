@@ -7,9 +7,9 @@ from typing import Optional
 
 import libcst as cst
 
-from ignite_ipu.migration.names import argument, dotted, owner_of
+from ignite_ipu.migration.analysis.names import argument, dotted, owner_of
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
 
 
 def apply(editor: Editor) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ignite_ipu.migration.comma_lists import without_arguments
-from ignite_ipu.migration.rewrite import Editor, Rewrite
+from ignite_ipu.migration.rewriting.comma_lists import without_arguments
+from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
 
 _SWITCHES = {"fused", "foreach", "capturable"}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.names import argument, constant
-from ignite_ipu.migration.rewrite import Editor, Rewrite
+from ignite_ipu.migration.analysis.names import argument, constant
+from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
 
 _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize")
 

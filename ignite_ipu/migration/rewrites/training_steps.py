@@ -7,11 +7,11 @@ from typing import List, Sequence
 
 import libcst as cst
 
-from ignite_ipu.migration.comments import comments_around, comments_in
-from ignite_ipu.migration.engine_functions import captured_functions
-from ignite_ipu.migration.names import constant
-from ignite_ipu.migration.rewrite import Edit, Editor, Rewrite
-from ignite_ipu.migration.step_plan import Plan
+from ignite_ipu.migration.analysis.engine_functions import captured_functions
+from ignite_ipu.migration.analysis.names import constant
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+from ignite_ipu.migration.source.comments import comments_around, comments_in
+from ignite_ipu.migration.steps.plan import Plan
 
 
 def apply(editor: Editor) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.names import argument
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import argument
 from ignite_ipu.migration.program import Program
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ignite_ipu.migration.devices import is_guarded
+from ignite_ipu.migration.analysis.devices import is_guarded
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 

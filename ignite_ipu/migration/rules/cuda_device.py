@@ -6,9 +6,9 @@ import ast
 import builtins
 from typing import Iterator
 
-from ignite_ipu.migration.devices import gpu_name, is_guarded
+from ignite_ipu.migration.analysis.devices import gpu_name, is_guarded
+from ignite_ipu.migration.analysis.names import method_calls
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.method_calls import method_calls
 from ignite_ipu.migration.program import Program
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ignite_ipu.migration.engine_functions import capturable_engines, captured_functions
+from ignite_ipu.migration.analysis.engine_functions import capturable_engines, captured_functions
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 

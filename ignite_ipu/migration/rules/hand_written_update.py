@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.names import dotted, owner_of
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import dotted, owner_of
 from ignite_ipu.migration.program import Program
 
 _IN_PLACE = {"add_", "sub_", "mul_", "copy_", "addcmul_", "addcdiv_", "lerp_"}

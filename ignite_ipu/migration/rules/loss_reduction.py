@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
-from ignite_ipu.migration.evaluations import without_gradients
+from ignite_ipu.migration.analysis.evaluations import without_gradients
+from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import argument, constant
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.summed_losses import summed_losses
+from ignite_ipu.migration.steps.summed_losses import summed_losses
 
 
 def check(program: Program) -> Iterator[Hit]:

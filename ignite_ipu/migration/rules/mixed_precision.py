@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.precision_arguments import refused_precision
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.precision_arguments import refused_precision
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
+from ignite_ipu.migration.steps.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
 
 
 def check(program: Program) -> Iterator[Hit]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Dict, Iterator
 
+from ignite_ipu.migration.analysis.names import argument, dotted, owner_of
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import argument, dotted, owner_of
 from ignite_ipu.migration.program import Program
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.names import has_hidden_arguments
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import has_hidden_arguments
 from ignite_ipu.migration.program import Program
 
 _FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite.engine.create_supervised_evaluator")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Iterator, Set
 
+from ignite_ipu.migration.analysis.names import argument, method_calls
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.method_calls import method_calls
-from ignite_ipu.migration.names import argument
 from ignite_ipu.migration.program import Program
 
 

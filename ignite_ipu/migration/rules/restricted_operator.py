@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import Iterator, Tuple
 
-from ignite_ipu.migration.evaluations import without_gradients
+from ignite_ipu.migration.analysis.evaluations import without_gradients
+from ignite_ipu.migration.analysis.operators import is_loss, problem, refused_arguments, severity_of
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.operators import is_loss, problem, refused_arguments, severity_of
 from ignite_ipu.migration.program import Program
 
 

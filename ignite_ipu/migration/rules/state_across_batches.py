@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import Iterator, Set
 
-from ignite_ipu.migration.bindings import names_bound, statements_before
+from ignite_ipu.migration.analysis.bindings import names_bound, statements_before
+from ignite_ipu.migration.analysis.names import dotted
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import dotted
 from ignite_ipu.migration.program import Program
 
 

@@ -8,7 +8,7 @@ from typing import Iterator
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
-from ignite_ipu.migration.suppression import EVERY_RULE
+from ignite_ipu.migration.source.comments import EVERY_RULE
 
 
 def check(program: Program) -> Iterator[Hit]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.names import dotted, owner_of
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.loss_values import tensors_of_the_host
-from ignite_ipu.migration.names import dotted, owner_of
 from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.steps.loss_values import tensors_of_the_host
 
 
 def check(program: Program) -> Iterator[Hit]:

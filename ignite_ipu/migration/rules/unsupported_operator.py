@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.operators import is_loss, is_made_here, problem
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.operators import is_loss, is_made_here, problem
 from ignite_ipu.migration.program import Program
 
 

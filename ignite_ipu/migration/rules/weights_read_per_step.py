@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Iterator, Sequence, Set
 
+from ignite_ipu.migration.analysis.names import dotted
 from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.names import dotted
 from ignite_ipu.migration.program import Program
 
 

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple
 
 from torch import nn
 
+from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.listing import listed
 from ignite_ipu.pipeline.costs.machine import Machine
 from ignite_ipu.pipeline.costs.memory import Strategy
@@ -25,7 +26,6 @@ from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.planning.plan import Plan
 from ignite_ipu.pipeline.planning.planner import plan as make_plan
 from ignite_ipu.pipeline.profiling.profile import Profile
-from ignite_ipu.whole_files import whole_file
 
 __all__ = ["load_plan", "save_plan"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from ignite_ipu.untouched import plain, requires_grad
+from ignite_ipu.program.tensors.raw import plain, requires_grad
 
 _Layout = Tuple[torch.Size, Tuple[int, ...], torch.dtype, torch.device]
 

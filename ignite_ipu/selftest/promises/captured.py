@@ -224,7 +224,7 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f
 @PROMISES.promise(page="run.md")
 def script(bench: Bench) -> None:
     """ignite-ipu run trains an unmodified GPU script on IPUs, and what it saves is plain and the newest."""
-    from ignite_ipu.cli import main
+    from ignite_ipu.cli.command import main
 
     data = batches(4)
     reference = network()

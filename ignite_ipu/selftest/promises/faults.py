@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import BatchError, ConstantAttributeError, LoaderError, LossError, OptimizerError, SessionError
 from ignite_ipu.handlers import Preemption, Recovery
-from ignite_ipu.options import is_simulated
+from ignite_ipu.program.options import is_simulated
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises, Skipped
 from ignite_ipu.selftest.reference import agree, batches, expect, network, same_bits, train

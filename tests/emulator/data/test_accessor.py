@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
-from ignite_ipu.emulator.custom_types import ICustomArgParser, registerCustomArgParser
 from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader, set_poisoning
-from ignite_ipu.emulator.data.ring import poison_value
+from ignite_ipu.emulator.data.worker.ring import poison_value
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.values.custom_types import ICustomArgParser, registerCustomArgParser
 
 FORK = {"sharing_strategy": SharingStrategy.Fork}
 Async, AsyncRebatched = DataLoaderMode.Async, DataLoaderMode.AsyncRebatched

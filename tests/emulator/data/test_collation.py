@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from ignite_ipu.emulator.data import AsynchronousDataAccessor
-from ignite_ipu.emulator.data.collation import Collation, Rows, collate_straight
+from ignite_ipu.emulator.data.worker.collation import Collation, Rows, collate_straight
 from ignite_ipu.emulator.enums import SharingStrategy
 
 FEATURES, LABELS = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10)

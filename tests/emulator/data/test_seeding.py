@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader
-from ignite_ipu.emulator.data.seeding import RandomState
+from ignite_ipu.emulator.data.worker.seeding import RandomState
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.options import Options
 

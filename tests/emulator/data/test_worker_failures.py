@@ -19,15 +19,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from ignite_ipu.emulator.data import (
-    AsynchronousDataAccessor,
-    DataLoader,
-    process,
-    set_worker_timeout,
-    worker_timeout,
-)
-from ignite_ipu.emulator.data.process_group import kill_group
+from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader, set_worker_timeout, worker_timeout
 from ignite_ipu.emulator.data.strictness import poisons_stale_batches, set_poisoning
+from ignite_ipu.emulator.data.worker import process
+from ignite_ipu.emulator.data.worker.process_group import kill_group
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignite_ipu.emulator.optim import foreach
+from ignite_ipu.emulator.optim.device import foreach
 
 values = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ignite_ipu.emulator.optim.numbers import Changed, Recording, Replay
+from ignite_ipu.emulator.optim.device.numbers import Changed, Recording, Replay
 
 WEIGHT, GRADIENT = torch.ones(2), torch.full((2,), 3.0)
 

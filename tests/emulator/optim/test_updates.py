@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ignite_ipu.emulator import optim
 from ignite_ipu.emulator.optim.description import describe
-from ignite_ipu.emulator.optim.device_optimizer import DeviceOptimizer
+from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 
 SHAPES = ((3, 4), (5,), ())
 STEPS = 30

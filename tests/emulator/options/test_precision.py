@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ignite_ipu.emulator.autocasting import Policy
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.trace.autocasting import Policy
 
 
 def test_floating_point_exceptions_take_a_bool() -> None:

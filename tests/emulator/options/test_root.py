@@ -23,7 +23,7 @@ from ignite_ipu.emulator.enums import (
     SyncPattern,
 )
 from ignite_ipu.emulator.options import Options, TensorLocationSettings
-from ignite_ipu.emulator.strategies import PipelinedExecution, ShardedExecution, Stage
+from ignite_ipu.emulator.options.strategies import PipelinedExecution, ShardedExecution, Stage
 
 SETTERS: List[Callable[[Options], Any]] = [
     lambda o: o.deviceIterations(2),

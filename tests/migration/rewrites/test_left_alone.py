@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.source import Source
+from ignite_ipu.migration.source.file import Source
 
 PIECES = {
     "no torch": "x = 1\ny = [ 1,2 ]   # kept as it is\n",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.rules import all_rules
-from ignite_ipu.migration.source import Source
+from ignite_ipu.migration.source.file import Source
 
 RULE = "native-ignite-engine"
 

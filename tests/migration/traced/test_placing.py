@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ignite_ipu.migration.check_command import add_arguments, main
+from ignite_ipu.migration.commands.check import add_arguments, main
 
 CODE = """\
 import torch

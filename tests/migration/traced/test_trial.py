@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.cli import UserError
-from ignite_ipu.migration.traced.trial import try_out
+from ignite_ipu.cli.command import UserError
+from ignite_ipu.migration.trial.trial import try_out
 
 MODEL = """
 import random

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ignite_ipu.emulator.wrapping import rewrapModelIfNecessary, unwrapModelIfNecessary
+from ignite_ipu.emulator.values.wrapping import rewrapModelIfNecessary, unwrapModelIfNecessary
 
 __all__ = ["rewrapModelIfNecessary", "unwrapModelIfNecessary"]

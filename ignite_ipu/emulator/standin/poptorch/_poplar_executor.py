@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ignite_ipu.emulator.executor import PoplarExecutor
+from ignite_ipu.emulator.executor.executor import PoplarExecutor
 
 __all__ = ["PoplarExecutor"]

@@ -1,7 +1,7 @@
-"""PopTorch's name for `ignite_ipu.emulator.autocasting`."""
+"""PopTorch's name for `ignite_ipu.emulator.trace.autocasting`."""
 
 from __future__ import annotations
 
-from ignite_ipu.emulator import autocasting as _module
+from ignite_ipu.emulator.trace import autocasting as _module
 
 globals().update({name: value for name, value in vars(_module).items() if not name.startswith("__")})

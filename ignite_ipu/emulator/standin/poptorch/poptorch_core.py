@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ignite_ipu.emulator.device.machine import ipuHardwareVersion, poptorchAtExit
 from ignite_ipu.emulator.errors import Error, RecoverableError, UnrecoverableError
-from ignite_ipu.emulator.hardware import ipuHardwareVersion, poptorchAtExit
-from ignite_ipu.emulator.introspection import getIpuTensorId
+from ignite_ipu.emulator.executor.saving import importPoptorchMetadataFromFile
 from ignite_ipu.emulator.logs import setLogLevel
-from ignite_ipu.emulator.saving import importPoptorchMetadataFromFile
+from ignite_ipu.emulator.ops.introspection import getIpuTensorId
 
 __all__ = [
     "Error",

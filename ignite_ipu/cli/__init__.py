@@ -1,0 +1,1 @@
+"""The `ignite-ipu` command: parser, terminal, and the subcommands that need no model."""

@@ -1,0 +1,187 @@
+"""The `ignite-ipu` command: finds the subcommand, runs it, and turns what went wrong into an exit code.
+
+Exit codes:
+    0    done, and nothing to complain of
+    1    done, and the answer is bad news: findings, differences
+    2    the user's error: wrong arguments, a file that is not there; one line says which, `--debug` adds the traceback
+    70   a bug of ours, with its traceback
+    130  interrupted from the keyboard
+    141  whoever read the output stopped reading
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from typing import Any, Dict, NamedTuple, Optional, Protocol, Sequence, TextIO, cast
+
+import ignite_ipu
+
+EXIT_DONE = 0
+EXIT_FINDINGS = 1
+EXIT_USER_ERROR = 2
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class UserError(Exception):
+    """What a person asked for cannot be done, and the message says why and what would work; shown without a traceback.
+
+    Args:
+        message: What was wrong, the value, the way out.
+        exit_code: What the process exits with.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_USER_ERROR) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Command(NamedTuple):
+    """Where a subcommand lives: a module that offers `add_arguments(parser)` and `main(args) -> int`.
+
+    Attributes:
+        module: The module's name; it is imported when the subcommand is used.
+        help: What the subcommand does, as `ignite-ipu --help` lists it.
+        extra: The optional dependencies it needs, as in `pip install 'ignite-ipu[extra]'`.
+    """
+
+    module: str
+    help: str
+    extra: Optional[str] = None
+
+
+# Help texts stand here, so that `ignite-ipu --help` imports no subcommand.
+COMMANDS: Dict[str, Command] = {
+    "env": Command("ignite_ipu.cli.environment", "print what a bug report needs: versions, SDK, backend, devices"),
+    "check": Command("ignite_ipu.migration.commands.check", "read code and report what will not work on an IPU"),
+    "migrate": Command(
+        "ignite_ipu.migration.commands.migrate",
+        "rewrite GPU code for IPUs, leaving unclear code alone",
+        extra="migrate",
+    ),
+    "selftest": Command("ignite_ipu.selftest.command", "check on this machine's IPUs what the documentation promises"),
+    "run": Command("ignite_ipu.running.command", "run an unmodified GPU script on IPUs"),
+    "parity": Command("ignite_ipu.migration.commands.parity", "compare training steps on the device with native ones"),
+    "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),
+    "cache": Command(
+        "ignite_ipu.emulator.files.cache_command", "list, verify or prune a directory of cached executables"
+    ),
+    "launch": Command("ignite_ipu.cli.launch", "run a program in several processes, each with its own IPUs"),
+    "completion": Command("ignite_ipu.cli.completion", "print the completion script of a shell"),
+}
+
+
+class _CommandModule(Protocol):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def main(self, args: argparse.Namespace) -> int: ...
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A subcommand's parser; it imports the subcommand's module when its arguments are first needed."""
+
+    command: Optional[Command] = None
+    _loaded = False
+
+    def load(self) -> None:
+        """Add the subcommand's arguments, once.
+
+        Raises:
+            UserError: An optional dependency of the subcommand is not installed.
+        """
+        if self.command is None or self._loaded:
+            return
+        module = _import(self.prog, self.command)
+        module.add_arguments(self)
+        self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+        self.set_defaults(_main=module.main)
+        self._loaded = True
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse like any parser, after loading; argparse enters here for the one subcommand that was chosen."""
+        self.load()
+        return super().parse_known_args(args, namespace)
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the whole command line, with subcommands not loaded yet."""
+    parser = CommandParser(
+        prog="ignite-ipu",
+        description="pytorch-ignite and accelerate code on Graphcore IPUs.",
+        epilog="Exit codes: 0 done; 1 done, with findings; 2 wrong arguments or input; 70 a bug; 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"ignite-ipu {ignite_ipu.__version__}")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    subparsers = parser.add_subparsers(dest="_command", metavar="COMMAND", required=True, parser_class=CommandParser)
+    for name, command in COMMANDS.items():
+        description = f"{command.help[0].upper()}{command.help[1:]}."
+        subparsers.add_parser(name, help=command.help, description=description).command = command
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command line and return the exit code.
+
+    Args:
+        argv: The arguments after the program's name; `None` takes `sys.argv`'s.
+
+    Raises:
+        SystemExit: With code 2 when argparse rejects the arguments, 0 after `--help` and `--version`.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        args = build_parser().parse_args(arguments)
+        debug = args.debug
+        code = cast(int, args._main(args))
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        if debug:
+            traceback.print_exc()
+        _complain("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more as it exits, and would complain there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception:
+        traceback.print_exc()
+        _complain("this is a bug in ignite-ipu; please report it with the output of `ignite-ipu env`")
+        return EXIT_BUG
+
+
+def use_colour(stream: TextIO) -> bool:
+    """Return whether to colour what is written to `stream`: NO_COLOR forbids, FORCE_COLOR demands, else a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _complain(message: str) -> None:
+    label = "\033[1;31merror:\033[0m" if use_colour(sys.stderr) else "error:"
+    print(f"ignite-ipu: {label} {message}", file=sys.stderr)
+
+
+def _import(prog: str, command: Command) -> _CommandModule:
+    try:
+        return cast(_CommandModule, importlib.import_module(command.module))
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if command.extra is None or missing.split(".")[0] == "ignite_ipu":
+            raise
+        raise UserError(
+            f"`{prog}` needs {missing}, which is not installed: pip install 'ignite-ipu[{command.extra}]'"
+        ) from error

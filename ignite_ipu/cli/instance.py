@@ -1,0 +1,78 @@
+"""`python -m ignite_ipu.cli.instance SCRIPT` or `-m MODULE`: a process of a job that ends with the one that started it.
+
+PopRun describes a process in the variables of Open MPI, which PopTorch reads. `torch.distributed`, and with it
+`idist.Parallel`, reads others; they are set here before the program runs.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import signal
+import sys
+import threading
+import time
+from typing import Dict, List, Mapping
+
+__all__ = ["main", "rendezvous", "started_by_this_process"]
+
+_PORT = "29500"
+_MEANINGS = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+# "pid:directory" of the process that starts instances; they delete the directory if that one has died.
+_STARTER = "IGNITE_IPU_STARTER"
+_LOOK_SECONDS = 0.5
+_GRACE_SECONDS = 2.5
+
+
+def rendezvous(variables: Mapping[str, str]) -> Dict[str, str]:
+    """Return what `torch.distributed` wants to know, from what PopRun says; variables that are set are left alone."""
+    found = {ours: variables[theirs] for ours, theirs in _MEANINGS.items() if theirs in variables}
+    if found:
+        found.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_PORT)
+    return {name: value for name, value in found.items() if name not in variables}
+
+
+def started_by_this_process(directory: str = "") -> Dict[str, str]:
+    """Return the variable that tells instances who starts them.
+
+    Args:
+        directory: What they delete if this process dies before it has done so.
+    """
+    return {_STARTER: f"{os.getpid()}:{directory}"}
+
+
+def main(arguments: List[str]) -> None:
+    """Run the program that the arguments name, as `python SCRIPT ...` or `python -m MODULE ...` would."""
+    pid, _, directory = os.environ.pop(_STARTER, "").partition(":")
+    starter = int(pid) if pid else os.getppid()
+    threading.Thread(target=_end_with, args=(starter, directory), name="end with starter", daemon=True).start()
+    os.environ.update(rendezvous(os.environ))
+    if arguments[0] == "-m":
+        os.environ.update(started_by_this_process(directory))
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = arguments
+    sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _end_with(starter: int, directory: str) -> None:
+    """Ask this process to end when it has no longer that parent, and kill it if it does not."""
+    while os.getppid() == starter:
+        time.sleep(_LOOK_SECONDS)
+    if directory:
+        shutil.rmtree(directory, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,468 @@
+"""`IPUAccelerator`: accelerate's `Accelerator` for IPUs, with which a training loop stays as it was written.
+
+What accelerate does on the host (trackers, logging, loaders, checkpoint directories, process etiquette) is inherited.
+What it does to models and gradients is replaced: a prepared model records what the loop does with it, and the step of
+its optimizer runs that as one device step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import os
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import nn
+
+from ignite_ipu.program.user_code import found_instead
+
+try:
+    import accelerate
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import DistributedType, TorchDynamoPlugin
+except ImportError as error:
+    file = found_instead("accelerate") if (error.name or "").split(".")[0] == "accelerate" else None
+    if file is not None:
+        raise ImportError(
+            f"IPUAccelerator needs the package accelerate, but Python finds {file} under that name ({error}). Rename "
+            "this file."
+        ) from error
+    raise ImportError(
+        f"IPUAccelerator needs accelerate, which cannot be imported ({error}). Install it with "
+        "pip install 'ignite-ipu[accelerate]'."
+    ) from error
+
+from ignite_ipu import backend
+from ignite_ipu.checkpoints.random_states import read_device_states
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.model.capturing import capture_model, captured
+from ignite_ipu.deferred.model.gradients import check_all_parameters, gradient_norm
+from ignite_ipu.deferred.model.model import CapturedModel
+from ignite_ipu.deferred.model.optimizer import capture_optimizer, release_optimizer
+from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.tensor.gradient_refusals import refuse_weights_of_the_host
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
+from ignite_ipu.engines.arguments import UnsupportedArgumentError
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.gpu_wrappers import unwrapped
+
+__all__ = ["IPUAccelerator"]
+
+_RANDOM_STATE = "ipu_random_states.json"
+_REFUSED = {
+    "deepspeed_plugin": "DeepSpeed shards a model over GPUs",
+    "deepspeed_plugins": "DeepSpeed shards a model over GPUs",
+    "fsdp_plugin": "FSDP shards a model over GPUs",
+    "megatron_lm_plugin": "Megatron-LM shards a model over GPUs",
+    "torch_tp_plugin": "tensor parallelism shards a model over GPUs",
+    "parallelism_config": "it arranges processes with a GPU each",
+    "dynamo_backend": "torch.compile is for other devices; PopTorch compiles the step",
+    "dynamo_plugin": "torch.compile is for other devices; PopTorch compiles the step",
+}
+# What `accelerate launch` and accelerate's configuration switch on in the environment.
+_REFUSED_VARIABLES = {
+    "ACCELERATE_USE_DEEPSPEED": _REFUSED["deepspeed_plugin"],
+    "ACCELERATE_USE_FSDP": _REFUSED["fsdp_plugin"],
+    "ACCELERATE_USE_MEGATRON_LM": _REFUSED["megatron_lm_plugin"],
+    "ACCELERATE_USE_PARALLELISM_CONFIG": _REFUSED["parallelism_config"],
+    "ACCELERATE_DYNAMO_BACKEND": _REFUSED["dynamo_backend"],
+}
+_CLIP_REMEDY = "use accelerator.clip_grad_norm_(model.parameters(), ...), or IPUAccelerator(max_grad_norm=...)"
+_PRECISIONS = (None, "no", "fp16")
+# What `optimizer.zero_grad()` means: before version 0.28 of accelerate gradients become zero.
+_SETS_TO_NONE = tuple(map(int, accelerate.__version__.split(".")[:2])) >= (0, 28)
+
+
+class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
+    """`accelerate.Accelerator` whose prepared models train and evaluate on IPUs.
+
+    A call of a prepared model in training mode returns deferred tensors; `backward(loss)` and `optimizer.step()` make
+    one device step of everything the loss was computed from. With gradients off or in evaluation mode the call runs at
+    once, with the newest weights.
+
+    Args:
+        *args: As for `accelerate.Accelerator`.
+        **kwargs: As for `accelerate.Accelerator`; `gradient_accumulation_steps` micro-batches are one device call, and
+            `cpu` makes no difference.
+        options: `poptorch.Options` for training; deviceIterations and gradientAccumulation stay 1.
+        replication_factor: Replicas that share the micro-batches of an update; gradient_accumulation_steps is a
+            multiple of it. Batches, schedules and gathered values are the same as without replicas.
+        variable: Hyper-parameters of optimizers that may change besides the learning rate and all that are not zero.
+        constant: Hyper-parameters to compile in.
+        max_grad_norm: Clip gradients to this global norm, as a call of `clip_grad_norm_` in the loop does.
+        loss_scaling: Factor on the loss gradient, for half precision.
+        seed: Of the device's random numbers; seeds the host's torch, too.
+        share_ipus: Let training and evaluation take turns on the same IPUs.
+
+    Raises:
+        UnsupportedArgumentError: An argument, or what accelerate's environment variables ask for, cannot be honoured
+            on an IPU.
+        CaptureError, OptionsError: The options cannot.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        options: Optional[Any] = None,
+        replication_factor: Optional[int] = None,
+        variable: Sequence[str] = (),
+        constant: Sequence[str] = (),
+        max_grad_norm: Optional[float] = None,
+        loss_scaling: Optional[float] = None,
+        seed: Optional[int] = None,
+        share_ipus: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        arguments = _named(args, kwargs)
+        _refuse_arguments(arguments)
+        _refuse_environment(arguments)
+        # The host's part of the work is that of a single process on a CPU.
+        arguments["cpu"] = True
+        super().__init__(**arguments)
+        # accelerate 0.20 has none before init_trackers(), and log() and end_training() look at them.
+        self.trackers: List[Any] = getattr(self, "trackers", [])
+        _refuse_state(self)
+        self.capture_settings = CaptureSettings(
+            options=options,
+            replication_factor=replication_factor,
+            variable=tuple(variable),
+            constant=tuple(constant),
+            max_grad_norm=max_grad_norm,
+            loss_scaling=loss_scaling,
+            seed=seed,
+            share_ipus=share_ipus,
+            half_products=self.mixed_precision == "fp16",
+        )
+        self.capture_settings.base_options()
+
+    # -- preparing ------------------------------------------------------------------------------------------------
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: Optional[bool] = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Capture the model's calls; it is the same object, and its weights are the newest when read.
+
+        What comes back for a model in `torch.compile` is the module inside. A module without weights, such as a loss,
+        stays an ordinary one, whose operations are captured where they compute from what a model returns.
+
+        Raises:
+            ProcessesError: The model is in `DataParallel`.
+            SessionError: Another engine trains the model, or some of it is not on the CPU.
+        """
+        model = unwrapped(model)
+        if next(model.parameters(), None) is not None:
+            capture_model(model, self.capture_settings, self._postponed, _CLIP_REMEDY)
+        prepared: nn.Module = super().prepare_model(
+            model, device_placement=device_placement, evaluation_mode=evaluation_mode
+        )
+        return prepared
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Prepare a loader of micro-batches as accelerate does.
+
+        Raises:
+            UnsupportedArgumentError: It is PopTorch's, whose batches fill a device call of its own options.
+        """
+        if isinstance(data_loader, backend.poptorch().DataLoader):
+            raise UnsupportedArgumentError(
+                "A poptorch.DataLoader joins micro-batches for a device call, which the captured step does itself. "
+                "Prepare a torch.utils.data.DataLoader."
+            )
+        return super().prepare_data_loader(data_loader, *args, **kwargs)
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Optional[bool] = None) -> Any:
+        """Wrap the optimizer as accelerate does unless it is wrapped, and let its steps run captured updates."""
+        if isinstance(optimizer, AcceleratedOptimizer):
+            # What prepare() notes of everything that it returns.
+            optimizer._is_accelerate_prepared = True
+        prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
+        prepared.__class__ = _PreparedOptimizer
+        capture_optimizer(_wrapped(prepared))
+        return prepared
+
+    def _postponed(self) -> Optional[str]:
+        if self.gradient_state.sync_gradients:
+            return None
+        steps = self.gradient_accumulation_steps
+        return f"this micro-batch is not the last of the {steps} that an update accumulates"
+
+    # -- the step -------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Let a loss go backward, divided by `gradient_accumulation_steps`.
+
+        Raises:
+            UnsupportedArgumentError: A learning rate is given, which optimizers that update during backward take.
+            CaptureError: The loss cannot go backward on a device, or the host has computed it from weights alone.
+        """
+        if "learning_rate" in kwargs:
+            raise UnsupportedArgumentError(
+                "backward(learning_rate=...) is for optimizers that update weights during backward, which an IPU's "
+                "cannot. Leave it out."
+            )
+        if not isinstance(loss, DeferredTensor):
+            refuse_weights_of_the_host(loss, current_line())
+        if self.gradient_state.num_steps == 1:
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+        else:
+            super().backward(loss, **kwargs)
+
+    def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
+        """Refuse: LOMO updates weights during the host's backward pass.
+
+        Raises:
+            UnsupportedArgumentError: Always.
+        """
+        raise UnsupportedArgumentError(
+            f"lomo_backward(..., {learning_rate}) updates weights during backward, which optimizers of an IPU cannot. "
+            "Prepare another optimizer, and call backward(loss) and optimizer.step()."
+        )
+
+    def autocast(self, *args: Any, **kwargs: Any) -> Any:
+        """Return accelerate's context, in which nothing changes: `mixed_precision` decides for the compiled step.
+
+        Raises:
+            UnsupportedArgumentError: A handler is given, which configures autocast for part of a step.
+        """
+        if any(value is not None for value in (*args, *kwargs.values())):
+            raise UnsupportedArgumentError(
+                "autocast(...) with a handler chooses number formats for a part of the step, but an IPU's step is "
+                "compiled with those of IPUAccelerator(mixed_precision=...). Call autocast() without it; convert "
+                "tensors with .float() where the model computes what half precision cannot hold."
+            )
+        return super().autocast()
+
+    def clip_grad_norm_(
+        self, parameters: Union[torch.Tensor, Iterable[torch.Tensor]], max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the gradients of the coming update to a global norm, which becomes part of the compiled step.
+
+        Returns:
+            A deferred tensor that stands for the norm of the gradients, which stays on the device: reading it is an
+            error.
+
+        Raises:
+            CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters; or
+                gradients still accumulate, of which accelerate clips what there is so far.
+        """
+        if not self.gradient_state.sync_gradients:
+            raise CaptureError(
+                f"clip_grad_norm_ at {current_line()}, but {self._postponed()}: accelerate clips the sum of the "
+                "gradients so far, in every micro-batch again; a device clips once, before the update. Write "
+                "'if accelerator.sync_gradients:' before it, as accelerate documents."
+            )
+        # `model.parameters()` can be gone through once.
+        one, all_of_them = (parameters,) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
+        model = self._model_of(one)
+        check_all_parameters(model, all_of_them)
+        model.training.clip(float(max_norm), float(norm_type))
+        return gradient_norm()
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Refuse: PopTorch's optimizers clip by norm only.
+
+        Raises:
+            UnsupportedArgumentError: Always.
+        """
+        raise UnsupportedArgumentError(
+            f"clip_grad_value_(..., {clip_value}): gradients are on the device alone, and PopTorch's optimizers can "
+            "clip them by their global norm only. Use clip_grad_norm_."
+        )
+
+    def _model_of(self, parameters: Any) -> CapturedModel:
+        models = self._captured()
+        if len(models) == 1:
+            return models[0]
+        with torch._C.DisableTorchFunctionSubclass():
+            first = parameters if isinstance(parameters, torch.Tensor) else next(iter(parameters), None)
+            owner = None if first is None else parameter_of(first)
+        if owner is None:
+            raise UnsupportedArgumentError(
+                "clip_grad_norm_ was called with parameters of no prepared model: prepare the model first."
+            )
+        return owner[0]
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def gather(self, tensor: Any) -> Any:
+        """Return the values, of all replicas already: outputs come back from all of them."""
+        return super().gather(resolved(tensor))
+
+    def gather_for_metrics(self, input_data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the values of every sample exactly once."""
+        return super().gather_for_metrics(resolved(input_data), *args, **kwargs)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the values; there is one process, whatever the number of replicas."""
+        # Older versions of accelerate have no scale.
+        more = {} if scale == 1.0 else {"scale": scale}
+        return super().reduce(resolved(tensor), reduction, **more)
+
+    def pad_across_processes(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the values; with one process there is nothing to pad to."""
+        return super().pad_across_processes(resolved(tensor), *args, **kwargs)
+
+    def log(self, values: Any, step: Optional[int] = None, log_kwargs: Optional[Any] = None) -> None:
+        """Log values to the trackers, as accelerate does."""
+        super().log(resolved(values), step=step, log_kwargs=log_kwargs or {})
+
+    # -- saving ---------------------------------------------------------------------------------------------------
+
+    def save_state(self, output_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> str:
+        """Save everything as accelerate does, and the random states of the devices beside it."""
+        location: str = super().save_state(output_dir, *args, **kwargs)
+        states = [model.training.random_state() for model in self._captured()]
+        with open(os.path.join(location, _RANDOM_STATE), "w", encoding="utf-8") as file:
+            json.dump(states, file)
+        return location
+
+    def load_state(self, input_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> None:
+        """Load what `save_state` saved, or the checkpoint of an ordinary accelerator.
+
+        Raises:
+            CheckpointError: The file with the random states of the devices holds something else; nothing was loaded.
+            ValueError: There is no such folder, or none is named and checkpoints have no automatic names.
+        """
+        states: List[Any] = []
+        if input_dir is None and self.project_configuration.automatic_checkpoint_naming:
+            input_dir = self._newest_checkpoint()
+        if input_dir is not None:
+            file = os.path.join(os.path.expanduser(input_dir), _RANDOM_STATE)
+            states = read_device_states(file) if os.path.exists(file) else []
+        super().load_state(input_dir, *args, **kwargs)
+        for model, state in zip(self._captured(), states):
+            if state is not None:
+                model.training.set_random_state(state)
+
+    def _newest_checkpoint(self) -> str:
+        folder = os.path.join(self.project_dir, "checkpoints")
+        numbers = [int(name.rsplit("_", 1)[1]) for name in os.listdir(folder) if name.startswith("checkpoint_")]
+        return os.path.join(folder, f"checkpoint_{max(numbers)}")
+
+    def free_memory(self, *objects: Any) -> Any:
+        """Give the IPUs back and forget everything that was prepared; the models are ordinary ones again."""
+        for model in self._captured():
+            model.close()
+        for optimizer in self._optimizers:
+            release_optimizer(_wrapped(optimizer))
+        return super().free_memory(*objects)
+
+    def end_training(self) -> None:
+        """End trackers as accelerate does, and give the IPUs back; the models hold the newest weights."""
+        try:
+            super().end_training()
+        finally:
+            for model in self._captured():
+                model.session.release()
+
+    def _captured(self) -> List[CapturedModel]:
+        # Models that are trained together are one.
+        return list(dict.fromkeys(model for model in map(captured, self._models) if model is not None))
+
+
+class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
+    """accelerate's wrapper of an optimizer, without the search for mechanisms that an IPU does not have.
+
+    accelerate looks for optional packages and at signatures in every step, which takes longer than capturing the step.
+    """
+
+    def step(self, closure: Any = None) -> None:
+        """Make the update when gradients are complete."""
+        if self.gradient_state.sync_gradients:
+            self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: Optional[bool] = None) -> None:
+        """Drop what was not used for an update when gradients are complete."""
+        if self.gradient_state.sync_gradients:
+            self.optimizer.zero_grad(_SETS_TO_NONE if set_to_none is None else set_to_none)
+
+
+def _wrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the user's optimizer, which accelerate's own `prepare_optimizer` may have wrapped several times."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    inner: torch.optim.Optimizer = optimizer
+    return inner
+
+
+def _named(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the arguments of `accelerate.Accelerator` by their names."""
+    signature = inspect.signature(accelerate.Accelerator)
+    arguments = dict(signature.bind_partial(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(name, {}))
+    return arguments
+
+
+def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
+    for name, reason in _REFUSED.items():
+        value = kwargs.get(name)
+        if (value.backend if isinstance(value, TorchDynamoPlugin) else value) not in (None, "no", "NO"):
+            raise UnsupportedArgumentError(f"{name}={value!r}: {reason}. Leave it out.")
+    precision = kwargs.get("mixed_precision")
+    if precision is not None and str(precision) not in _PRECISIONS:
+        raise UnsupportedArgumentError(
+            f"mixed_precision={str(precision)!r}: an IPU computes in float32 and float16. Use 'fp16', which runs "
+            "matrix products and convolutions in half precision, with loss_scaling=... if gradients vanish."
+        )
+    for handler in kwargs.get("kwargs_handlers") or ():
+        name = type(handler).__name__
+        if name == "DistributedDataParallelKwargs":
+            # One process has no buckets, and what gets no gradient is left alone. Gradients between replicas are sums.
+            hook = str(getattr(handler, "comm_hook", "no"))
+            if hook != "no":
+                raise UnsupportedArgumentError(
+                    f"kwargs_handlers: {name}(comm_hook={hook!r}) compresses gradients between processes, and between "
+                    "replicas an IPU adds them up as they are. Leave comm_hook out."
+                )
+        elif name in ("GradScalerKwargs", "AutocastKwargs") or "Recipe" in name:
+            raise UnsupportedArgumentError(
+                f"kwargs_handlers: {name} configures a mechanism of GPUs that an IPU does not have. Leave it out"
+                f"{' and use loss_scaling=...' if name == 'GradScalerKwargs' else ''}."
+            )
+
+
+def _refuse_environment(arguments: Dict[str, Any]) -> None:
+    for name, reason in _REFUSED_VARIABLES.items():
+        value = os.environ.get(name, "")
+        if value.lower() not in ("", "false", "0", "no"):
+            raise UnsupportedArgumentError(
+                f"The environment variable {name}={value}, which accelerate's launcher and configuration set: "
+                f"{reason}. Start the script with python, or unset it."
+            )
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if arguments.get("mixed_precision") is None and precision not in _PRECISIONS:
+        raise UnsupportedArgumentError(
+            f"The environment variable ACCELERATE_MIXED_PRECISION={precision}, which accelerate's launcher and "
+            "configuration set: an IPU computes in float32 and float16. Pass mixed_precision='no' or 'fp16'."
+        )
+
+
+def _refuse_state(accelerator: Any) -> None:
+    if accelerator.distributed_type is not DistributedType.NO or accelerator.num_processes != 1:
+        raise UnsupportedArgumentError(
+            f"The script was launched as {accelerator.num_processes} processes ({accelerator.distributed_type}), but "
+            "an IPUAccelerator is one process. Start the script with python, and use replication_factor=... for "
+            "several replicas."
+        )
+    if accelerator.device.type != "cpu":
+        raise UnsupportedArgumentError(
+            f"Another Accelerator of this process has chosen {accelerator.device}, and accelerate keeps one device per "
+            "process. Create the IPUAccelerator first, or call "
+            "accelerate.state.AcceleratorState._reset_state(reset_partial_state=True) before."
+        )
+    plugin = accelerator.state.dynamo_plugin
+    for name, value, allowed in (
+        ("mixed_precision", accelerator.mixed_precision, _PRECISIONS),
+        ("dynamo_backend", plugin.backend, ("NO",)),
+    ):
+        if value not in allowed:
+            raise UnsupportedArgumentError(
+                f"Another Accelerator of this process has chosen {name}={str(value)!r}, which an IPU does not have, "
+                "and accelerate keeps one choice per process. Create the IPUAccelerator first, or call "
+                "accelerate.state.AcceleratorState._reset_state(reset_partial_state=True) before."
+            )

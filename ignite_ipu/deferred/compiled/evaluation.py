@@ -1,0 +1,201 @@
+"""Calls of a captured model that train nothing: they run on the device at once, with the newest weights."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.compiled.modes import refuse_replaced
+from ignite_ipu.deferred.compiled.step import CalledStep
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.program.guards.attributes import PythonState, changes_in_every_call
+from ignite_ipu.program.guards.registrations import NEVER, REGISTRATIONS
+from ignite_ipu.program.tensors.rows import split_rows, take_rows
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["CapturedEvaluation"]
+
+_logger = logging.getLogger("ignite_ipu")
+_MANY = 4
+_MOST_PROGRAMS = 8
+_DRAWS = (nn.modules.dropout._DropoutNd,)
+_COUNTS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class CapturedEvaluation:
+    """The inference programs of one captured model, one for each kind of call; up to eight are kept.
+
+    Args:
+        session: The model's session.
+        settings: How to compile.
+    """
+
+    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
+        self._session = session
+        self._settings = settings
+        # Beginning with the one that was not used for longest.
+        self._programs: Dict[Hashable, Program] = {}
+        self._by_kind: Dict[Hashable, Program] = {}
+        self._row_wise: Dict[Program, bool] = {}
+        # What `REGISTRATIONS` had counted at the last look for other parameters.
+        self._registrations = NEVER
+        self._states: Dict[nn.Module, PythonState] = {}
+        self._parts: List[List[Any]] = []
+        self._has_given_up = False
+
+    def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: Optional[nn.Module] = None) -> Any:
+        """Return the model's output, with tensors on the host.
+
+        Args:
+            args, kwargs: What it is called with.
+            model: The part of the model that is called, of those that are trained together; None for all of it.
+
+        Raises:
+            CaptureError: The model is in training mode and would draw random numbers or update statistics, or its
+                weights were replaced.
+        """
+        from ignite_ipu.deferred.tensor.tensor import resolved
+
+        args, kwargs = resolved((args, kwargs))
+        model = self._session.model if model is None else model
+        if model.training:
+            _check_deterministic(model)
+        tensors: List[torch.Tensor] = []
+        structure = take_apart((args, kwargs), tensors)
+        shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+        kind = self._kind(model, structure, shapes)
+        program = self._programs.get((kind, shapes))
+        if program is None:
+            larger = self._by_kind.get(kind)
+            if larger is not None and self._fits(larger, tensors):
+                self._note_use(next(key for key, known in self._programs.items() if known is larger))
+                return self._filled_up(larger, tensors)
+            program = self._new(model, structure, tensors)
+            self._programs[kind, shapes] = program
+            outputs = self._call(program, tensors)
+            if program.drawn:
+                self._destroy((kind, shapes))
+                what = f"The forward of {type(model).__qualname__}, called at {current_line()},"
+                raise CaptureError(changes_in_every_call(what, program.drawn))
+            # The trace has shown which attributes of the model count.
+            del self._programs[kind, shapes]
+            kind = self._kind(model, structure, shapes)
+            self._programs[kind, shapes] = self._by_kind[kind] = program
+        else:
+            self._note_use((kind, shapes))
+            outputs = self._call(program, tensors)
+        step = program.step
+        assert isinstance(step, CalledStep)
+        return put_together(step.output, outputs)
+
+    def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]]) -> Hashable:
+        """Return what a program depends on besides the number of rows, in a comparable form."""
+        state = self._states.get(model)
+        complete = state is not None and state.complete
+        if self._registrations != REGISTRATIONS.count or not complete:
+            refuse_replaced(self._session.weights, self._session.model)
+            self._registrations = REGISTRATIONS.count
+        if state is None or not complete:
+            state = self._states[model] = PythonState(model, training=False)
+        modes = (self._number_of(state.parts), *state.training(), *state.values())
+        return model, structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes])
+
+    def look_again(self) -> None:
+        """Look for parameters again before the next call, of which there may be others now."""
+        self._registrations = NEVER
+
+    def _number_of(self, parts: List[Any]) -> int:
+        """Return the number of what a model consisted of at some moment."""
+        if parts not in self._parts:
+            self._parts.append(parts)
+        return self._parts.index(parts)
+
+    def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
+        if not tensors:
+            raise CaptureError(f"The model was called without a tensor at {current_line()}.")
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        step = CalledStep(model, structure, shapes, self._settings.half_products)
+        options = self._session.inference.options(device_iterations=1, replication_factor=1)
+        if len(self._programs) == _MANY:
+            _logger.warning(
+                "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "
+                "takes minutes to compile for IPUs. Pad inputs to one length, keep the batch size the same, and pass "
+                "numbers that change, such as timesteps, as tensors.",
+                len(self._programs) + 1,
+            )
+        while len(self._programs) >= _MOST_PROGRAMS:
+            self._give_up(next(iter(self._programs)))
+        program = self._session.inference.prepare(step, options)
+        # With other attributes the next call is another program's.
+        program.on_trace = lambda *trace: None
+        return program
+
+    def _note_use(self, key: Hashable) -> None:
+        self._programs[key] = self._programs.pop(key)
+
+    def _give_up(self, key: Hashable) -> None:
+        """Destroy a program."""
+        if not self._has_given_up:
+            self._has_given_up = True
+            _logger.warning(
+                "The model is evaluated with more than %d different shapes or arguments. The program that was not used "
+                "for longest is given up for another, and compiled again when it is needed.",
+                _MOST_PROGRAMS,
+            )
+        self._destroy(key)
+
+    def _destroy(self, key: Hashable) -> None:
+        program = self._programs.pop(key)
+        self._by_kind = {kind: known for kind, known in self._by_kind.items() if known is not program}
+        self._row_wise.pop(program, None)
+        self._session.inference.drop(program)
+
+    def _filled_up(self, program: Program, tensors: List[torch.Tensor]) -> Any:
+        step = program.step
+        assert isinstance(step, CalledStep) and program.rows is not None
+        piece, valid = next(split_rows(tensors, program.rows))
+        outputs = list(self._call(program, piece))
+        return put_together(step.output, take_rows(outputs, valid, program.rows))
+
+    def _fits(self, program: Program, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""
+        sizes = {tensor.shape[:1] for tensor in tensors}
+        rows = program.rows
+        return rows is not None and self._row_wise[program] and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
+
+    def _call(self, program: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
+        self._session.weights.notice_edits()
+        self._session.changes.follow_buffers(program)
+        if not program.ready:
+            for other in self._programs.values():
+                if other is not program:
+                    # One at a time is on IPUs: a loop evaluates one kind of batch after another.
+                    other.detach()
+        outputs: Sequence[torch.Tensor] = self._session.inference.call(program, leaves, leaves[0])
+        if program not in self._row_wise:
+            rows = tensors[0].shape[:1]
+            same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
+            self._row_wise[program] = same and bool(rows)
+        return outputs
+
+
+def _check_deterministic(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        draws = isinstance(module, _DRAWS) and module.p > 0
+        if draws or (isinstance(module, _COUNTS) and module.track_running_stats):
+            what = "draw random numbers" if draws else "update its statistics"
+            raise CaptureError(
+                f"The model was called at {current_line()} without gradients but in training mode, in which "
+                f"{name or type(module).__name__} would {what}: an inference program does neither. Call model.eval() "
+                "before evaluating."
+            )

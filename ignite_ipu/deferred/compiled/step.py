@@ -1,0 +1,263 @@
+"""The modules that PopTorch compiles: a captured training step, and a call of the model for evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Dict, FrozenSet, Hashable, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.deferred.compiled.packing import PackingGuard
+from ignite_ipu.deferred.compiled.replaced_buffers import HeldBuffers
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph.operations import name_of
+from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.deferred.tensor.gradient_refusals import DerivativeGuard
+from ignite_ipu.program.forward.eager import natively
+from ignite_ipu.program.forward.half_precision import half_products
+from ignite_ipu.program.step import BatchStep, changed_on_host
+from ignite_ipu.program.user_code import Line
+
+__all__ = ["CalledStep", "CapturedStep", "Recipe", "RecipeStep"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecipeStep:
+    """One operation of a recipe.
+
+    Attributes:
+        function: What to call; None for the model.
+        structure: Its arguments without the leaves.
+        leaves: For each leaf `("value", operation, result)`, `("input", position)`, `("number", position)` or
+            `("parameter", name)`.
+        grad: Whether gradients flow through it.
+        line: Where the user's code has it, for messages.
+        part: Which submodule is the model, of those that are trained together.
+    """
+
+    function: Any
+    structure: Structure
+    leaves: Tuple[Tuple[Any, ...], ...]
+    grad: bool
+    line: Line
+    part: str = ""
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for operations that compute the same."""
+        return (self.function, self.structure.key, self.leaves, self.grad, self.part)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What one micro-batch computes.
+
+    Attributes:
+        steps: The operations in order.
+        losses: `(operation, result)` of each loss; their sum is differentiated.
+        inputs: Shape and type of each input.
+        numbers: How many floats the arithmetic has.
+        loss: The loss if it is what the device's loss is: alone, and without dimensions.
+    """
+
+    steps: Tuple[RecipeStep, ...]
+    losses: Tuple[Tuple[int, int], ...]
+    inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
+    numbers: int
+    loss: Optional[Tuple[int, int]]
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for recipes that compile to the same program."""
+        return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
+
+    @property
+    def called_at(self) -> Line:
+        """Where the model was called first."""
+        return next(step.line for step in self.steps if step.function is None)
+
+    @functools.cached_property
+    def body(self) -> Hashable:
+        """Equal for recipes that differ in the shapes of tensors alone, as that of an incomplete batch does."""
+        return tuple([(step.function, step.structure.key, step.grad, step.part) for step in self.steps])
+
+
+class CapturedStep(BatchStep):
+    """The module compiled for a captured step: it returns the loss, and the values that are wanted on the host.
+
+    Args:
+        model: The user's model.
+        recipe: What to compute.
+        outputs: `(operation, result)` of each value to return.
+        numbers: The floats that are constants.
+        inputs_for_numbers: Which floats are inputs instead, because they change.
+        half: Whether matrix products and convolutions run in half precision.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        outputs: Sequence[Tuple[int, int]],
+        numbers: Sequence[float],
+        inputs_for_numbers: FrozenSet[int],
+        half: bool = False,
+    ) -> None:
+        super().__init__(model, ("inputs",), _no_call, _no_call)
+        self.recipe = recipe
+        self.outputs = tuple(outputs)
+        self.numbers = tuple(numbers)
+        self.inputs_for_numbers = inputs_for_numbers
+        self._half = half
+
+    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
+        """Return the inputs, which come ready for the device."""
+        return list(parts[0])
+
+    def computes_like(self, other: BatchStep) -> bool:
+        """Tell whether another step compiles to the same program: none does."""
+        return other is self
+
+    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return nothing: a model is tried before it is captured."""
+        return []
+
+    def forget_layout(self) -> None:
+        """Keep everything: a recipe does not depend on the first batch."""
+
+    def train(self, mode: bool = True) -> CapturedStep:
+        """Leave the user's modules in the modes they are in."""
+        return self
+
+    def forward(self, *leaves: Any) -> Any:
+        """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
+        shapes = [*self.recipe.inputs, *[((), torch.float32)] * len(self.inputs_for_numbers)]
+        inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
+        numbers: Dict[int, Any] = dict(enumerate(self.numbers))
+        numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.recipe.inputs) :]))
+        with natively(), self.guarded(training=True), half_products(self._half):
+            results = self._compute(inputs, numbers)
+            total: Any = None
+            for operation, result in self.recipe.losses:
+                loss = results[operation][result]
+                loss = loss.reshape(()) if loss.dim() else loss
+                total = loss if total is None else total + loss
+        loss = backend.poptorch().identity_loss(total, reduction="none")
+        if not self.outputs:
+            return loss
+        return (loss, *[results[operation][result] for operation, result in self.outputs])
+
+    def _compute(self, inputs: Sequence[Any], numbers: Dict[int, Any]) -> List[List[Any]]:
+        parameters = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        results: List[List[Any]] = []
+        for step in self.recipe.steps:
+            found = []
+            for kind, *place in step.leaves:
+                if kind == "value":
+                    found.append(results[place[0]][place[1]])
+                elif kind == "input":
+                    found.append(inputs[place[0]])
+                elif kind == "number":
+                    found.append(numbers[place[0]])
+                else:
+                    found.append(parameters[place[0]])
+            args, kwargs = put_together(step.structure, found)
+            if step.function is None:
+                output = self.model.get_submodule(step.part)(*args, **kwargs)
+            else:
+                output = _called(step.function, args, kwargs, step.line)
+            tensors: List[Any] = []
+            take_apart(output, tensors)
+            results.append(tensors if step.grad else [tensor.detach() for tensor in tensors])
+        return results
+
+
+class CalledStep(BatchStep):
+    """The module compiled to evaluate: one call of the model.
+
+    Args:
+        model: The user's model.
+        structure: The call's arguments without their tensors.
+        shapes: Shape of each tensor.
+        half: Whether matrix products and convolutions run in half precision.
+    """
+
+    def __init__(
+        self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[int, ...]], half: bool = False
+    ) -> None:
+        super().__init__(model, ("inputs",), _no_call, _no_call)
+        self._structure = structure
+        self._half = half
+        self._shapes = tuple(shapes)
+        # A list, because PopTorch traces a shallow copy of this module.
+        self._output: List[Structure] = []
+
+    @property
+    def output(self) -> Structure:
+        """What surrounds the tensors that come back, once the model has been traced."""
+        return self._output[0]
+
+    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
+        """Return the inputs, which come ready for the device."""
+        return list(parts[0])
+
+    def computes_like(self, other: BatchStep) -> bool:
+        """Tell whether another step compiles to the same program: none does."""
+        return other is self
+
+    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return the names of what every call on the host changes or finds changed, as another step does."""
+
+        def call() -> Any:
+            args, kwargs = self._arguments([leaf.clone() for leaf in leaves])
+            return self.model(*args, **kwargs)
+
+        with PackingGuard():
+            return changed_on_host(self.model, call)
+
+    def forget_layout(self) -> None:
+        """Keep everything: the call's structure is given."""
+
+    def train(self, mode: bool = True) -> CalledStep:
+        """Leave the user's modules in the modes they are in."""
+        return self
+
+    def forward(self, *leaves: Any) -> Any:
+        """Return the tensors of the model's output.
+
+        Raises:
+            CaptureError: There are none, or the call replaces buffers.
+        """
+        args, kwargs = self._arguments(leaves)
+        with natively(), self.guarded(), PackingGuard(), DerivativeGuard(), half_products(self._half):
+            held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
+            output = self.model(*args, **kwargs)
+            held.check(buffers, dict(self.model.named_buffers()))
+        tensors: List[Any] = []
+        self._output[:] = [take_apart(output, tensors)]
+        if not tensors:
+            raise CaptureError(
+                f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
+            )
+        return tuple(tensors)
+
+    def _arguments(self, leaves: Sequence[Any]) -> Any:
+        found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
+        return put_together(self._structure, found)
+
+
+def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line) -> Any:
+    """Call a function of PyTorch's for the device; errors say where the user's code has it."""
+    try:
+        return line.call(function, args, kwargs)
+    except Exception as error:
+        if error.args == (str(error),) and str(line) not in str(error):
+            error.args = (f"{error} (It is {name_of(function)} at {line}.)",)
+        raise
+
+
+def _no_call(*args: Any) -> Any:
+    raise CaptureError("A captured step calls the model as the user's code does.")

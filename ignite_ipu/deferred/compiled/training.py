@@ -1,0 +1,490 @@
+"""Runs captured weight updates: one compiled program, reused as long as the loop's body stays the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import operator
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu import backend
+from ignite_ipu.deferred.compiled.modes import Modes, ModesThen
+from ignite_ipu.deferred.compiled.step import CapturedStep, Recipe
+from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, keep_inputs
+from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, Recipes, describe_change
+from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
+from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.program.guards.registrations import NEVER
+from ignite_ipu.program.tensors.rows import join_tensors
+from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["CapturedTraining"]
+
+_logger = logging.getLogger("ignite_ipu")
+_MOST_CHANGES = 3
+_MOST_PROGRAMS = 8
+Place = Tuple[int, int]
+# A value that somebody may ask for after the update: which result of which operation it is, the number of its
+# micro-batch, and the value.
+Needed = Tuple[Place, int, Value]
+_place: Callable[[Needed], Place] = operator.itemgetter(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    """What the current program was compiled for."""
+
+    recipe: Recipe
+    count: int
+    replicas: int
+    outputs: Tuple[Place, ...]
+    numbers: Tuple[float, ...]
+    variable: FrozenSet[int]
+    modes: ModesThen
+
+    @functools.cached_property
+    def returned(self) -> Dict[Place, int]:
+        """Where in what comes back the values are: the loss, if it is one, is what the device's loss is."""
+        places = {place: number for number, place in enumerate(self.outputs, 1)}
+        return places if self.recipe.loss is None else {**places, self.recipe.loss: 0}
+
+    def serves(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> bool:
+        """Tell whether this program computes an update."""
+        if self.recipe is not batches[0].recipe or self.count != len(batches) or self.modes != modes:
+            return False
+        for batch in batches:
+            if batch.numbers != self.numbers and not self._differ_where_they_may(batch):
+                return False
+        return self.returned.keys() >= set(map(_place, needed))
+
+    def computes_like(self, other: _Compiled) -> bool:
+        """Tell whether another program differs in what comes back or in which numbers may change alone."""
+        return self.recipe is other.recipe and self.count == other.count and self.modes == other.modes
+
+    def _differ_where_they_may(self, batch: MicroBatch) -> bool:
+        pairs = enumerate(zip(self.numbers, batch.numbers))
+        return all(mine == theirs or position in self.variable for position, (mine, theirs) in pairs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Kept:
+    """A program that is not used at the moment."""
+
+    compiled: _Compiled
+    step: CapturedStep
+    program: Program
+
+
+class CapturedTraining:
+    """The captured weight updates of one model.
+
+    Args:
+        session: The model's session.
+        settings: How to compile.
+
+    Attributes:
+        max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
+        optimizer: The user's optimizer, once it is known.
+        compilations: How often a program was compiled.
+        zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
+        modes: The modes of the model.
+    """
+
+    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
+        self.session = session
+        self.settings = settings
+        self.max_grad_norm = settings.max_grad_norm
+        self.optimizer: Optional[torch.optim.Optimizer] = None
+        self.compilations = 0
+        self.zeroed: Optional[Line] = None
+        self._base = settings.base_options()
+        self._replicas = int(self._base.replication_factor)
+        self._recipes = Recipes()
+        self._compiled: Optional[_Compiled] = None
+        # What made the last update, be it compiled for another optimizer.
+        self._last: Optional[_Compiled] = None
+        self._step: Optional[CapturedStep] = None
+        self._kept: List[_Kept] = []
+        self.modes = Modes(session.model, session.weights)
+        self._clips_by_call = self._clipped = False
+        self._random_state: Optional[List[int]] = None
+        # How often the weights had been written by the host when the program's constants were last compared with them.
+        self._edits = NEVER
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an update may have several micro-batches, as the last one had."""
+        return self._compiled is None or self._compiled.count > 1
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the optimizer has been converted, after which its constants and the clipping are settled."""
+        return self._step is not None
+
+    def clip(self, max_norm: float, norm_type: float) -> None:
+        """Clip the gradients of the coming update.
+
+        Raises:
+            CaptureError: It is no 2-norm, or the step was compiled for another norm.
+        """
+        line = current_line()
+        if norm_type != 2:
+            raise CaptureError(f"Clipping at {line} by the {norm_type}-norm: an IPU clips by the 2-norm only.")
+        if max_norm == math.inf:
+            raise CaptureError(
+                f"clip_grad_norm_ at {line} with a norm of {max_norm} clips nothing; its use is to read the norm of "
+                "the gradients, and they stay on the device. Leave the call out."
+            )
+        if self.prepared and max_norm != self.max_grad_norm:
+            compiled = "without clipping" if self.max_grad_norm is None else f"to clip to {self.max_grad_norm}"
+            raise CaptureError(
+                f"Clipping to {max_norm} at {line}, but the step was compiled {compiled}, which cannot change. "
+                "Clip in every update, to the same norm, and read no value of the first step before clipping."
+            )
+        self.max_grad_norm = max_norm
+        self._clips_by_call = self._clipped = True
+
+    def finish_update(self) -> None:
+        """Hold the loop to the clipping that was compiled.
+
+        Raises:
+            CaptureError: This update was not clipped and earlier ones were.
+        """
+        if self._clips_by_call and not self._clipped:
+            raise CaptureError(
+                f"The step was compiled to clip gradients to {self.max_grad_norm}, but clip_grad_norm_ was not called "
+                "for this update. Call it in every update, or never."
+            )
+        self._clipped = False
+
+    def random_state(self) -> Optional[List[int]]:
+        """Return the device's random state, None while there is none."""
+        return self._random_state if self._step is None else self.session.random_state()
+
+    def set_random_state(self, state: List[int]) -> None:
+        """Continue a random stream with the next update."""
+        if self._step is None:
+            self._random_state = state
+        else:
+            self.session.set_random_state(state)
+
+    def change_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let another optimizer make the coming updates; the one before gets its state, and the program is dropped."""
+        if self._step is not None:
+            assert self.optimizer is not None
+            _logger.warning(
+                "The %s is followed by another optimizer, a %s, for which the step is compiled again.",
+                type(self.optimizer).__name__,
+                type(optimizer).__name__,
+            )
+        self.forget_program()
+        if self._clips_by_call and not self._clipped:
+            self.max_grad_norm, self._clips_by_call = None, False
+        self.optimizer = optimizer
+
+    def forget_program(self) -> None:
+        """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
+        if self._step is not None:
+            self._random_state = self.session.random_state()
+            self.session.stop_training()
+        self._step = self._compiled = None
+        self._kept.clear()
+
+    def run(self, losses: Sequence[Loss]) -> None:
+        """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
+
+        Raises:
+            CaptureError: It cannot be run as one device step.
+            IPUOutOfMemoryError: It does not fit.
+        """
+        batches = self._recipes.micro_batches(losses) if len(losses) > 1 else [self._recipes.micro_batch(losses)]
+        needed = _needed(batches)
+        modes = self._modes_of(batches)
+        if self.zeroed is not None:
+            self._check_zeroed(batches[0].recipe, modes)
+        traced = False
+        if self._compiled is None or not self._compiled.serves(batches, needed, modes):
+            kept = next((each for each in self._kept if each.compiled.serves(batches, needed, modes)), None)
+            if kept is not None:
+                self._resume(kept)
+            else:
+                self._compile(self._wanted(batches, needed, modes))
+                traced = True
+        compiled = self._compiled
+        assert compiled is not None
+        if self._edits != self.session.weights.edits:
+            self._follow_buffers()
+        leaves = _leaves(batches, compiled)
+        try:
+            results = self.session.prepare_call(leaves, leaves[0])(*leaves)
+        except Exception as error:
+            self._compiled = None
+            if "out of memory" in str(error).lower():
+                self.session.release_after_failure()
+                raise IPUOutOfMemoryError(
+                    f"The training step does not fit the device: {error} Use smaller micro-batches and more gradient "
+                    "accumulation. (Looked for by retry helpers: CUDA out of memory.)"
+                ) from error
+            raise
+        except BaseException:
+            self._compiled = None
+            raise
+        self.session.note_updates(1)
+        if traced:
+            # More of the model's attributes than its call on the host has read, maybe.
+            compiled = self._compiled = dataclasses.replace(compiled, modes=self.modes.now())
+        self._last = compiled
+        _settle(batches, needed, compiled, results if compiled.outputs else (results,))
+        if WAITING:
+            write_known()
+
+    def _follow_buffers(self) -> None:
+        self._edits = self.session.weights.edits
+        program = self.session.training
+        if program is not None:
+            self.session.changes.follow_buffers(program)
+
+    def _check_zeroed(self, recipe: Recipe, modes: ModesThen) -> None:
+        last = self._last
+        if last is None:
+            return
+        if last.recipe.body != recipe.body:
+            change = f"the body of the loop changed after that ({describe_change(last.recipe, recipe)})"
+            moved = "weights that the new body does not use"
+        elif any(before and not now for before, now in zip(last.modes.trained, modes.trained)):
+            change, moved = "parameters were frozen after the update before", "the frozen ones"
+        else:
+            return
+        raise CaptureError(
+            f"The gradients were made zero, not None, at {self.zeroed}, and {change}. PyTorch would update {moved} "
+            "with a gradient of zero, by their momentum and weight decay, while a device leaves them alone. "
+            "Call zero_grad(set_to_none=True), with which PyTorch leaves them alone, too."
+        )
+
+    def trained_in(self, losses: Sequence[Loss]) -> Sequence[bool]:
+        """Return whether each parameter has a gradient, from losses or else from the last update."""
+        for loss in losses:
+            for operation in loss.operations:
+                modes = operation.plan.modes
+                if modes is not None and modes.of is self.modes:
+                    return modes.trained
+        return (self.modes.now() if self._last is None else self._last.modes).trained
+
+    def _modes_of(self, batches: Sequence[MicroBatch]) -> ModesThen:
+        """Return the modes of the calls of the model.
+
+        Raises:
+            CaptureError: They differ from call to call, and a device call repeats one program.
+        """
+        first: Optional[Operation] = None
+        modes: Optional[ModesThen] = None
+        for batch in batches:
+            for call in batch.operations:
+                others = call.plan.modes
+                if others is None or others is modes:
+                    continue
+                if others.of is not self.modes:
+                    # A part of a model that was called before it was known to be one.
+                    return self.modes.now()
+                if first is None or modes is None:
+                    first, modes = call, others
+                elif others != modes:
+                    raise CaptureError(
+                        f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
+                        f"between {modes.difference(others)}. The calls of one update are one program: change the "
+                        "model after optimizer.step()."
+                    )
+        assert modes is not None
+        return modes
+
+    def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> _Compiled:
+        count, replicas = len(batches), self._replicas
+        if self._compiled is None and count % replicas:
+            raise CaptureError(
+                f"replicationFactor is {replicas}, but {count} micro-batches went backward before optimizer.step(): "
+                "replicas share the micro-batches of an update. Use gradient accumulation over a multiple of "
+                f"{replicas} micro-batches, or fewer replicas."
+            )
+        numbers = batches[0].numbers
+        variable = {
+            position
+            for position in range(len(numbers))
+            if any(batch.numbers[position] != numbers[position] for batch in batches)
+        }
+        return _Compiled(
+            batches[0].recipe,
+            count,
+            math.gcd(count, replicas),
+            tuple(sorted({*map(_place, needed)} - {batches[0].recipe.loss})),
+            numbers,
+            frozenset(variable),
+            modes,
+        )
+
+    def _resume(self, kept: _Kept) -> None:
+        """Let an earlier program serve from now on."""
+        self._kept.remove(kept)
+        self._keep()
+        self.session.resume_training(kept.program)
+        self._edits = NEVER
+        self._step, self._compiled = kept.step, kept.compiled
+
+    def _keep(self) -> None:
+        """Note the program that serves, so that it can serve again."""
+        program = self.session.training
+        if self._compiled is not None and self._step is not None and program is not None and program.compiled:
+            self._kept.append(_Kept(self._compiled, self._step, program))
+            if len(self._kept) >= _MOST_PROGRAMS:
+                self.session.drop_aside(self._kept.pop(0).program)
+
+    def _compile(self, wanted: _Compiled) -> None:
+        """Make the program that serves from now on; it is compiled when it runs."""
+        modes = self.modes.now()
+        if modes != wanted.modes:
+            raise CaptureError(
+                f"The model was called at {wanted.recipe.called_at}, and before the update of that call at "
+                f"{current_line()} {wanted.modes.difference(modes)}. The device makes both together, and is compiled "
+                "with the model as it is now. Change it after optimizer.step(), or before the call."
+            )
+        narrower = next((each for each in self._kept if each.compiled.computes_like(wanted)), None)
+        if narrower is not None:
+            self._resume(narrower)
+        before = self._compiled
+        if before is not None:
+            wanted = _generalised(before, wanted)
+            self._report(before, wanted)
+        if not wanted.recipe.inputs and not wanted.variable:
+            raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
+        step = CapturedStep(
+            self.session.model,
+            wanted.recipe,
+            wanted.outputs,
+            wanted.numbers,
+            wanted.variable,
+            self.settings.half_products,
+        )
+        options = self._base.clone()
+        options.replicationFactor(wanted.replicas)
+        options.Training.gradientAccumulation(wanted.count // wanted.replicas)
+        # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
+        options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
+        if self._step is None:
+            assert self.optimizer is not None
+            conversion = convert_optimizer(
+                self.optimizer,
+                variable=self.settings.variable,
+                constant=self.settings.constant,
+                max_grad_norm=self.max_grad_norm,
+                loss_scaling=self.settings.loss_scaling,
+            )
+            self.session.prepare_training(step, conversion, options)
+            self.session.shares_ipus |= self.settings.share_ipus
+            if self._random_state is not None:
+                self.session.set_random_state(self._random_state)
+        else:
+            keep = before is not None and not before.computes_like(wanted)
+            if before is not None and before.modes.trained != wanted.modes.trained:
+                # The state of the optimizer is of other parameters.
+                self._kept.clear()
+                keep = False
+            if keep:
+                self._keep()
+            self.session.replace_training(step, options, keep=keep)
+        self._step = step
+        self._compiled = wanted
+        self.compilations += 1
+
+    def _report(self, before: _Compiled, wanted: _Compiled) -> None:
+        if before.recipe.key != wanted.recipe.key:
+            what = describe_change(before.recipe, wanted.recipe)
+        elif before.count != wanted.count:
+            what = f"{wanted.count} micro-batches make an update, it was {before.count}"
+        elif before.modes != wanted.modes:
+            what = before.modes.difference(wanted.modes)
+        elif before.variable != wanted.variable:
+            changed = [before.numbers[position] for position in sorted(wanted.variable - before.variable)]
+            what = f"numbers in it change ({changed}); from now on they are inputs"
+        else:
+            what = "other values of it are read"
+        _logger.warning("The body of the training loop changed, so it is compiled again: %s.", what)
+        if self.compilations == _MOST_CHANGES:
+            _logger.warning(
+                "This was recompilation number %d. On IPUs each takes minutes: keep the loop's body and the shapes of "
+                "its batches the same (drop_last=True leaves out an incomplete last batch).",
+                self.compilations,
+            )
+
+
+def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
+    """Return what is wanted, extended by what the program before could do that costs little."""
+    if before.recipe.key != wanted.recipe.key:
+        return wanted
+    changed = {position for position, pair in enumerate(zip(before.numbers, wanted.numbers)) if pair[0] != pair[1]}
+    return dataclasses.replace(
+        wanted,
+        outputs=tuple(sorted({*before.outputs, *wanted.outputs})),
+        variable=before.variable | wanted.variable | changed,
+    )
+
+
+def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Tensor]:
+    """Return the inputs of the device call: those of the micro-batches, one after another."""
+    if len(batches) == 1:
+        leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in batches[0].tensors()]
+    else:
+        leaves = list(map(join_tensors, zip(*map(MicroBatch.tensors, batches))))
+    for position in sorted(compiled.variable):
+        leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
+    return leaves
+
+
+def _needed(batches: Sequence[MicroBatch]) -> List[Needed]:
+    device: Dict[Operation, None] = {}
+    for batch in batches:
+        device.update(dict.fromkeys(batch.operations))
+    needed = []
+    for number, batch in enumerate(batches):
+        for position, operation in enumerate(batch.operations):
+            for reference in operation.results:
+                value = reference()
+                if value is not None and value.is_needed(device):
+                    needed.append(((position, value.index), number, value))
+    return needed
+
+
+def _settle(
+    batches: Sequence[MicroBatch], needed: Sequence[Needed], compiled: _Compiled, outputs: Sequence[torch.Tensor]
+) -> None:
+    for batch in batches:
+        for operation in batch.operations:
+            operation.finish()
+    beside = []
+    for place, number, value in needed:
+        value.take(_part(outputs[compiled.returned[place]], value.shape.size, number, len(batches)))
+        for reference in value.consumers:
+            consumer = reference()
+            if consumer is not None and not consumer.done:
+                beside.append(consumer)
+    if beside:
+        # They are computed when somebody asks, and the loop may fill its memory again before that.
+        keep_inputs(beside, {})
+    CLOCK.settled = CLOCK.now
+
+
+def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) -> torch.Tensor:
+    """Return what one micro-batch computed."""
+    if tuple(output.shape) == size:
+        # One micro-batch, or a value that does not depend on the device: it comes back once for all.
+        return output
+    if not size:
+        return output[number]
+    rows = output.shape[0] // count
+    return output[number * rows : (number + 1) * rows]

@@ -1,0 +1,1 @@
+"""Recorded operations, signatures of calls, and the step's graph."""

@@ -1,0 +1,396 @@
+"""What a captured step consists of: recorded operations and the values they give, which exist once the step has run.
+
+What the loss is computed from runs on the device; everything else that was recorded is computed on the host from what
+the device returns, when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Container, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
+from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.program.user_code import Line
+
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.compiled.modes import ModesThen
+    from ignite_ipu.deferred.model.model import CapturedModel
+
+__all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "by_number", "keep_inputs", "name_of"]
+
+_META = torch.device("meta")
+# Before PyTorch 2.1 no storage tells whether its memory is PyTorch's: none counts as if it were.
+_is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
+by_number: Callable[[Operation], int] = operator.attrgetter("number")
+
+
+class _Clock:
+    """Numbers operations in the order of their calls, and remembers how far values are known.
+
+    Attributes:
+        now: Number of the last operation.
+        settled: What `now` was when values last came back from a device. What was recorded later was recorded because
+            it depends on values that nobody had then, so it is not known now.
+    """
+
+    __slots__ = ("now", "settled")
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.settled = 0
+
+
+CLOCK = _Clock()
+
+
+class Shape:
+    """What is known of a tensor that has not been computed.
+
+    Attributes:
+        size, stride, dtype: As of the tensor.
+        requires_grad: Whether it depends on trainable weights.
+        aliases: Whether it may share its memory with what it was computed from.
+    """
+
+    __slots__ = ("aliases", "dtype", "key", "requires_grad", "size", "stride")
+
+    def __init__(
+        self,
+        size: Tuple[int, ...],
+        stride: Tuple[int, ...],
+        dtype: torch.dtype,
+        requires_grad: bool,
+        aliases: bool = False,
+    ) -> None:
+        self.size = size
+        self.stride = stride
+        self.dtype = dtype
+        self.requires_grad = requires_grad
+        self.aliases = aliases
+        self.key = (size, stride, dtype, requires_grad)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, requires_grad: bool, aliases: bool = False) -> Shape:
+        """Return the shape of an existing tensor."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, requires_grad, aliases)
+
+    def meta(self) -> torch.Tensor:
+        """Return a tensor like this on the meta device."""
+        tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=_META)
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+
+class Number:
+    """A Python number in an arithmetic operation of floats, which may change from step to step."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Input:
+    """A tensor of the host that a recorded operation reads.
+
+    Attributes:
+        tensor: The tensor; nobody may write into it before the step has run.
+        parameter: Name it has as a parameter or buffer of the captured model, None for any other tensor.
+    """
+
+    __slots__ = ("_shape", "_version", "model", "parameter", "tensor")
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        shape: Optional[Shape] = None,
+        parameter: Optional[str] = None,
+        model: Optional[CapturedModel] = None,
+    ) -> None:
+        self.tensor = tensor
+        self._shape = shape
+        self.parameter = parameter
+        self.model = model
+        self._version = tensor._version if parameter is None else 0
+
+    @property
+    def shape(self) -> Shape:
+        """What the tensor looks like."""
+        if self._shape is None:
+            self._shape = Shape.of(self.tensor, False)
+        return self._shape
+
+    def check(self, line: Line, late: bool = False) -> None:
+        """Refuse a tensor that was written into since it was recorded.
+
+        Args:
+            line: Where it was recorded.
+            late: Whether the host computes with it, for somebody who reads a value that is no part of the loss.
+
+        Raises:
+            CaptureError: It was.
+        """
+        if self.parameter is not None:
+            return
+        if type(self.tensor) is not torch.Tensor:
+            # What was recorded before `tensor += loss` reads the value of then, which its memory still has.
+            with torch._C.DisableTorchFunctionSubclass():
+                self.tensor = self.tensor.detach()
+        if self.tensor._version != self._version:
+            if late:
+                raise CaptureError(
+                    f"A tensor of shape {self.shape.size} was used at {line} for a value that is no part of the loss, "
+                    "and changed in place afterwards. Such a value is computed when it is first read, and now its "
+                    "tensor holds something else. Read the value before you write into the tensor, as by item() right "
+                    "after optimizer.step(); or compute it from a copy, tensor.clone()."
+                )
+            raise CaptureError(
+                f"A tensor of shape {self.shape.size} was used in the training step at {line} and changed in "
+                "place afterwards, before the step ran with optimizer.step(). Change a copy of it, or change it after "
+                "optimizer.step()."
+            )
+
+    def keep(self, copies: Dict[int, torch.Tensor]) -> None:
+        """Copy memory that is not PyTorch's, as that of a numpy array, in which others write without its notice.
+
+        Args:
+            copies: Those that were made before, by `id` of the tensor.
+        """
+        tensor = self.tensor
+        if self.parameter is not None or type(tensor) is not torch.Tensor or tensor._version != self._version:
+            return
+        if not _is_resizable(tensor.untyped_storage()):
+            copy = copies.get(id(tensor))
+            self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy
+            self._version = self.tensor._version
+
+
+class Value:
+    """One tensor that an operation gives.
+
+    Attributes:
+        operation, index: Which result of which operation it is.
+        shape: What it will look like.
+        tensor: The tensor, None until it is known.
+        handle: Weakly, the deferred tensor that the user holds.
+        consumers: Weakly, the operations that read it.
+    """
+
+    __slots__ = ("__weakref__", "consumers", "handle", "index", "operation", "shape", "tensor", "viewed")
+
+    def __init__(self, operation: Operation, index: int, shape: Shape) -> None:
+        self.operation = operation
+        self.index = index
+        self.shape = shape
+        self.tensor: Optional[torch.Tensor] = None
+        self.handle: Callable[[], Optional[torch.Tensor]] = _nobody
+        self.consumers: List[weakref.ref[Operation]] = []
+        self.viewed = shape.aliases
+
+    @property
+    def known(self) -> bool:
+        """Whether the value can be had without running anything on the device."""
+        operation = self.operation
+        return self.tensor is not None or (operation.number <= CLOCK.settled and operation.computable)
+
+    def get(self) -> torch.Tensor:
+        """Return the tensor.
+
+        Raises:
+            EarlyReadError: The device has not computed what it depends on.
+        """
+        if self.tensor is None:
+            if not self.operation.computable:
+                raise EarlyReadError(self.operation.problem or "This value has not been computed.")
+            self.operation.compute()
+        assert self.tensor is not None
+        return self.tensor
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Be known from now on."""
+        dtype = self.shape.dtype
+        self.tensor = tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+    def is_needed(self, device: Container[Operation]) -> bool:
+        """Tell whether somebody besides the operations on the device may ask for this value."""
+        if self.handle() is not None:
+            return True
+        for consumer in self.consumers:
+            operation = consumer()
+            if operation is not None and operation not in device:
+                return True
+        return False
+
+
+class Plan:
+    """What all calls of one kind have in common; calls are of one kind if they have the same plan object.
+
+    Attributes:
+        function: What is called; None for a captured model.
+        structure: Its arguments `(args, kwargs)` without the leaves.
+        grad: Whether gradients are enabled.
+        result: What surrounds the tensors of the result.
+        shapes: What these tensors look like.
+        single: Whether the result is one tensor and nothing else.
+        aliases: Whether some of the result may share memory with an argument.
+        modes: The modes of the captured model that is called; None for a function.
+        writes: Names of the buffers that the call of a captured model writes into.
+    """
+
+    __slots__ = ("aliases", "function", "grad", "modes", "result", "shapes", "single", "structure", "writes")
+
+    def __init__(
+        self,
+        function: Optional[Callable[..., Any]],
+        structure: Structure,
+        grad: bool,
+        result: Structure,
+        shapes: Sequence[Shape],
+        modes: Optional[ModesThen] = None,
+        writes: Sequence[str] = (),
+    ) -> None:
+        self.function = function
+        self.structure = structure
+        self.grad = grad
+        self.result = result
+        self.shapes = tuple(shapes)
+        self.single = result.is_leaf
+        self.aliases = any(shape.aliases for shape in shapes)
+        self.modes = modes
+        self.writes = tuple(writes)
+
+
+class Operation:
+    """One recorded call.
+
+    Attributes:
+        number: Grows in the order of the calls.
+        plan: What is called, and how.
+        model: The captured model that is called, None for a function.
+        leaves: `Value`, `Input` or `Number` for every leaf of the arguments.
+        results: Weakly, the values it gives.
+        line: Where it was called.
+        done: Whether its values are known.
+        problem: Why its values will never be known.
+        kept: What is of no use once nobody can run this any more; not set where there is nothing.
+    """
+
+    __slots__ = ("__weakref__", "done", "kept", "leaves", "line", "model", "number", "plan", "problem", "results")
+    kept: List[Any]
+
+    def __init__(self, plan: Plan, model: Optional[CapturedModel], leaves: Sequence[Any], line: Line) -> None:
+        self.number = CLOCK.now = CLOCK.now + 1
+        self.plan = plan
+        self.model = model
+        self.leaves = leaves
+        self.line = line
+        self.results: Sequence[weakref.ref[Value]] = ()
+        self.problem: Optional[str] = None
+        self.done = False
+        for leaf in leaves:
+            if type(leaf) is Value:
+                reference = weakref.ref(self)
+                leaf.consumers.append(reference)
+                if plan.aliases:
+                    leaf.viewed = True
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "the model" if self.plan.function is None else name_of(self.plan.function)
+
+    @property
+    def computable(self) -> bool:
+        """Whether the host can compute it from what is known."""
+        return self._needed() is not None
+
+    def give(self) -> List[Value]:
+        """Return the values of the results."""
+        values = [Value(self, index, shape) for index, shape in enumerate(self.plan.shapes)]
+        self.results = [weakref.ref(value) for value in values]
+        return values
+
+    def compute(self) -> None:
+        """Compute the results on the host, from values that are known."""
+        for operation in sorted(self._needed() or (), key=by_number):
+            operation._compute_own()
+
+    def _needed(self) -> Optional[Sequence[Operation]]:
+        """Return this and the operations that have to be computed before, None if one of them needs the device.
+
+        A total over many micro-batches is a chain of operations that is longer than Python's stack.
+        """
+        found = {self: None}
+        waiting = [self]
+        while waiting:
+            operation = waiting.pop()
+            if operation.done or operation.plan.function is None or operation.number > CLOCK.settled:
+                return None
+            for leaf in operation.leaves:
+                if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
+                    found[leaf.operation] = None
+                    waiting.append(leaf.operation)
+        return list(found)
+
+    def _compute_own(self) -> None:
+        leaves = [self._on_host(leaf) for leaf in self.leaves]
+        args, kwargs = put_together(self.plan.structure, leaves)
+        function = self.plan.function
+        assert function is not None
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **kwargs)
+        tensors: List[torch.Tensor] = []
+        take_apart(result, tensors)
+        for reference, tensor in zip(self.results, tensors):
+            value = reference()
+            if value is not None:
+                value.take(tensor)
+        self.finish()
+
+    def finish(self) -> None:
+        """Let go of what the results were computed from."""
+        self.leaves = ()
+        self.done = True
+
+    def _on_host(self, leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return leaf.get()
+        if isinstance(leaf, Input):
+            leaf.check(self.line, late=True)
+            return leaf.tensor
+        return leaf.value
+
+
+def keep_inputs(operations: Sequence[Operation], copies: Dict[int, torch.Tensor]) -> None:
+    """Copy memory that is not PyTorch's of what operations read, and of what is computed from their results.
+
+    Args:
+        operations: Where to begin.
+        copies: As for `Input.keep`.
+    """
+    found = dict.fromkeys(operations)
+    waiting = list(found)
+    while waiting:
+        operation = waiting.pop()
+        for leaf in operation.leaves:
+            if type(leaf) is Input:
+                leaf.keep(copies)
+        for result in operation.results:
+            value = result()
+            for reference in () if value is None else value.consumers:
+                consumer = reference()
+                if consumer is not None and consumer not in found:
+                    found[consumer] = None
+                    waiting.append(consumer)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return what messages call a function of PyTorch's."""
+    return str(getattr(function, "__name__", type(function).__name__)).strip("_")
+
+
+def _nobody() -> None:
+    return None

@@ -1,0 +1,297 @@
+"""The plans of recorded calls: found once for each kind of call, and then by looking at its arguments alone.
+
+A loop makes the same calls in every iteration. What a call gives is found out by making it on PyTorch's meta device the
+first time; afterwards its arguments lead to the plan, and recording costs nothing that grows with the model.
+"""
+
+from __future__ import annotations
+
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Container,
+    Dict,
+    FrozenSet,
+    Hashable,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph.operations import CLOCK, Input, Number, Plan, Shape, name_of
+from ignite_ipu.deferred.graph.owners import OWNED
+from ignite_ipu.deferred.graph.structure import PLAIN, Structure, is_tensor, put_together, take_apart
+from ignite_ipu.program.user_code import Line
+
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.compiled.modes import ModesThen
+
+__all__ = ["KEYWORDS", "Plans", "PlansByModes", "changing_numbers", "inferred_plan", "keywords_of", "seen_before"]
+
+_META = torch.device("meta")
+# What follows in errors of PyTorch 2.0 is a list of its backends.
+_ADVICE = " This could be because"
+_MOST = 4096
+_MOST_MODES = 16
+_ARITHMETIC = frozenset(["add", "sub", "mul", "div", "radd", "rsub", "rmul", "rdiv", "truediv", "rtruediv"])
+_DIVISIONS = frozenset(["div", "rdiv", "truediv", "rtruediv"])
+_NONE: FrozenSet[type] = frozenset()
+_FLOATS: FrozenSet[type] = frozenset([float])
+_NUMBERS: FrozenSet[type] = frozenset([float, int])
+_WHOLE: FrozenSet[type] = frozenset(
+    [int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
+)
+_TENSOR = torch.Tensor
+_INFERRED: Dict[Hashable, Plan] = {}
+
+
+class Plans:
+    """Plans by the arguments of calls.
+
+    Args:
+        deferred: The class of tensors that have no value yet.
+
+    Attributes:
+        templates: Plans by the structure and the shapes of arguments.
+    """
+
+    def __init__(self, deferred: type) -> None:
+        self._deferred = deferred
+        self._plans: Dict[Hashable, Plan] = {}
+        self.templates: Dict[Hashable, Plan] = {}
+
+    def look_up(
+        self, key: List[Any], values: Iterable[Any], leaves: List[Any], numbers: Container[type]
+    ) -> Optional[Plan]:
+        """Return the plan of a call, None if it is the first of its kind or takes more than a look at its arguments.
+
+        Args:
+            key: What distinguishes the call besides its arguments; grows by what these contribute, and is empty
+                afterwards when a look at them does not do.
+            values: The arguments.
+            leaves: Grows by the leaves of the arguments.
+            numbers: Types of numbers that are leaves.
+        """
+        deferred, settled = self._deferred, CLOCK.settled
+        for value in values:
+            kind = type(value)
+            if kind is deferred:
+                own = value.value
+                tensor = own.tensor
+                if tensor is None:
+                    if own.operation.number <= settled:
+                        break
+                    key.append(own.shape)
+                    leaves.append(own)
+                    continue
+            elif kind is _TENSOR:
+                tensor = value
+            elif kind in numbers:
+                key.append(kind)
+                leaves.append(Number(value))
+                continue
+            elif kind in PLAIN:
+                key.append(kind)
+                key.append(value)
+                continue
+            else:
+                break
+            if tensor.requires_grad or id(tensor) in OWNED or not tensor.is_cpu:
+                break
+            try:
+                key.append((tensor.shape, tensor.stride(), tensor.dtype))
+            except RuntimeError:  # in a layout without strides
+                break
+            leaves.append(Input(tensor))
+        else:
+            return self._plans.get(tuple(key))
+        key.clear()
+        return None
+
+    def learn(self, key: List[Any], values: Iterable[Any], numbers: Container[type], plan: Plan) -> None:
+        """Remember the plan of a call that was recorded the long way; the other arguments are those of `look_up`."""
+        self.look_up(key, values, [], numbers)
+        if key:
+            if len(self._plans) >= _MOST:
+                self._plans.clear()
+            self._plans[tuple(key)] = plan
+
+
+class Keywords:
+    """Keyword arguments of a function that are plain values, which a loop repeats as the same objects.
+
+    Attributes:
+        values: They live as long as this, so that their ids stay theirs.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values = tuple(values)
+
+
+KEYWORDS: Dict[Tuple[Any, ...], Keywords] = {}
+"""By function, names, and ids of the values."""
+
+
+def keywords_of(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Keywords:
+    """Return what stands for these keyword arguments in `KEYWORDS`, from now on."""
+    key = (function, *kwargs, *map(id, kwargs.values()))
+    if key not in KEYWORDS:
+        if len(KEYWORDS) >= _MOST:
+            KEYWORDS.clear()
+        KEYWORDS[key] = Keywords(kwargs.values())
+    return KEYWORDS[key]
+
+
+class PlansByModes:
+    """The plans of a model's calls, which may return something else in other modes.
+
+    Args:
+        deferred: As for `Plans`.
+
+    Attributes:
+        modes, last: The modes that were asked for last, None at first, and their plans.
+    """
+
+    def __init__(self, deferred: type) -> None:
+        self._deferred = deferred
+        self.modes: Optional[ModesThen] = None
+        self.last = Plans(deferred)
+        self._known: List[Tuple[ModesThen, Plans]] = []
+
+    def of(self, modes: ModesThen) -> Plans:
+        """Return the plans of calls in these modes."""
+        found = next((known for known in self._known if known[0] == modes), None)
+        if found is None:
+            found = (modes, Plans(self._deferred))
+            del self._known[_MOST_MODES - 1 :]
+        else:
+            self._known.remove(found)
+        self._known.insert(0, found)
+        self.modes, self.last = modes, found[1]
+        return self.last
+
+
+def seen_before(plans: Dict[Hashable, Plan], key: Hashable, make: Callable[[], Plan]) -> Plan:
+    """Return the plan for a key, made the first time."""
+    plan = plans.get(key)
+    if plan is None:
+        if len(plans) >= _MOST:
+            plans.clear()
+        plan = plans[key] = make()
+    return plan
+
+
+def inferred_plan(
+    function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
+) -> Plan:
+    """Return the plan of a call, found by making it on the meta device the first time.
+
+    Raises:
+        CaptureError: The shape of a result depends on values, or the device could not compute the call.
+    """
+    shapes = tuple([leaf.shape.key if not isinstance(leaf, Number) else type(leaf.value) for leaf in leaves])
+    key = (function, structure.key, grad, shapes)
+    return seen_before(_INFERRED, key, lambda: _inferred(function, structure, leaves, grad, line))
+
+
+def changing_numbers(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FrozenSet[type]:
+    """Return the types of those numbers among the arguments of a function that may change from step to step.
+
+    An int counts where PyTorch computes with it as with a float. With a tensor of integers it stays exact.
+    """
+    operation = name.strip("_")
+    if operation not in _ARITHMETIC or "alpha" in kwargs:
+        return _NONE
+    if len(args) != 2 or _WHOLE.isdisjoint(map(type, args)):
+        return _FLOATS
+    divides = operation in _DIVISIONS and "rounding_mode" not in kwargs
+    return _NUMBERS if divides or any(is_tensor(value) and value.is_floating_point() for value in args) else _FLOATS
+
+
+def _inferred(
+    function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
+) -> Plan:
+    metas = [leaf.value if isinstance(leaf, Number) else leaf.shape.meta() for leaf in leaves]
+    storages = {meta.untyped_storage()._cdata for meta in metas if isinstance(meta, torch.Tensor)}
+    args, kwargs = put_together(structure, metas)
+    kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
+    try:
+        with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass():
+            result = _SHAPES.get(function, function)(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        # Some versions say so by the type alone.
+        text = f"{type(error).__name__} {error}".lower()
+        if not any(sign in text for sign in ("meta", "data-dependent", "dynamicoutputshape")):
+            raise
+        raise CaptureError(
+            f"{name_of(function)} at {line} needs values to know the shape of its result or to check its arguments, "
+            "and the step has not run yet. Keep shapes fixed (for example torch.where, or a mask that multiplies), "
+            "write the formula out without the check, or compute it after optimizer.step(). "
+            f"({type(error).__name__}: {str(error).split(_ADVICE)[0]})"
+        ) from error
+    tensors: List[torch.Tensor] = []
+    result_structure = take_apart(result, tensors)
+    shapes = [Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors]
+    return Plan(function, structure, grad, result_structure, shapes)
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Return what has the shape of a CTC loss, of which PyTorch has no meta kernel for lengths in tensors."""
+    if reduction == "none" and log_probs.dim() == 3:
+        return log_probs.sum((0, 2))
+    return log_probs.sum()
+
+
+def _cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: Optional[torch.Tensor] = None,
+    size_average: Optional[bool] = None,
+    ignore_index: int = -100,
+    reduce: Optional[bool] = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Return what has the shape of a cross entropy, of which PyTorch 2.0 has no meta kernel for smoothed labels."""
+    return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction)
+
+
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Return what has the shape of a one-hot encoding, of which PyTorch 2.0 has no meta kernel."""
+    return F.one_hot(tensor) if num_classes < 0 else tensor.new_empty((*tensor.shape, num_classes))
+
+
+def _multinomial(
+    input: torch.Tensor, num_samples: int, replacement: bool = False, generator: Optional[torch.Generator] = None
+) -> torch.Tensor:
+    """Return what has the shape of drawn indices, of which PyTorch 2.0 has no meta kernel."""
+    return input.new_empty((*input.shape[:-1], num_samples), dtype=torch.int64)
+
+
+# What tells the shapes of a function's results in its place.
+_SHAPES: Dict[Callable[..., Any], Callable[..., Any]] = {
+    F.cross_entropy: _cross_entropy,
+    F.ctc_loss: _ctc_loss,
+    F.one_hot: _one_hot,
+    torch.multinomial: _multinomial,
+    torch.Tensor.multinomial: _multinomial,
+}

@@ -1,0 +1,231 @@
+"""From recorded operations to a recipe: what the losses of a weight update are computed from, in a comparable form."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.compiled.step import Recipe, RecipeStep
+from ignite_ipu.deferred.graph.engine_calls import CALLS
+from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Value, by_number
+from ignite_ipu.program.user_code import Line
+
+__all__ = ["Loss", "MicroBatch", "Recipes", "ancestors", "describe_change"]
+
+_MOST = 1024
+_BITS = 20
+_tensor: Callable[[Input], torch.Tensor] = operator.attrgetter("tensor")
+
+
+class Loss:
+    """A value that went backward.
+
+    Attributes:
+        value: The loss.
+        operations: What it is computed from, in order.
+        line: Where backward was called.
+        call: The call of an engine's step function in which that was, None outside of these.
+    """
+
+    __slots__ = ("call", "line", "operations", "value")
+
+    def __init__(self, value: Value, operations: Sequence[Operation], line: Line) -> None:
+        self.value = value
+        self.operations = operations
+        self.line = line
+        self.call = CALLS.current
+
+
+class MicroBatch:
+    """Operations that belong together, and what they read from the host.
+
+    Attributes:
+        operations: In order.
+        recipe: Their comparable form: one object for all micro-batches that compute the same.
+        inputs: The tensors, in the order of the recipe's inputs.
+        numbers: The floats, in the order of the recipe's numbers.
+    """
+
+    __slots__ = ("inputs", "numbers", "operations", "recipe")
+
+    def __init__(
+        self, operations: Sequence[Operation], recipe: Recipe, inputs: Sequence[Input], numbers: Tuple[float, ...]
+    ) -> None:
+        self.operations = operations
+        self.recipe = recipe
+        self.inputs = inputs
+        self.numbers = numbers
+
+    def tensors(self) -> List[torch.Tensor]:
+        """Return the inputs' tensors.
+
+        Raises:
+            CaptureError: One was written into since it was recorded.
+        """
+        line = self.operations[0].line
+        for item in self.inputs:
+            item.check(line)
+        return list(map(_tensor, self.inputs))
+
+
+class Recipes:
+    """The recipes of one model's micro-batches, each made once.
+
+    A micro-batch is recognised by its trail: the plans of its operations, and where their arguments come from.
+    """
+
+    def __init__(self) -> None:
+        self._by_trail: Dict[Tuple[Any, ...], Recipe] = {}
+        self._by_key: Dict[Hashable, Recipe] = {}
+
+    def micro_batch(self, losses: Sequence[Loss]) -> MicroBatch:
+        """Return the one micro-batch that computes all these losses."""
+        operations = losses[0].operations
+        if len(losses) > 1:
+            unique = {operation: None for loss in losses for operation in loss.operations}
+            operations = sorted(unique, key=by_number)
+        positions: Dict[Operation, int] = {}
+        inputs: List[Input] = []
+        places: Dict[int, int] = {}
+        numbers: List[float] = []
+        trail: List[Any] = []
+        # Where arguments come from is as small as possible, since it is made for each of them in every step: results
+        # of operations are numbers from 0, inputs numbers below 0, parameters their names, and floats None.
+        for position, operation in enumerate(operations):
+            positions[operation] = position
+            trail.append(operation.plan)
+            for leaf in operation.leaves:
+                kind = type(leaf)
+                if kind is Value:
+                    earlier = positions.get(leaf.operation)
+                    if earlier is not None:
+                        trail.append(earlier << _BITS | leaf.index)
+                        continue
+                    leaf = Input(leaf.get(), leaf.shape)
+                elif kind is Number:
+                    numbers.append(leaf.value)
+                    trail.append(None)
+                    continue
+                if leaf.parameter is not None:
+                    trail.append(_name_of(leaf))
+                    continue
+                key = id(leaf.tensor)
+                place = places.get(key)
+                if place is None:
+                    place = places[key] = len(inputs)
+                    inputs.append(leaf)
+                trail.append(~place)
+        for loss in losses:
+            trail.append(positions[loss.value.operation] << _BITS | loss.value.index)
+        known = tuple(trail)
+        recipe = self._by_trail.get(known)
+        if recipe is None:
+            if len(self._by_trail) >= _MOST:
+                self._by_trail.clear()
+                self._by_key.clear()
+            made = _recipe(operations, trail, inputs, losses)
+            recipe = self._by_trail[known] = self._by_key.setdefault(made.key, made)
+        return MicroBatch(operations, recipe, inputs, tuple(numbers))
+
+    def micro_batches(self, losses: Sequence[Loss]) -> List[MicroBatch]:
+        """Return the micro-batches of a weight update, which all have one recipe, since a device call repeats it.
+
+        Gradients of several backward calls add up, so losses that share a call of the model are one loss, their sum.
+        """
+        groups: Dict[int, List[Loss]] = {}
+        group_of: Dict[Operation, int] = {}
+        for number, loss in enumerate(losses):
+            together = []
+            for earlier in sorted({group_of[operation] for operation in loss.operations if operation in group_of}):
+                together += groups.pop(earlier)
+            groups[number] = [*together, loss]
+            for member in groups[number]:
+                group_of.update(dict.fromkeys(member.operations, number))
+        batches = [self.micro_batch(members) for members in groups.values()]
+        if len({id(batch.recipe) for batch in batches}) > 1:
+            return [self.micro_batch(losses)]
+        return sorted(batches, key=lambda batch: batch.operations[0].number)
+
+
+def ancestors(value: Value) -> List[Operation]:
+    """Return the operations that a value is computed from, in order."""
+    found = {value.operation: None}
+    waiting = [value.operation]
+    while waiting:
+        for leaf in waiting.pop().leaves:
+            if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
+                found[leaf.operation] = None
+                waiting.append(leaf.operation)
+    return sorted(found, key=by_number)
+
+
+def describe_change(old: Recipe, new: Recipe) -> str:
+    """Return in words how a recipe differs from the one that was compiled."""
+    for before, after in zip(old.steps, new.steps):
+        if before.key != after.key:
+            if before.function is not after.function:
+                return f"{_named(before)} became {_named(after)}"
+            if before.leaves == after.leaves and before.grad == after.grad:
+                return (
+                    f"an argument of {_named(after)} changed (each value of it is a program: a number that changes "
+                    "often and is computed with is passed as a tensor)"
+                )
+            return f"{_named(after)} is computed from other values"
+    if len(old.steps) != len(new.steps):
+        longer = new if len(new.steps) > len(old.steps) else old
+        extra = longer.steps[min(len(old.steps), len(new.steps))]
+        return f"{_named(extra)} was {'added' if longer is new else 'left out'}"
+    for position, (mine, theirs) in enumerate(zip(old.inputs, new.inputs)):
+        if mine != theirs:
+            return f"input {position} is now {_described(theirs)}, it was {_described(mine)}"
+    return "another loss goes backward"
+
+
+def _name_of(parameter: Input) -> str:
+    path = "" if parameter.model is None else parameter.model.path
+    return f"{path}.{parameter.parameter}" if path else str(parameter.parameter)
+
+
+def _recipe(
+    operations: Sequence[Operation], trail: Sequence[Any], inputs: Sequence[Input], losses: Sequence[Loss]
+) -> Recipe:
+    sources = iter(trail)
+    steps = []
+    numbers = 0
+    for operation in operations:
+        plan = next(sources)
+        leaves: List[Tuple[Any, ...]] = []
+        for _ in operation.leaves:
+            source = next(sources)
+            if source is None:
+                leaves.append(("number", numbers))
+                numbers += 1
+            elif isinstance(source, str):
+                leaves.append(("parameter", source))
+            else:
+                leaves.append(("value", *_place(source)) if source >= 0 else ("input", ~source))
+        part = "" if operation.model is None else operation.model.path
+        steps.append(RecipeStep(plan.function, plan.structure, tuple(leaves), plan.grad, operation.line, part))
+    places = tuple([_place(next(sources)) for _ in losses])
+    return Recipe(
+        tuple(steps),
+        places,
+        tuple([(item.shape.size, item.shape.dtype) for item in inputs]),
+        numbers,
+        places[0] if len(places) == 1 and not losses[0].value.shape.size else None,
+    )
+
+
+def _place(source: int) -> Tuple[int, int]:
+    return source >> _BITS, source & ((1 << _BITS) - 1)
+
+
+def _named(step: RecipeStep) -> str:
+    name = "the call of the model" if step.function is None else getattr(step.function, "__name__", "a function")
+    return f"{name.strip('_')} ({step.line})"
+
+
+def _described(tensor: Tuple[Tuple[int, ...], torch.dtype]) -> str:
+    return f"a {tensor[1]} tensor of shape {tensor[0]}"

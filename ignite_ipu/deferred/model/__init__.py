@@ -1,0 +1,1 @@
+"""The captured model and its optimizer."""

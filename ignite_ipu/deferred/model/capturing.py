@@ -1,0 +1,48 @@
+"""Begins to capture the calls of a model, and tells what captures one."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
+from ignite_ipu.deferred.model.model import CapturedModel
+from ignite_ipu.deferred.settings import CaptureSettings
+
+__all__ = ["capture_model", "captured"]
+
+
+def capture_model(
+    model: nn.Module,
+    settings: CaptureSettings,
+    postponed: Callable[[], Optional[str]] = lambda: None,
+    clip_remedy: Optional[str] = None,
+) -> CapturedModel:
+    """Capture a model's calls from now on, and return what does; the same again for a captured model.
+
+    Args:
+        model, settings, postponed, clip_remedy: As for `CapturedModel`.
+
+    Raises:
+        SessionError: The model is trained by another engine, or some of it is not on the CPU.
+    """
+    existing: Optional[CapturedModel] = model.__dict__.get(CAPTURE)
+    if existing is not None:
+        return existing
+    with torch._C.DisableTorchFunctionSubclass():
+        owners = {owner[0] for owner in map(parameter_of, model.parameters()) if owner is not None}
+    part_of = next((owner for owner in owners if any(module is model for module in owner.model.modules())), None)
+    capture = CapturedModel(model, settings, postponed, clip_remedy, part_of)
+    model.__dict__[CAPTURE] = capture
+    own_class: Any = type(model)
+    model.__class__ = capturing_class(own_class)
+    return capture
+
+
+def captured(model: Any) -> Optional[CapturedModel]:
+    """Return what captures a model, alone or together with others; None for an ordinary one."""
+    found: Optional[CapturedModel] = getattr(model, "__dict__", {}).get(CAPTURE)
+    return None if found is None else found.whole

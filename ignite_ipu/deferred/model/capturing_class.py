@@ -1,0 +1,95 @@
+"""The class of a captured model: that of the user's model, with calls that are captured.
+
+It is for the captured object alone. Whatever else is made from it, as by `type(model)(...)`, by
+`type(model).from_pretrained(...)` or as a part `model[:2]` of an `nn.Sequential`, is an ordinary model.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from torch import nn
+
+from ignite_ipu.program.forward.eager import NATIVE
+
+__all__ = ["CAPTURE", "capturing_class", "release_class"]
+
+CAPTURE = "_ignite_ipu_capture"
+"""The attribute of a model that holds what captures it."""
+
+
+def release_class(model: nn.Module) -> None:
+    """Give a model its own class back, if it has that of a captured one."""
+    if CAPTURE in model.__dict__:
+        model.__class__ = type(model).__mro__[1]
+        del model.__dict__[CAPTURE]
+
+
+@functools.lru_cache(maxsize=None)
+def capturing_class(base: Any) -> Any:
+    """Return the class for captured models of a class.
+
+    Objects of it that nothing captures, such as those of its subclasses, do what those of `base` do.
+    """
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # What a trace reads of a model is noted, and a look into __dict__ reads all of it.
+        capture = None if NATIVE.is_on else self.__dict__.get(CAPTURE)
+        return base.__call__(self, *args, **kwargs) if capture is None else capture.call(args, kwargs)
+
+    def train(self: Any, mode: bool = True) -> Any:
+        capture = self.__dict__.get(CAPTURE)
+        if capture is not None:
+            capture.training.modes.look_again()
+            capture.evaluation.look_again()
+        return base.train(self, mode)
+
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        capture = self.__dict__.get(CAPTURE)
+        if capture is None:
+            base.zero_grad(self, set_to_none)
+        else:
+            capture.whole.zero_grad(set_to_none, lambda: nn.Module.parameters(self))
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        if CAPTURE not in self.__dict__:
+            return base.__reduce_ex__(self, protocol)
+        # Copies and files are of the original class, and capture nothing.
+        getstate = getattr(self, "__getstate__", None)
+        state = getstate() if getstate is not None else self.__dict__
+        if isinstance(state, dict):
+            state = {key: value for key, value in state.items() if key != CAPTURE}
+        return object.__new__, (base,), state
+
+    members = {
+        "__call__": call,
+        "__doc__": base.__doc__,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__reduce_ex__": reduce_ex,
+        "train": train,
+        "zero_grad": zero_grad,
+    }
+    capturing = _makes_ordinary(base)(base.__name__, (base,), members)
+    return capturing
+
+
+def _makes_ordinary(base: Any) -> Any:
+    """Return a class of classes: those derived from `base` directly stand for `base` when objects are made or asked."""
+    own: Any = type(base)
+
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return base(*args, **kwargs) if cls.__mro__[1] is base else own.__call__(cls, *args, **kwargs)
+
+    def instancecheck(cls: Any, value: Any) -> bool:
+        return isinstance(value, base) if cls.__mro__[1] is base else bool(own.__instancecheck__(cls, value))
+
+    members = {
+        "__call__": call,
+        "__instancecheck__": instancecheck,
+        # What is asked of the class is not found on its objects.
+        "__signature__": property(lambda cls: inspect.signature(base)),
+    }
+    return type(own.__name__, (own,), members)

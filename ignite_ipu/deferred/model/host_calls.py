@@ -1,0 +1,126 @@
+"""The one call of a captured model on the host that tells what its calls return and write."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ignite_ipu.deferred.compiled.packing import PackingGuard
+from ignite_ipu.deferred.compiled.replaced_buffers import HeldBuffers
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.deferred.tensor.gradient_refusals import DerivativeGuard
+from ignite_ipu.program.forward.eager import natively
+from ignite_ipu.program.forward.gradient_hooks import GradientHookGuard
+from ignite_ipu.program.forward.model_libraries import without_generation_cache
+from ignite_ipu.program.guards.attributes import PythonState, changed_by_every, changes_in_every_call
+from ignite_ipu.program.guards.randomness import Draws
+from ignite_ipu.program.guards.reads import reads_noted
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.weights.tracker import Weights
+
+__all__ = ["HostCall", "called_on_host"]
+
+
+class HostCall(NamedTuple):
+    """What a call gave.
+
+    Attributes:
+        output: What it returned.
+        writes: The names of the buffers that it wrote into.
+        shared: The memory of arguments and weights, some of which may be that of the output.
+    """
+
+    output: Any
+    writes: List[str]
+    shared: FrozenSet[int]
+
+
+def called_on_host(
+    model: nn.Module, structure: Structure, tensors: Sequence[torch.Tensor], weights: Weights, name: str
+) -> HostCall:
+    """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
+
+    Args:
+        model: The model.
+        structure, tensors: The arguments of the call.
+        weights: Those of the model.
+        name: What messages call the model.
+
+    Raises:
+        CaptureError: Its code changes in every call what a compiled program would not: Python values, its arguments,
+            or buffers of integers; or it puts other tensors in the place of buffers.
+        LossError: It registers hooks on gradients.
+    """
+    # A touch of a weight in the call would download them, buffers too, into what stands there for the call.
+    weights.to_host()
+    before = {path: torch.Tensor.detach(buffer).clone() for path, buffer in model.named_buffers()}
+    held = HeldBuffers(model)
+    buffers: Dict[str, torch.Tensor] = {}
+    left_there: Dict[str, torch.Tensor] = {}
+    copies: List[torch.Tensor] = []
+
+    given: List[Any] = []
+
+    def call(draws: Draws) -> Any:
+        buffers.update({path: buffer.clone() for path, buffer in before.items()})
+        left_there.update(buffers)
+        copies[:] = [tensor.clone() for tensor in tensors]
+        given[:] = args, kwargs = put_together(structure, copies)
+        for argument in (*args, *kwargs.values()):
+            draws.look_at(argument)
+        with GradientHookGuard(), PackingGuard(), DerivativeGuard(), reads_noted(
+            model, True, PythonState(model).roots(), draws
+        ):
+            # Which leaves there what it finds in the place of each buffer afterwards.
+            output = torch.func.functional_call(model, left_there, args, kwargs)
+        held.check(buffers, left_there)
+        return output
+
+    with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        output, changed = changed_by_every(model, call)
+    what = f"The forward of {name}, called at {current_line()},"
+    if changed:
+        raise CaptureError(changes_in_every_call(what, changed))
+    left: List[Any] = []
+    same = take_apart(tuple(given), left).key == structure.key and len(left) == len(copies)
+    if not same or any(mine is not theirs for mine, theirs in zip(left, copies)):
+        raise CaptureError(
+            f"{what} changes an object that it is given (an attribute, a list, a dictionary), which a compiled program "
+            "would do once. Let it return what is to be kept. If it only sets something up, as a cached property does, "
+            "do that before the first call."
+        )
+    for copy in copies:
+        if copy._version:
+            raise CaptureError(
+                f"{what} writes into an argument, a tensor of shape {tuple(copy.shape)}; the device writes into a copy "
+                "of its own, which the loop would not see. Let it compute a new tensor (x = x - 1 instead of x -= 1, "
+                "inplace=False in its first layer)."
+            )
+    writes = [path for path, buffer in buffers.items() if _was_written(buffer, before[path])]
+    _refuse_counters(model, {path: before[path].dtype for path in writes}, what)
+    with torch._C.DisableTorchFunctionSubclass():
+        shared = [tensor.untyped_storage()._cdata for tensor in (*copies, *buffers.values(), *model.parameters())]
+    return HostCall(output, writes, frozenset(shared))
+
+
+def _refuse_counters(model: nn.Module, written: Mapping[str, torch.dtype], what: str) -> None:
+    for path, dtype in written.items():
+        owner, _, attribute = path.rpartition(".")
+        norm = model.get_submodule(owner)
+        if isinstance(norm, _NormBase) and attribute == "num_batches_tracked" and norm.momentum is not None:
+            continue  # nothing is computed from it
+        if not dtype.is_floating_point:
+            raise CaptureError(
+                f"{what} writes into the buffer {path} of type {dtype}, but PopTorch compiles buffers in that are no "
+                "floats: it would keep its value. Make it a torch.float32 buffer; or count in the loop, and pass the "
+                "number to the model as a tensor. (A BatchNorm counts for momentum=None: give it a momentum.)"
+            )
+
+
+def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
+    # PyTorch counts the writes to a tensor, but not those of batch normalisation to its statistics.
+    return bool(buffer._version) or not torch.allclose(buffer, before, rtol=0, atol=0, equal_nan=True)

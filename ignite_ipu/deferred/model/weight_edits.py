@@ -1,0 +1,62 @@
+"""Weights that a loop writes between a model's call and the update of its loss.
+
+PyTorch has computed the loss by then; the device computes it together with the update, from the weights of that moment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Sequence
+
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph.operations import CLOCK, Input
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.weights.tracker import Weights
+
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.model.model import CapturedModel
+
+__all__ = ["WeightEdits"]
+
+
+class WeightEdits:
+    """When the weights of a captured model were written last, as far as its recorded operations can tell.
+
+    Args:
+        weights: The model's weights.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._seen = weights.edits
+        # The last operation that was recorded before the last edit.
+        self._edited = 0
+
+    def look(self) -> None:
+        """Look for edits; what is recorded from now on is computed from the weights of now."""
+        self._weights.notice_edits()
+        if self._weights.edits != self._seen:
+            self._seen, self._edited = self._weights.edits, CLOCK.now
+
+    def check(self, losses: Sequence[Loss], model: CapturedModel) -> None:
+        """Refuse an update of losses that were computed from other weights than those of now.
+
+        Raises:
+            CaptureError: One was.
+        """
+        self.look()
+        for loss in losses:
+            for operation in loss.operations:
+                if operation.number > self._edited:
+                    break
+                if operation.model is not None or any(map(_is_weight, operation.leaves)):
+                    raise CaptureError(
+                        f"The update at {current_line()} is of a loss that was computed at {operation.line}, and "
+                        f"weights or buffers of {model.name} were written after that. The device computes a loss and "
+                        "its update together, from the weights of the update. Write into weights after "
+                        "optimizer.step(), or before the model is called."
+                    )
+
+
+def _is_weight(leaf: Any) -> bool:
+    return isinstance(leaf, Input) and leaf.parameter is not None

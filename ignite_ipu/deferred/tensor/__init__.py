@@ -1,0 +1,1 @@
+"""The deferred tensor, and what functions do with one."""

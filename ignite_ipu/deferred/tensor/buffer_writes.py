@@ -1,0 +1,119 @@
+"""Buffers that a model's forward writes into, such as the statistics of batch normalisation.
+
+PyTorch writes them in the call; the device writes them with the update that the call is part of, if they are those of a
+captured model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.structure import words
+from ignite_ipu.listing import listed
+from ignite_ipu.program.user_code import Line, current_line
+
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.model.model import CapturedModel
+
+__all__ = ["NORMALISATIONS", "BufferWrites", "refuse_statistics"]
+
+# Functions that write running statistics, those of TorchScript too.
+NORMALISATIONS = words(
+    "batch_norm instance_norm native_batch_norm native_batch_norm.default _native_batch_norm_legit "
+    "_native_batch_norm_legit.default"
+)
+# Where in the arguments of those in C++ the statistics are, and whether they are written.
+_STATISTICS = slice(3, 6)
+
+
+class BufferWrites:
+    """The calls of a captured model that would have written buffers by now, and wait for their update.
+
+    Attributes:
+        waiting: By the number of the call, its line and the names of the buffers.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Dict[int, Tuple[Line, Sequence[str]]] = {}
+
+    def note(self, operation: Operation) -> None:
+        """Note a call that writes."""
+        self.waiting[operation.number] = (operation.line, operation.plan.writes)
+
+    def take_over(self, other: BufferWrites) -> None:
+        """Take over the calls of a model that is a part of this one now."""
+        self.waiting.update(other.waiting)
+
+    def check_evaluation(self, model: CapturedModel) -> None:
+        """Refuse an evaluation that would use buffers from before.
+
+        Raises:
+            CaptureError: A call waits.
+        """
+        if self.waiting:
+            first = self._first()
+            raise CaptureError(
+                f"{model.name} is evaluated at {current_line()}, but its call in training mode at {first}, as batch "
+                "statistics are, and waits for optimizer.step(). PyTorch would evaluate with what it has written; the "
+                "device writes it with the update. Evaluate after optimizer.step()."
+            )
+
+    def check_update(self, losses: Sequence[Loss], model: CapturedModel) -> None:
+        """Refuse an update that leaves out calls from before.
+
+        Raises:
+            CaptureError: A call that writes is not what the losses were computed from.
+        """
+        for loss in losses:
+            for operation in loss.operations:
+                self.waiting.pop(operation.number, None)
+        if self.waiting:
+            first = self._first()
+            self.waiting.clear()
+            raise CaptureError(
+                f"The call of {model.name} in training mode at {first}, as batch statistics are, but no loss of the "
+                f"update at {current_line()} was computed from it, and a device writes buffers with updates alone. "
+                "For a forward pass without training, call model.eval() and use torch.no_grad(); leave out a batch "
+                "before the model is called."
+            )
+
+    def _first(self) -> str:
+        line, names = next(iter(self.waiting.values()))
+        return f"{line} writes buffers ({listed(names)})"
+
+
+def refuse_statistics(
+    function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line
+) -> None:
+    """Refuse one of `NORMALISATIONS` that writes its running statistics into tensors of the host.
+
+    Args:
+        function, name: What is called, and what it is called.
+        args, kwargs: Its arguments.
+        line: Where.
+
+    Raises:
+        CaptureError: It does.
+    """
+    if function in (F.batch_norm, F.instance_norm):
+        given = inspect.signature(function).bind(*args, **kwargs)
+        given.apply_defaults()
+        mean, variance = given.arguments["running_mean"], given.arguments["running_var"]
+        writes = given.arguments["training" if function is F.batch_norm else "use_input_stats"]
+    else:
+        mean, variance, writes = args[_STATISTICS]
+    written = [each for each in (mean, variance) if isinstance(each, torch.Tensor) and parameter_of(each) is None]
+    if writes and written:
+        raise CaptureError(
+            f"{name} at {line} is in training mode and writes running statistics of shape {tuple(written[0].shape)} "
+            "into tensors of no prepared model, into which nothing comes back from the device. Make the layer part of "
+            "the model that is prepared; or call eval() on it, or make it with track_running_stats=False."
+        )

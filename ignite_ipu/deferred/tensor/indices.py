@@ -1,0 +1,90 @@
+"""Indices and bounds of recorded tensors that the host knows, with which the result has a known shape."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from ignite_ipu.deferred.graph.structure import put_together, take_apart, words
+
+__all__ = ["ARRAYS", "INDEXED", "with_known_indices"]
+
+# What takes whole numbers as sizes, bounds and indices, for which tensors without dimensions may stand.
+INDEXED = words("__getitem__ setitem narrow select view reshape expand repeat tile unflatten topk chunk split roll")
+ARRAYS = frozenset([np.ndarray])
+_ITEMS = ("__getitem__", "setitem")
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_MASKS = (torch.bool, torch.uint8)
+# Returns the value of a tensor that the host has, None for others.
+_OnHost = Callable[[torch.Tensor], Optional[torch.Tensor]]
+
+
+def with_known_indices(name: str, args: Tuple[Any, ...], on_host: _OnHost) -> Tuple[Any, ...]:
+    """Return arguments of a function in `INDEXED` with what the host knows of their indices.
+
+    Tensors without dimensions become whole numbers, boolean masks become where they hold, and arrays become tensors.
+
+    Raises:
+        IndexError: A mask has another shape than what it selects from.
+    """
+    if name not in _ITEMS:
+        return (args[0], *_with_numbers(args[1:], on_host))
+    return (args[0], _with_numbers(_without_masks(args[1], args[0].shape, on_host), on_host), *args[2:])
+
+
+def _with_numbers(arguments: Any, on_host: _OnHost) -> Any:
+    leaves: List[Any] = []
+    structure = take_apart(arguments, leaves, lambda value: isinstance(value, (torch.Tensor, np.ndarray)))
+    return put_together(structure, [_as_index(leaf, on_host) for leaf in leaves])
+
+
+def _as_index(leaf: Any, on_host: _OnHost) -> Any:
+    if isinstance(leaf, np.ndarray):
+        # A copy: nobody notices what is written into an array.
+        leaf = torch.tensor(leaf)
+    value = on_host(leaf) if not leaf.dim() and leaf.dtype in _WHOLE else None
+    return leaf if value is None else int(value)
+
+
+def _without_masks(index: Any, size: Sequence[int], on_host: _OnHost) -> Any:
+    items = index if type(index) is tuple else (index,)
+    masks = [_mask(item, on_host) for item in items]
+    if all(mask is None for mask in masks):
+        return index
+    _check(items, masks, size)
+    found: List[Any] = []
+    for item, mask in zip(items, masks):
+        found += [item] if mask is None else mask.nonzero(as_tuple=True)
+    return tuple(found)
+
+
+def _mask(item: Any, on_host: _OnHost) -> Optional[torch.Tensor]:
+    """Return the mask that an index is, None for another one, or where the device computes the mask."""
+    if isinstance(item, np.ndarray) and item.dtype == np.bool_ and item.ndim:
+        return torch.tensor(item)
+    if isinstance(item, torch.Tensor) and item.dtype in _MASKS and item.dim():
+        return on_host(item)
+    return None
+
+
+def _check(items: Sequence[Any], masks: Sequence[Optional[torch.Tensor]], size: Sequence[int]) -> None:
+    """Refuse masks of other shapes, as PyTorch does: it would not look at their shapes any more."""
+    taken = [_dimensions(item) if mask is None else mask.dim() for item, mask in zip(items, masks)]
+    place = 0
+    for item, mask, count in zip(items, masks, taken):
+        selected = tuple(size[place : place + count])
+        if mask is not None and tuple(mask.shape) != selected:
+            raise IndexError(
+                f"A mask of shape {tuple(mask.shape)} selects from dimensions of shape {selected}, in a tensor of "
+                f"shape {tuple(size)}: their shapes have to be the same."
+            )
+        place += len(size) - sum(taken) if item is Ellipsis else count
+
+
+def _dimensions(item: Any) -> int:
+    """Return how many dimensions of a tensor an index that is no mask of the host selects from."""
+    if isinstance(item, torch.Tensor) and item.dtype in _MASKS:
+        return item.dim()
+    return 0 if item is None or item is Ellipsis or isinstance(item, bool) else 1

@@ -1,0 +1,128 @@
+"""From a deferred value to the captured models that it was computed from: they go backward, or run, for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, List, Sequence
+
+from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
+from ignite_ipu.deferred.graph.operations import Input, Operation, Value
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.program.user_code import Line, current_line
+
+if TYPE_CHECKING:
+    from ignite_ipu.deferred.model.model import CapturedModel
+
+__all__ = ["awaits_backward", "mark_loss", "run_for_read"]
+
+
+def mark_loss(value: Value) -> None:
+    """Let a value go backward.
+
+    Raises:
+        CaptureError: It is no scalar, or was computed from no captured model or from several, or from dropped values.
+    """
+    line = current_line(above=2)
+    if value.known:
+        raise CaptureError(
+            f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
+        )
+    operations = ancestors(value)
+    models = _models_of(operations, "backward()", line)
+    if value.shape.size and max(value.shape.size) != 1:
+        raise CaptureError(
+            f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
+            "Reduce it with mean() or sum()."
+        )
+    if not value.shape.requires_grad:
+        raise CaptureError(
+            f"backward() at {line} was called on a value that does not depend on trainable weights (it was "
+            "detached, or computed without gradients), so nothing would be trained."
+        )
+    if len(models) > 1:
+        from ignite_ipu.deferred.model.optimizer import find_optimizers
+
+        find_optimizers()
+        models = _with_frozen(_models_of(operations, "backward()", line), line)
+    if len(models) != 1:
+        names = " and ".join(sorted(model.name for model in models))
+        trained = _models_of(_ancestors_with_gradients(value), "backward()", line)
+        if len(trained) == 1:
+            others = " and ".join(sorted(model.name for model in models if model is not trained[0]))
+            raise CaptureError(
+                f"The loss at {line} trains {trained[0].name}, and reads detached values of another captured model "
+                f"({others}), whose step has not run. Call optimizer.step() of that model before its values go into "
+                f"{trained[0].name}; or let one optimizer train both, with a parameter group for each; or, where it is "
+                "not trained, call it in eval mode under torch.no_grad(). A generator that is trained through its "
+                "discriminator is not supported."
+            )
+        raise CaptureError(
+            f"The loss at {line} was computed from several captured models ({names}). One device step trains "
+            "one model, or several by one optimizer: this pattern (a generator trained through its discriminator, "
+            "an encoder with an optimizer of its own) is not supported. Use one optimizer with a parameter group for "
+            "each model; or, where one is not trained by this loss, call it in eval mode under torch.no_grad() (a "
+            "teacher, a frozen generator)."
+        )
+    models[0].backward(Loss(value, operations, line))
+
+
+def _with_frozen(models: List[CapturedModel], line: Line) -> List[CapturedModel]:
+    """Let frozen models that no optimizer holds be parts of the one that is trained, if one is."""
+    from ignite_ipu.deferred.model.joined import join
+    from ignite_ipu.deferred.model.optimizer import is_held
+
+    trained = [model for model in models if is_held(model) or not model.is_frozen]
+    if len(trained) != 1 or len(models) == 1:
+        return models
+    frozen = [model for model in models if model is not trained[0]]
+    return [join([*trained, *frozen], f"The loss at {line} is computed by")]
+
+
+def awaits_backward(value: Value) -> bool:
+    """Tell whether a value comes with a step whose loss has not gone backward."""
+    operations = ancestors(value)
+    calls = {operation: operation.model.whole for operation in operations if operation.model is not None}
+    if any(operation.problem is not None for operation in operations):
+        return False
+    gone = {operation for model in set(calls.values()) for loss in model.pending for operation in loss.operations}
+    return not calls.keys() <= gone
+
+
+def run_for_read(value: Value, what: str) -> None:
+    """Run what a value that somebody reads depends on.
+
+    Raises:
+        EarlyReadError: That is not possible yet, or never.
+    """
+    operations = ancestors(value)
+    for model in _models_of(operations, what, current_line()):
+        model.run_early(value, what)
+
+
+def _ancestors_with_gradients(value: Value) -> List[Operation]:
+    """Return the operations through which gradients of a value flow."""
+    found = {value.operation: None}
+    waiting = [value.operation]
+    while waiting:
+        for leaf in waiting.pop().leaves:
+            if type(leaf) is Value and leaf.shape.requires_grad and leaf.operation not in found:
+                found[leaf.operation] = None
+                waiting.append(leaf.operation)
+    return list(found)
+
+
+def _models_of(operations: Sequence[Operation], what: str, line: Line) -> List[CapturedModel]:
+    """Return the models that operations call or use weights of, for what `what` at a line asks.
+
+    Raises:
+        EarlyReadError: Some operation will never be run.
+    """
+    found: Dict[CapturedModel, None] = {}
+    for operation in operations:
+        if operation.problem is not None:
+            raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
+        if operation.model is not None:
+            found[operation.model.whole] = None
+        for leaf in operation.leaves:
+            if type(leaf) is Input and leaf.model is not None:
+                found[leaf.model.whole] = None
+    return list(found)

@@ -1,0 +1,490 @@
+"""`DeferredTensor`: a tensor of a captured step, whose value exists once the step has run."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Container, Dict, FrozenSet, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch.overrides import enable_reentrant_dispatch
+
+from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Shape, Value, name_of
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.signatures import KEYWORDS, Plans, changing_numbers, inferred_plan, keywords_of
+from ignite_ipu.deferred.graph.structure import PLAIN, put_together, take_apart, take_call_apart, words
+from ignite_ipu.deferred.tensor.buffer_writes import NORMALISATIONS, refuse_statistics
+from ignite_ipu.deferred.tensor.frames import is_argument_check
+from ignite_ipu.deferred.tensor.functions import applied_function, refuse_function, refuse_script
+from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST, refuse_weights_of_the_host
+from ignite_ipu.deferred.tensor.in_place import OPERATORS, OUT_OF_PLACE, diagonal_masked
+from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
+from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
+from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
+from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.user_code import Line, current_line
+
+__all__ = ["DeferredTensor", "as_leaf", "deferred_results", "known_in", "resolved"]
+
+_METADATA = words(
+    "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
+    "is_sparse_csr is_quantized is_nested is_mkldnn is_xla is_vulkan is_maia is_mtia is_ort is_leaf names name "
+    "_is_view size dim numel nelement is_floating_point is_complex is_signed stride storage_offset is_contiguous "
+    "element_size ndimension __len__ get_device dense_dim sparse_dim is_same_size result_type can_cast __hash__ "
+    "is_conj is_neg is_inference has_names __dir__ is_tensor is_shared is_pinned is_distributed"
+)
+_READS = words(
+    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
+    "__contains__ __reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
+    "_typed_storage storage_type share_memory_ __format__ __repr__ __str__ nonzero argwhere masked_select unique "
+    "unique_consecutive is_set_to to_sparse to_dense histc bincount __cuda_array_interface__ "
+    "__array_wrap__ __array_priority__ save"
+)
+_TENSOR_PROPERTIES = words("T mT H mH real imag")
+_REFUSED = {
+    "requires_grad_": "what is trained is decided by the model's parameters",
+    "register_hook": "hooks on gradients do not run on a device",
+    "retain_grad": "gradients stay on the device",
+    "set_": "its memory is on the device",
+    "resize_": "a compiled step has fixed shapes",
+    "resize_as_": "a compiled step has fixed shapes",
+}
+# The factor of torch.add and torch.sub, which has to be a Python number.
+_ALPHA = "alpha"
+_CPU = torch.device("cpu")
+_MAKE = torch.Tensor._make_wrapper_subclass
+# Functions that were recorded before, and types of numbers among their arguments that may change.
+_RECORDED: Dict[Callable[..., Any], FrozenSet[type]] = {}
+
+
+class DeferredTensor(torch.Tensor):
+    """A tensor whose shape, type and place in the step are known, and whose value comes with the step.
+
+    Attributes:
+        value: What it stands for now.
+        origin: The ordinary tensor that it replaces after `total += loss`.
+
+    Operations on it are recorded. Asking for its value gives the number when the step has run, runs the step when its
+    loss has gone backward, and is an error before that.
+    """
+
+    value: Value
+    origin: Optional[torch.Tensor] = None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        grad = torch.is_grad_enabled()
+        if not grad:
+            _refuse_functions(args, kwargs)
+        numbers: Optional[Container[type]] = _RECORDED.get(func)
+        if numbers is not None:
+            leaves: List[Any] = []
+            key, values = [func, grad], args
+            if kwargs:
+                keywords = KEYWORDS.get((func, *kwargs, *map(id, kwargs.values())))
+                if keywords is not None:
+                    key[0] = keywords
+                else:
+                    if _ALPHA in kwargs:
+                        numbers = ()
+                    key += (len(args), *kwargs)
+                    values = (*args, *kwargs.values())
+            plan = _PLANS.look_up(key, values, leaves, numbers)
+            if plan is not None:
+                return deferred_results(Operation(plan, None, leaves, current_line(above=1)))
+        if WrittenTensor in types:
+            args, kwargs = in_place_of_written(args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return _call(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an
+        # autograd.Function returns just as it got it comes here, too.
+        _refuse_functions(args, kwargs)
+        refuse_script()
+        # Autograd is switched off here, and with it what tells whether a result depends on weights.
+        with enable_reentrant_dispatch():
+            return _call(func, args, kwargs or {})
+
+    def backward(
+        self,
+        gradient: Optional[torch.Tensor] = None,
+        retain_graph: Optional[bool] = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        """Mark this as a loss of the step, which runs with `optimizer.step()`.
+
+        Raises:
+            CaptureError: It is no scalar that depends on one model, or an argument cannot be honoured.
+        """
+        if gradient is not None or inputs is not None or create_graph:
+            name = "gradient" if gradient is not None else "inputs" if inputs is not None else "create_graph"
+            raise CaptureError(
+                f"backward({name}=...) cannot be honoured: the device differentiates one scalar with respect to all "
+                "trainable weights. Call backward() without it."
+            )
+        mark_loss(self.value)
+
+    def item(self) -> Any:
+        """Return the value of a tensor with one element."""
+        tensor = self.value.tensor
+        return (_read(self.value, "item()") if tensor is None else tensor).item()
+
+    def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
+        # Debuggers and error messages show objects at any time: this one never fails.
+        if self.value.known:
+            return repr(self.value.get())
+        return f"DeferredTensor(size={self.value.shape.size}, dtype={self.value.shape.dtype}, not computed yet)"
+
+    def __str__(self) -> str:
+        return str(_read(self.value, "print"))
+
+    def __format__(self, spec: str) -> str:
+        return format(_read(self.value, "format"), spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain = _read(self.value, "saving it")
+        # Hooks that the engine has put on it would go into the file.
+        saved: Any = plain.detach().requires_grad_(plain.requires_grad)
+        return saved.__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return _read(self.value, "a copy").clone()
+
+
+def resolved(structure: Any) -> Any:
+    """Return nested values with every deferred tensor replaced by its value."""
+    leaves: List[Any] = []
+    shape = take_apart(structure, leaves)
+    return put_together(shape, [_plain(leaf, "its value") for leaf in leaves])
+
+
+def deferred_values(structure: Any) -> List[Value]:
+    """Return what nested values hold that has no value yet."""
+    leaves: List[Any] = []
+    take_apart(structure, leaves)
+    found = [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves]
+    return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor) and not leaf.value.known]
+
+
+def known_in(structure: Any) -> Any:
+    """Return nested values with those deferred tensors replaced by their values that need no update."""
+    leaves: List[Any] = []
+    shape = take_apart(structure, leaves)
+    return put_together(shape, [_if_known(leaf) for leaf in leaves])
+
+
+def as_leaf(value: Any, line: Line) -> Any:
+    """Return what a recorded operation refers to for a tensor or number: `Value`, `Input` or `Number`.
+
+    Raises:
+        CaptureError: The tensor was computed from weights outside the captured step.
+    """
+    if type(value) is WrittenTensor:
+        value = value.successor
+    if isinstance(value, DeferredTensor):
+        known = value.value
+        if not known.known:
+            return known
+        return Input(known.get(), Shape.of(known.get(), False))
+    if isinstance(value, (float, int)):
+        return Number(value)
+    return _input(value, line)
+
+
+def deferred_results(operation: Operation) -> Any:
+    """Return the results of an operation as the user gets them."""
+    plan = operation.plan
+    if plan.single:
+        value = Value(operation, 0, plan.shapes[0])
+        operation.results = (weakref.ref(value),)
+        return _tensor_of(value)
+    return put_together(plan.result, [_tensor_of(value) for value in operation.give()])
+
+
+def _tensor_of(value: Value) -> DeferredTensor:
+    shape = value.shape
+    tensor: DeferredTensor = _MAKE(DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU)
+    tensor.value = value
+    value.handle = weakref.ref(tensor)
+    return tensor
+
+
+def _input(tensor: torch.Tensor, line: Line) -> Input:
+    found = parameter_of(tensor)
+    if found is not None:
+        model, name = found
+        return Input(tensor, Shape.of(tensor, requires_grad(tensor)), name, model)
+    if requires_grad(tensor):
+        refuse_weights_of_the_host(tensor, line)
+        raise CaptureError(
+            f"A tensor of shape {tuple(tensor.shape)} at {line} requires gradients, but it is no part of the "
+            "captured model, so the device could not train through it. If it is a parameter, make it one of the model "
+            "that is prepared (a loss with weights of its own, too: put both into one module); if a model in "
+            "evaluation mode computed it, call model.train() to train that, or use torch.no_grad(); else call detach() "
+            f"on it. {ON_THE_HOST}"
+        )
+    if tensor.device.type != "cpu":
+        raise CaptureError(
+            f"A tensor on {tensor.device} takes part in the step at {line}; PopTorch copies from the host's "
+            "memory. Leave it on the CPU."
+        )
+    if tensor.layout is not torch.strided:
+        raise CaptureError(
+            f"A tensor of shape {tuple(tensor.shape)} in the layout {tensor.layout} takes part in the step at "
+            f"{line}; an IPU takes dense tensors alone. Call to_dense() on it before, for example in collate_fn."
+        )
+    return Input(tensor, Shape.of(tensor, False))
+
+
+def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return _property(func, args[0])
+    if name in ("__set__", "__delete__"):
+        raise CaptureError(
+            f"tensor.{_descriptor_name(func)} = ... at {current_line()} cannot be recorded: the tensor is "
+            "computed on the device. Make a new tensor instead."
+        )
+    if name in _METADATA:
+        return func(*args, **kwargs)
+    if name == "__bool__" and not args[0].value.known and is_argument_check():
+        # PopTorch leaves these checks out of what it traces.
+        return True
+    if name in _READS or (name == "where" and len(args) + len(kwargs) == 1):
+        return _with_values(func, args, kwargs, f"{name_of(func)}()")
+    if name in ("cpu", "pin_memory") and not args[0].value.known:
+        return args[0]
+    if name in ("cuda", "xpu", "npu"):
+        raise CaptureError(f".{name}() at {current_line()}: the step runs on an IPU. Remove the call.")
+    if name in _REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
+        raise CaptureError(f"{name}() at {current_line()} cannot be recorded: {_REFUSED[name]}.")
+    if name == "backward":
+        _backward(*args, **kwargs)
+        return None
+    if name in ("grad", "_engine_run_backward"):
+        raise CaptureError(
+            f"torch.autograd.grad at {current_line()} asks for gradients, which exist on the device alone. Use "
+            f"backward() and optimizer.step(). {ON_THE_HOST}"
+        )
+    if name == "__iter__":
+        return iter(_record(torch.Tensor.unbind, (args[0], 0), {}))
+    if name == "to":
+        dtype = _cast(args, kwargs)
+        if dtype is None:
+            return args[0]
+        args, kwargs = (args[0], dtype), {}
+    return _record(func, args, kwargs)
+
+
+def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+    """Do what `torch.autograd.backward` does: each tensor goes backward."""
+    if grad_tensors is not None:
+        raise CaptureError(
+            "torch.autograd.backward(grad_tensors=...) cannot be honoured: losses are scalars. Leave it out."
+        )
+    for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+        if not isinstance(tensor, DeferredTensor):
+            raise CaptureError("torch.autograd.backward was given a tensor of the captured step and one of the host.")
+        tensor.backward(*args[1:], **kwargs)
+
+
+def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
+    name = _descriptor_name(func)
+    if name == "requires_grad":
+        return tensor.value.shape.requires_grad
+    if name == "is_leaf":
+        return not tensor.value.shape.requires_grad
+    if name in _METADATA:
+        return func(tensor)
+    if name in ("grad", "grad_fn", "_grad"):
+        return None
+    if name == "_version":
+        return 0
+    if name == "data":
+        return _record(torch.Tensor.detach, (tensor,), {})
+    if name in _TENSOR_PROPERTIES:
+        return _record(getattr, (tensor, name), {})
+    return _with_values(func, (tensor,), {}, f"its attribute {name}")
+
+
+def _descriptor_name(func: Any) -> str:
+    return str(getattr(getattr(func, "__self__", None), "__name__", "attribute"))
+
+
+def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype]:
+    """Return the other type that `tensor.to(...)` asks for, None if it asks for none; only the host is a device."""
+    own = args[0].dtype
+    for value in (*args[1:], *kwargs.values()):
+        if isinstance(value, (str, torch.device)) and torch.device(value).type not in ("cpu", "ipu"):
+            raise CaptureError(
+                f".to({str(value)!r}) at {current_line()}: the step runs on an IPU, and what comes back is on "
+                "the host. Use accelerator.device, or remove the call."
+            )
+        wanted = value.dtype if isinstance(value, torch.Tensor) else value
+        if isinstance(wanted, torch.dtype) and wanted is not own:
+            return wanted
+    return None
+
+
+def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    name = getattr(func, "__name__", "")
+    target = _written(name, args, kwargs)
+    if target is not None:
+        return _record_in_place(func, name, target, args, kwargs)
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": None}
+    leaves: List[Any] = []
+    numbers = changing_numbers(name, args, kwargs)
+    if numbers:
+        args = tuple([value.item() if isinstance(value, np.number) else value for value in args])
+
+    others = ARRAYS if name in INDEXED else numbers
+
+    def is_leaf(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) or type(value) in others
+
+    structure = take_call_apart(args, kwargs, leaves, is_leaf)
+    if others is ARRAYS and len(leaves) > 1:
+        args, leaves = with_known_indices(name, args, _on_host), []
+        structure = take_call_apart(args, kwargs, leaves, is_leaf)
+    if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
+        return func(*_known(args), **_known(kwargs))
+    line = current_line()
+    if name in NORMALISATIONS:
+        refuse_statistics(func, name, args, kwargs, line)
+    leaves = [as_leaf(leaf, line) for leaf in leaves]
+    grad = torch.is_grad_enabled()
+    plan = inferred_plan(func, structure, leaves, grad, line)
+    start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
+    _PLANS.learn(start, (*args, *kwargs.values()), numbers, plan)
+    if kwargs and not numbers and _ALPHA not in kwargs and PLAIN.issuperset(map(type, kwargs.values())):
+        _PLANS.learn([keywords_of(func, kwargs), grad], args, numbers, plan)
+    _RECORDED[func] = _RECORDED.get(func, numbers) | numbers
+    return deferred_results(Operation(plan, None, leaves, line))
+
+
+def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
+    """Return the tensor that a call writes into, None for most calls."""
+    if kwargs.get("out") is not None:
+        return kwargs["out"]
+    if kwargs.get("inplace"):
+        return args[0]
+    in_place = name in OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return args[0] if in_place and args else None
+
+
+def _record_in_place(
+    func: Callable[..., Any], name: str, target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+) -> Any:
+    """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
+    plain = OUT_OF_PLACE.get(name)
+    line = current_line()
+    known = not isinstance(target, DeferredTensor) or target.value.known
+    if known and all(leaf.value.known for leaf in _deferred_in((args, kwargs))):
+        return func(*_known(args), **_known(kwargs))
+    ordinary = not isinstance(target, DeferredTensor)
+    if plain is None and not ordinary:
+        raise CaptureError(
+            f"{name} at {line} writes into a tensor that the step computes, in a way that recording does not follow. "
+            "Compute a new tensor (x = x ** y for x **= y, torch.logical_and(x, y) for x.logical_and_(y), "
+            "torch.randn_like(x) for x.normal_()), or write into it after optimizer.step()."
+        )
+    if plain is None or (ordinary and name not in OPERATORS):
+        raise CaptureError(
+            f"{'x[...] = y' if name == '__setitem__' else name} at {line} writes values that do not exist yet into a "
+            "tensor. Compute a new tensor (total = total + loss.detach(), torch.where, torch.cat, x.scatter() without "
+            "the underscore), or do it after optimizer.step()."
+        )
+    if not ordinary and target.value.shape.requires_grad and not torch.is_grad_enabled():
+        raise CaptureError(
+            f"{name} at {line} changes a tensor of shape {tuple(target.shape)} in place without gradients, and the "
+            "loss may be computed from it: PyTorch changes the value alone, and gradients flow as if nothing had "
+            "been done. Write what you mean: x = x + (x.clamp(...) - x).detach() for that; x = x.clamp(...) outside of "
+            "torch.no_grad() for a gradient through it; or x = x.detach().clone() first for none."
+        )
+    if name == "fill_diagonal_":
+        args, kwargs = diagonal_masked(*args, **kwargs), {}
+    result = _record(plain, args, kwargs)
+    if ordinary:
+        # The name that `total += loss` binds gets the result, and the tensor it named before stands for it.
+        result.origin = target
+        write_back(result.value, target, result)
+        return result
+    if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype or target.value.viewed:
+        reason = (
+            "shares memory with another tensor of the step" if target.value.viewed else "would change shape or type"
+        )
+        raise CaptureError(
+            f"{name_of(func)} at {line} works in place on a tensor that {reason}. Write x = x + y instead of x += y, "
+            "and copy = x.clone(); copy[...] = y instead of x[...] = y."
+        )
+    # The user's tensor stands for the new value from here on.
+    target.value.handle = _gone
+    target.value = result.value
+    target.value.handle = weakref.ref(target)
+    if target.origin is not None:
+        write_back(target.value, target.origin, target)
+    return target
+
+
+def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:
+    """Return the value of a tensor that the host has and no captured model, None for others."""
+    tensor = tensor.successor if type(tensor) is WrittenTensor else tensor
+    if parameter_of(tensor) is not None or (isinstance(tensor, DeferredTensor) and not tensor.value.known):
+        return None
+    known: torch.Tensor = _plain(tensor, "an index")
+    return known
+
+
+def _gone() -> None:
+    return None
+
+
+def _refuse_functions(args: Tuple[Any, ...], kwargs: Any) -> None:
+    name = applied_function()
+    if name is not None:
+        refuse_function(name, [tensor.value for tensor in _deferred_in((args, kwargs))])
+
+
+def _deferred_in(structure: Any) -> List[DeferredTensor]:
+    leaves: List[Any] = []
+    take_apart(structure, leaves)
+    return [leaf for leaf in leaves if isinstance(leaf, DeferredTensor)]
+
+
+def _known(structure: Any) -> Any:
+    leaves: List[Any] = []
+    shape = take_apart(structure, leaves)
+    return put_together(shape, [leaf.value.get() if isinstance(leaf, DeferredTensor) else leaf for leaf in leaves])
+
+
+def _with_values(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], what: str) -> Any:
+    leaves: List[Any] = []
+    structure = take_apart((args, kwargs), leaves)
+    args, kwargs = put_together(structure, [_plain(leaf, what) for leaf in leaves])
+    return func(*args, **kwargs)
+
+
+def _plain(leaf: Any, what: str) -> Any:
+    return _read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf
+
+
+def _if_known(leaf: Any) -> Any:
+    return leaf.value.get() if isinstance(leaf, DeferredTensor) and leaf.value.known else leaf
+
+
+def _read(value: Value, what: str) -> torch.Tensor:
+    if not value.known:
+        run_for_read(value, what)
+    return value.get()
+
+
+_PLANS = Plans(DeferredTensor)

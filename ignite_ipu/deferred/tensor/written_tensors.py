@@ -1,0 +1,125 @@
+"""Ordinary tensors that a captured step writes into, as `total += loss` does: under every name they have the new value.
+
+The value comes when the step has run. Until then the tensor's class passes whatever is done with it on to the deferred
+tensor that stands for the new value; then it is an ordinary tensor again.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import weakref
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.graph.operations import Value
+from ignite_ipu.deferred.graph.step_graph import ancestors
+from ignite_ipu.deferred.graph.structure import put_together, take_apart
+
+__all__ = ["WAITING", "WrittenTensor", "in_place_of_written", "write_back", "write_known"]
+
+
+class _Write:
+    """A value that a tensor of the host shall have once it is known."""
+
+    __slots__ = ("__weakref__", "target", "value")
+
+    def __init__(self, value: Value, target: torch.Tensor) -> None:
+        self.value = value
+        self.target = target
+
+
+_Given = Callable[[], Optional[_Write]]
+WAITING: Deque[_Given] = collections.deque()
+"""Gives what `write_known` shall write, None where nobody can make the value known any more."""
+
+_TURN = threading.RLock()
+
+
+class WrittenTensor(torch.Tensor):
+    """A tensor of the host whose new value the device computes.
+
+    Attributes:
+        successor: The deferred tensor that stands for the value.
+    """
+
+    successor: torch.Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = in_place_of_written(args, kwargs or {})
+        return func(*args, **kwargs)
+
+    def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
+        # Debuggers and error messages show objects at any time: this one never fails.
+        return repr(self.successor)
+
+    def __str__(self) -> str:
+        return str(self.successor)
+
+
+def in_place_of_written(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    """Return the arguments with the successors of all written tensors."""
+    leaves: List[Any] = []
+    structure = take_apart((args, kwargs), leaves)
+    replaced: Tuple[Tuple[Any, ...], Dict[str, Any]] = put_together(
+        structure, [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves]
+    )
+    return replaced
+
+
+def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> None:
+    """Write a value into a tensor of the host as soon as it is known, and let `successor` answer for it until then."""
+    WAITING.append(_kept(_Write(value, target)))
+    if type(target) is torch.Tensor:
+        target.__class__ = WrittenTensor
+    if type(target) is WrittenTensor:
+        target.successor = successor
+
+
+def write_known() -> None:
+    """Write the values that have become known where they were asked for."""
+    known: Deque[_Write] = collections.deque()
+    late: List[_Write] = []
+    with _TURN:
+        # Other threads append to it meanwhile.
+        for given in [WAITING.popleft() for _ in range(len(WAITING))]:
+            write = given()
+            if write is None:
+                continue
+            if write.value.known:
+                known.append(write)
+            elif write.value.operation.problem is None:
+                late.append(write)
+                WAITING.append(given if isinstance(given, weakref.ref) else _kept_by_calls(write))
+        try:
+            while known:
+                write = known.popleft()
+                _fill(write, last=all(write.target is not each.target for each in late))
+        finally:
+            # One whose value cannot be computed says so to whoever reads it, and keeps no other from being written.
+            WAITING.extend(map(_kept, known))
+
+
+def _fill(write: _Write, last: bool) -> None:
+    target = write.target
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        target.copy_(write.value.get())
+        if last and type(target) is WrittenTensor:
+            target.__class__ = torch.Tensor  # type: ignore[assignment]
+            target.__dict__.pop("successor", None)
+
+
+def _kept(write: _Write) -> _Given:
+    return lambda: write
+
+
+def _kept_by_calls(write: _Write) -> _Given:
+    """Return what gives a write as long as somebody can run the calls of models that its value depends on."""
+    calls = [each for each in ancestors(write.value) if each.plan.function is None and not each.done]
+    for call in calls:
+        call.kept = [*getattr(call, "kept", ()), write]
+    return weakref.ref(write) if calls else _kept(write)

@@ -1,0 +1,306 @@
+"""A captured model as straight-line Python: what runs on every micro-batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import fx
+
+from ignite_ipu.emulator.compiler import stochastic_rounding
+from ignite_ipu.emulator.compiler.batching import narrowed
+from ignite_ipu.emulator.trace import number_formats, precision
+from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.losses import ancestors
+from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
+from ignite_ipu.emulator.values.custom_types import flatten_tensors
+from ignite_ipu.emulator.values.nested import leaves
+
+Run = Callable[..., Tuple[torch.Tensor, ...]]
+Fold = Callable[[Capture], Dict[fx.Node, torch.Tensor]]
+
+_ON_THE_HOST = tuple(f"ignite_ipu.emulator.ops.{name}" for name in ("control_flow", "custom", "host", "printing"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """The graph of one forward.
+
+    Attributes:
+        nodes: The recorded graph; each node's `meta` tells its operator, site, name scope and source line.
+        run: Function of the inputs, weights, buffers and constants, in this order. It returns a tuple of tensors.
+        source: The text of `run`.
+        inputs, weights, buffers: Names of what `run` takes first.
+        constants: The frozen tensors that `run` takes last.
+        folded: Those of them, and of the outputs, that were computed at compile time, by node name.
+        structure: What forward returned, with a traced tensor for each tensor.
+        positions: For each tensor of `structure`, its place in what `run` returns; None for a frozen one.
+        frozen: Tensors of `structure` that depend on no value on the device, by place in `structure`.
+        loss: Place of the loss in what `run` returns; None in inference.
+        extras: Place of each further value asked for in what `run` returns, by the name asked for.
+        written: Places of what `run` takes and forward modifies in place, among all that it takes.
+        written_inputs: Places of the inputs that forward modifies in place.
+        written_buffers: Names of the buffers that forward modifies in place.
+        watches_gradients: Whether a gradient is shown while it is computed.
+    """
+
+    nodes: fx.Graph
+    run: Run
+    source: str
+    inputs: Tuple[str, ...]
+    weights: Tuple[str, ...]
+    buffers: Tuple[str, ...]
+    constants: Tuple[torch.Tensor, ...]
+    folded: Dict[str, torch.Tensor]
+    structure: Any
+    positions: Tuple[Optional[int], ...]
+    frozen: Dict[int, torch.Tensor]
+    loss: Optional[int]
+    extras: Dict[str, int]
+    written: Tuple[int, ...]
+    written_inputs: Tuple[int, ...]
+    written_buffers: Tuple[str, ...]
+    watches_gradients: bool
+
+
+def build(
+    capture: Capture,
+    structure: Any,
+    loss: Optional[fx.Node],
+    extras: Optional[Mapping[str, fx.Node]] = None,
+    fold: Optional[Fold] = None,
+) -> Graph:
+    """Turn a finished capture into a graph that runs.
+
+    Args:
+        structure: What forward returned.
+        loss: The node that gradients are taken of; None in inference.
+        extras: Nodes, by name, whose values are wanted besides what forward returned, as they are when computed.
+        fold: Returns the nodes whose values are known already; None computes them.
+    """
+    folded = (fold or fold_constants)(capture)
+    returned: Dict[fx.Node, int] = {}
+
+    def place(node: fx.Node) -> int:
+        return returned.setdefault(node, len(returned))
+
+    frozen: Dict[int, torch.Tensor] = {}
+    used: Dict[str, torch.Tensor] = {}
+    positions: List[Optional[int]] = []
+    for index, leaf in enumerate(flatten_tensors(structure)):
+        value = folded.get(leaf.node) if isinstance(leaf, IpuTensor) else leaf
+        if isinstance(leaf, IpuTensor) and value is not None:
+            used[leaf.node.name] = value
+        if isinstance(leaf, IpuTensor) and value is None:
+            positions.append(place(leaf.node))
+        else:
+            assert value is not None
+            positions.append(None)
+            # What was computed while compiling was on the device all the same; a host tensor never was.
+            frozen[index] = narrowed(value) if isinstance(leaf, IpuTensor) else value
+    # Arithmetic after a loss has no gradient, and arithmetic in place (`loss += penalty`) is no exception.
+    loss_place = None if loss is None else place(_unchanged(capture, loss))
+    extra_places = {name: place(_unchanged(capture, node)) for name, node in (extras or {}).items()}
+
+    taken = _taken(capture)
+    # What is returned has the value of the end, whoever wrote to it after it was made, and through which view.
+    needed = _needed(capture.graph, returned, stop=folded, memory=_kept_memory(capture, returned))
+    constants = {node: value for node, value in folded.items() if node in needed}
+    used.update((node.name, value) for node, value in constants.items())
+    copied = {node: value for node, value in _values(capture).items() if node in needed and node not in folded}
+    arguments = [*taken, *constants, *copied]
+    kernel_of = functools.partial(_kernel_of, capture)
+    source, names = _generate(capture.graph, arguments, returned, needed, folded, copied, kernel_of)
+    code = compile(source, "<captured graph>", "exec")
+    exec(code, names)  # the text is ours, made from the recorded nodes
+    return Graph(
+        nodes=capture.graph,
+        run=names["run"],
+        source=source,
+        inputs=tuple(capture.inputs),
+        weights=tuple(capture.weights),
+        buffers=tuple(capture.buffers),
+        constants=(*constants.values(), *copied.values()),
+        folded=used,
+        structure=structure,
+        positions=tuple(positions),
+        frozen=frozen,
+        loss=loss_place,
+        extras=extra_places,
+        written=tuple(index for index, node in enumerate(taken) if capture.is_written(node)),
+        written_inputs=tuple(
+            index for index, traced in enumerate(capture.inputs.values()) if capture.is_written(traced.origin)
+        ),
+        written_buffers=tuple(name for name, traced in capture.buffers.items() if capture.is_written(traced.origin)),
+        watches_gradients=capture.watches_gradients,
+    )
+
+
+def live(capture: Capture, structure: Any, losses: Iterable[fx.Node] = ()) -> Set[fx.Node]:
+    """Return the nodes that what forward returns, a loss or a written input or buffer needs."""
+    leaves_of = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]
+    return _needed(capture.graph, [*leaves_of, *losses], (), _kept_memory(capture, (*leaves_of, *losses)))
+
+
+def _taken(capture: Capture) -> List[fx.Node]:
+    """Return the nodes of inputs, weights and buffers, in the order in which the graph takes them."""
+    return [traced.origin for own in (capture.inputs, capture.weights, capture.buffers) for traced in own.values()]
+
+
+def _kept_memory(capture: Capture, returned: Iterable[fx.Node]) -> Set[Optional[int]]:
+    """Return the memory in which values outlive forward."""
+    return {node.meta.get("memory") for node in (*_taken(capture), *returned)}
+
+
+def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
+    return {capture.constants[name].origin: value for name, value in capture.constant_values.items()}
+
+
+def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
+    """Return the operators that run the user's code, branch or print: the graph does not tell all that they do."""
+    return [node for node in nodes.nodes if node.op == "call_function" and not _only_computes(node)]
+
+
+def fold_constants(
+    capture: Capture, also: Optional[Mapping[fx.Node, torch.Tensor]] = None
+) -> Dict[fx.Node, torch.Tensor]:
+    """Compute once what depends on constants alone, draws no random number and is never written.
+
+    Args:
+        also: Values of further nodes that count as constants.
+    """
+    known: Dict[fx.Node, Any] = {
+        node: value for node, value in {**_values(capture), **(also or {})}.items() if not capture.is_written(node)
+    }
+    own_default = number_formats.by_default(capture.default_dtype)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), own_default:
+        for node in capture.graph.nodes:
+            if node.op != "call_function" or "operator" not in node.meta:
+                continue
+            if node.meta["writes"] or node.meta["after"] or any(source not in known for source in node.all_input_nodes):
+                continue
+            if any(capture.is_written(value) for value in (node, *node.users)):
+                continue
+            if getattr(node.target, "runs_every_time", False):
+                continue
+            before = torch.random.get_rng_state()
+            value = node.target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+            if torch.equal(before, torch.random.get_rng_state()):
+                known[node] = value
+    return {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
+
+
+def _only_computes(node: fx.Node) -> bool:
+    kernel: Any = node.target
+    if isinstance(kernel, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
+        return True
+    module = getattr(kernel, "__module__", None) or ""
+    if getattr(kernel, "runs_every_time", False) or module.startswith(_ON_THE_HOST):
+        return False
+    return module.split(".")[0] in ("torch", "_operator", "ignite_ipu")
+
+
+def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
+    """Return a node with the value that `node` has when it is computed, whatever is written over it after that.
+
+    Weights and buffers have one value, the newest.
+    """
+    if any(node is traced.origin for traced in (*capture.weights.values(), *capture.buffers.values())):
+        return node
+    memory = node.meta["memory"]
+    since = itertools.dropwhile(lambda other: other is not node, capture.graph.nodes)
+    if not any(memory in later.meta.get("writes", ()) for later in itertools.islice(since, 1, None)):
+        return node
+    with capture.graph.inserting_after(node):
+        copy = capture.graph.call_function(torch.clone, (node,))
+    # No operator of the model's, and no tensor that it knows: without the rest of what describes these.
+    copy.meta.update(shape=node.meta["shape"], dtype=node.meta["dtype"])
+    return copy
+
+
+def _needed(
+    graph: fx.Graph, returned: Iterable[fx.Node], stop: Iterable[fx.Node], memory: Set[Optional[int]]
+) -> Set[fx.Node]:
+    """Return the nodes that the results need, or that write to `memory`."""
+    stop = set(stop)
+    roots = [*returned, *(node for node in graph.nodes if node.meta.get("writes", set()) & memory)]
+    needed = set(roots)
+    for root in roots:
+        if root not in stop:
+            needed |= ancestors(root, stop)
+    return needed | {node for node in graph.nodes if node.op == "call_function" and "operator" not in node.meta}
+
+
+def _kernel_of(capture: Capture, node: fx.Node) -> Any:
+    """Return what computes a node's value: the recorded kernel, with what the options ask for around it."""
+    kernel: Any = node.target
+    if "operator" not in node.meta or node.meta.get("part"):
+        return kernel
+    if capture.precision.stochastic_rounding:
+        kernel = stochastic_rounding.rounded(node, capture.is_written)
+    if capture.precision.floating_point_exceptions:
+        kernel = precision.watched(node.meta["operator"], kernel)
+    return kernel
+
+
+def _generate(
+    graph: fx.Graph,
+    arguments: Sequence[fx.Node],
+    returned: Collection[fx.Node],
+    needed: Set[fx.Node],
+    stop: Iterable[fx.Node],
+    copied: Iterable[fx.Node],
+    kernel_of: Callable[[fx.Node], Any],
+) -> Tuple[str, Dict[str, Any]]:
+    """Write the Python function that calls each needed node in turn, and collect the objects that it names."""
+    names: Dict[str, Any] = {}
+    numbers = itertools.count()
+
+    def bound(value: Any) -> str:
+        name = f"_{next(numbers)}"
+        names[name] = value
+        return name
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return value.name
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        if type(value) is slice:
+            return f"slice({text(value.start)}, {text(value.stop)}, {text(value.step)})"
+        if isinstance(value, (list, tuple)) and any(isinstance(leaf, fx.Node) for leaf in leaves(value)):
+            items = "".join(f"{text(item)}, " for item in value)
+            return f"[{items}]" if isinstance(value, list) else f"({items})"
+        if isinstance(value, dict) and any(isinstance(leaf, fx.Node) for leaf in leaves(value)):
+            return "{" + "".join(f"{key!r}: {text(item)}, " for key, item in value.items()) + "}"
+        return bound(_plain(value))
+
+    skip = set(stop)
+    body = [node for node in graph.nodes if node.op == "call_function" and node in needed and node not in skip]
+    last_use: Dict[fx.Node, fx.Node] = {}
+    for node in body:
+        last_use.update(dict.fromkeys(node.all_input_nodes, node))
+    lines = [f"def run({', '.join(node.name for node in arguments)}):"]
+    lines += [f"    {node.name} = {node.name}.clone()" for node in copied]
+    for node in body:
+        positional = [text(argument) for argument in node.args]
+        keywords = [f"{key}={text(argument)}" for key, argument in node.kwargs.items()]
+        call = f"{bound(kernel_of(node))}({', '.join([*positional, *keywords])})"
+        dead = [used.name for used in node.all_input_nodes if last_use[used] is node and used not in returned]
+        release = "".join(f"; {name} = None" for name in dead)
+        lines.append(f"    {node.name} = {call}{release}")
+    lines.append(f"    return ({''.join(f'{node.name}, ' for node in returned)})")
+    return "\n".join(lines) + "\n", names
+
+
+def _plain(value: Any) -> Any:
+    """Return the list, tuple or dict that fx made immutable as the plain type that PyTorch's parsers expect."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,80 @@
+"""Values that the backward pass needs and that forward writes over: the device's compiler keeps both.
+
+Autograd refuses to go backward through such a model. Whether it does follows from the operators alone, so the first
+micro-batch tells; only a model for which it matters pays for copies of what autograd saves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, ContextManager, List, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.emulator.compiler.graph import Graph
+
+Tensors = Sequence[torch.Tensor]
+Results = Tuple[torch.Tensor, ...]
+_REFUSAL = "modified by an inplace operation"
+
+
+def copied() -> ContextManager[Any]:
+    """Have autograd save copies of what forward computes in the `with` block, which nothing can write over."""
+    return torch.autograd.graph.saved_tensors_hooks(torch.clone, _as_it_is)
+
+
+def were_overwritten(error: RuntimeError) -> bool:
+    """Tell whether this is autograd's error about saved values that an operator wrote over."""
+    return _REFUSAL in str(error)
+
+
+class SavedValues:
+    """Goes forward and backward through one graph, with copies of what it saves where they are needed."""
+
+    def __init__(self, graph: Graph) -> None:
+        nodes = graph.nodes.nodes
+        writes = any(node.meta.get("writes") for node in nodes)
+        self._written = graph.written
+        # What acts on the host must not run twice to find out.
+        self._copies = writes and any(getattr(node.target, "runs_every_time", False) for node in nodes)
+        self._is_known = self._copies or not writes
+
+    def run(self, forward: Callable[..., Results], arguments: Tensors, backward: Callable[[Results], None]) -> Results:
+        """Run `forward` on the arguments and `backward` on what it returns, and return that."""
+        if self._copies:
+            with copied():
+                results = forward(*arguments)
+            backward(results)
+            return results
+        restore = None if self._is_known else _restorer([arguments[place] for place in self._written])
+        try:
+            results = forward(*arguments)
+            backward(results)
+        except RuntimeError as error:
+            if restore is None or not were_overwritten(error):
+                raise
+        else:
+            self._is_known = True
+            return results
+        restore()
+        self._copies = self._is_known = True
+        return self.run(forward, arguments, backward)
+
+
+def _restorer(written: Tensors) -> Callable[[], None]:
+    """Return what puts the arguments that forward writes to, and the random stream, back to what they are now."""
+    random = torch.random.get_rng_state()
+    before: List[torch.Tensor] = [value.detach().clone() for value in written]
+
+    def restore() -> None:
+        torch.random.set_rng_state(random)
+        with torch.no_grad():
+            for value, old in zip(written, before):
+                if value.requires_grad and not value.is_leaf:
+                    value.detach_()
+                value.copy_(old)
+
+    return restore
+
+
+def _as_it_is(value: torch.Tensor) -> torch.Tensor:
+    return value

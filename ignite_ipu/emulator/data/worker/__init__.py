@@ -1,0 +1,1 @@
+"""The data loader's asynchronous worker process."""

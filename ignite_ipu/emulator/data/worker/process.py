@@ -1,0 +1,294 @@
+"""A worker process as its accessor sees it: started in four ways, watched while waited for, and always ended."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import math
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import time
+import weakref
+from multiprocessing import forkserver, resource_tracker
+from typing import Any, Deque, Iterable, List, Optional, Tuple
+
+from ignite_ipu.emulator.data.strictness import TIMEOUT_VARIABLE, worker_timeout
+from ignite_ipu.emulator.data.worker import orphans, worker
+from ignite_ipu.emulator.data.worker.channel import Channel, Kind, Message, read_anonymous_file
+from ignite_ipu.emulator.data.worker.process_group import kill_group
+from ignite_ipu.emulator.enums import SharingStrategy
+from ignite_ipu.emulator.values.custom_types import registered_parsers
+
+POLITE_SECONDS = 10.0
+INTERRUPT_SECONDS = 10.0
+_LOOK_EVERY = 0.25
+_STACK_SECONDS = 1.0
+
+_START_METHODS = {
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+}
+
+
+class WorkerFailed(Exception):
+    """The worker raised, died or hangs; the text says which, and it is no longer running."""
+
+
+class WorkerProcess:
+    """One running worker.
+
+    Args:
+        dataset: What it iterates.
+        settings: How it loads.
+        strategy: How the process is made and how `dataset` reaches it.
+
+    Raises:
+        Exception: Whatever pickling `dataset` raises, for every strategy but `Fork`.
+    """
+
+    def __init__(self, dataset: Iterable[Any], settings: worker.WorkerSettings, strategy: SharingStrategy) -> None:
+        self._owner = os.getpid()
+        self._inbox: Deque[Message] = collections.deque()
+        self._unsent: List[Message] = []
+        self._stack: Optional[int] = None
+        self.is_running = False
+        self._channel, theirs = Channel.pair()
+        source: Any = None
+        try:
+            source = self._source(dataset, strategy)
+            # All loader processes use this one, which is in no worker's group: it removes the names of semaphores when
+            # the last of them has ended.
+            resource_tracker.ensure_running()
+            context: Any = multiprocessing.get_context(_START_METHODS[strategy])
+            if strategy == SharingStrategy.ForkServer:
+                _start_fork_server(context)
+            others_end = self._channel if strategy == SharingStrategy.Fork else None
+            # Not a daemon: those may not have loader processes of their own.
+            self._process = context.Process(
+                target=worker.run,
+                args=(theirs, others_end, source, settings),
+                name="poptorch data worker",
+                daemon=False,
+            )
+            self._process.start()
+        except BaseException:
+            self._let_go()
+            raise
+        finally:
+            theirs.close()
+            if isinstance(source, worker.PickleFile):
+                source.close()
+        self.is_running = True
+        self.pid: int = self._process.pid
+        self._poll = select.poll()
+        self._poll.register(self._channel, select.POLLIN)
+        self._poll.register(self._process.sentinel, select.POLLIN)
+        _running.add(self)
+
+    def send(self, message: Message) -> None:
+        """Send a message now or, if a worker that does not listen has filled the channel, later; never block.
+
+        A later `FREED` or `ITERATE` says all that an earlier one did, so only the latest of each is kept back.
+        """
+        self._unsent = [kept for kept in self._unsent if kept.kind != message.kind]
+        self._unsent.append(message)
+        self._flush()
+
+    def receive(self) -> Message:
+        """Return the next message about items.
+
+        Raises:
+            WorkerFailed: It raised, died, or sent nothing for `worker_timeout()` seconds.
+        """
+        seconds, deadline = None, math.inf
+        is_waiting = False
+        while True:
+            exited = self._has_exited()
+            if exited or not self._inbox:
+                self._read_all()
+            # What it loaded before it raised is still good. If it died without a word, nothing that it says is trusted.
+            if exited and not any(message.kind == Kind.FAILED for message in self._inbox):
+                raise self._died()
+            if self._inbox:
+                message = self._inbox.popleft()
+                if message.kind == Kind.FAILED:
+                    pid = self.pid
+                    self.stop()
+                    raise WorkerFailed(f"worker process {pid} raised {message.body.decode('utf-8', 'replace')}")
+                return message
+            self._flush()
+            if not is_waiting:
+                is_waiting, seconds = True, worker_timeout()
+                deadline = math.inf if seconds is None else time.monotonic() + seconds
+            if time.monotonic() > deadline:
+                raise self._hung(seconds)
+            self._poll.poll(_LOOK_EVERY * 1000)
+
+    def stop(self) -> None:
+        """End the process: ask, interrupt after `POLITE_SECONDS`, kill after `INTERRUPT_SECONDS` more.
+
+        Nothing happens if it has ended, or in a fork of the process that started it.
+        """
+        if not self.is_running or os.getpid() != self._owner:
+            return
+        is_polite = False
+        try:
+            self.send(Message(Kind.STOP))
+            is_polite = self._exits_within(POLITE_SECONDS)
+            if not is_polite:
+                os.kill(self.pid, signal.SIGINT)
+                is_polite = self._exits_within(INTERRUPT_SECONDS)
+        finally:
+            self._end(kill=not is_polite)
+
+    def _end(self, kill: bool) -> Optional[int]:
+        """Leave no process, descriptor or file behind; return the exit code."""
+        self.is_running = False
+        _running.discard(self)
+        if kill:
+            # Its loader processes are in its group; it is itself only once it has begun to run.
+            kill_group(self.pid)
+            self._process.kill()
+        self._process.join()
+        code: Optional[int] = self._process.exitcode
+        self._process.close()
+        self._let_go()
+        return code
+
+    def _let_go(self) -> None:
+        self._channel.close()
+        for message in self._inbox:
+            for descriptor in message.files:
+                os.close(descriptor)
+        self._inbox.clear()
+        if self._stack is not None:
+            os.close(self._stack)
+            self._stack = None
+
+    def _source(self, dataset: Iterable[Any], strategy: SharingStrategy) -> Any:
+        if strategy == SharingStrategy.ForkServer:
+            return worker.Pickled(pickle.dumps(dataset, protocol=pickle.HIGHEST_PROTOCOL))
+        if strategy == SharingStrategy.FileSystem:
+            return worker.PickleFile.of(dataset)
+        return worker.Direct(dataset)
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent and self._channel.send(self._unsent[0], wait=False):
+                del self._unsent[0]
+        except OSError:
+            # It has gone; whoever waits for it will notice.
+            self._unsent.clear()
+
+    def _read_all(self) -> None:
+        while True:
+            try:
+                message = self._channel.receive()
+            except EOFError:
+                # A closed channel is always ready: only the process itself is still worth waiting for.
+                with contextlib.suppress(KeyError):
+                    self._poll.unregister(self._channel)
+                return
+            if message is None:
+                return
+            if message.kind == Kind.STARTED:
+                (self._stack,) = message.files
+            else:
+                self._inbox.append(message)
+
+    def _has_exited(self) -> bool:
+        # The sentinel stays open as long as any loader process of the worker lives, so ask for the worker itself.
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            # A child of the fork server, or somebody has reaped it: multiprocessing knows.
+            return self._process.exitcode is not None
+
+    def _exits_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not self._has_exited():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._flush()
+            self._poll.poll(min(left, _LOOK_EVERY / 5) * 1000)
+            # Read on, or it could block while it says something.
+            self._read_all()
+        return True
+
+    def _died(self) -> WorkerFailed:
+        pid, code = self.pid, self._end(kill=True)
+        if code is not None and code < 0:
+            how = f"was killed by signal {signal.Signals(-code).name}"
+        else:
+            how = f"exited with code {code} before it was asked to"
+        return WorkerFailed(
+            f"worker process {pid} {how}. See its output above, if any; a kill often means that memory ran out."
+        )
+
+    def _hung(self, seconds: Optional[float]) -> WorkerFailed:
+        pid, stack = self.pid, self._ask_for_stack()
+        self._end(kill=True)
+        return WorkerFailed(
+            f"worker process {pid} hangs: it has delivered nothing for {seconds} seconds and was killed. "
+            f"If the data set is just slow, raise {TIMEOUT_VARIABLE} (seconds, 0 waits for ever). {stack}"
+        )
+
+    def _ask_for_stack(self) -> str:
+        if self._stack is None:
+            return "It never came to run: the fork server or the import of the main module hangs."
+        os.kill(self.pid, signal.SIGUSR1)
+        text, deadline = b"", time.monotonic() + _STACK_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(_STACK_SECONDS / 20)
+            before, text = text, read_anonymous_file(self._stack)
+            if text and text == before:
+                break
+        return f"Where it hangs:\n{text.decode('utf-8', 'replace')}"
+
+
+_running: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+
+
+def pickled_parsers(strategy: SharingStrategy) -> Tuple[bytes, ...]:
+    """Return the registered parsers for a process that does not inherit them.
+
+    One that does not pickle is left out: it only matters if the data set yields its type, and the worker says so then.
+    """
+    if strategy == SharingStrategy.Fork:
+        return ()
+    pairs = []
+    for pair in registered_parsers().items():
+        with contextlib.suppress(Exception):
+            pairs.append(pickle.dumps(pair))
+    return tuple(pairs)
+
+
+def _start_fork_server(context: Any) -> None:
+    """Have the fork server import torch once, instead of every worker: it takes seconds."""
+    wanted: List[str] = list(getattr(forkserver._forkserver, "_preload_modules", ["__main__"]))
+    if worker.__name__ not in wanted:
+        context.set_forkserver_preload([*wanted, worker.__name__])
+    with orphans.nameless_sockets() as folder:
+        forkserver.ensure_running()
+        server: Any = forkserver._forkserver
+        address = str(server._forkserver_address)
+        if os.path.dirname(address) == folder:
+            # Reached through a descriptor from now on, the socket needs no name that could outlive everybody.
+            server._forkserver_address = f"/proc/self/fd/{os.open(address, os.O_PATH | os.O_CLOEXEC)}"
+
+
+def _stop_all() -> None:
+    for process in list(_running):
+        process.stop()
+
+
+# multiprocessing joins its children at exit, and would wait for ours for ever. It has registered before us, since it is
+# imported above, so it runs after us.
+atexit.register(_stop_all)

@@ -1,0 +1,453 @@
+"""The process that loads items and copies them into the ring, ahead of whoever reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import multiprocessing.process
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import IO, Any, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.emulator.data.worker.channel import Channel, Kind, Message, anonymous_file
+from ignite_ipu.emulator.data.worker.collation import collate_straight
+from ignite_ipu.emulator.data.worker.item import Structure
+from ignite_ipu.emulator.data.worker.orphans import Ending, end_with_parent
+from ignite_ipu.emulator.data.worker.ring import Ring, TensorSpec
+from ignite_ipu.emulator.data.worker.seeding import RandomState, adopt_state
+from ignite_ipu.emulator.values.custom_types import registerCustomArgParser
+
+_LONGEST_REPORT = 64 * 1024
+_NOT_ASKED = -2
+_DEATH_SECONDS = 0.05
+
+# Iterators inherited by a fork belong to the parent's worker processes: destroying one here would stop those.
+_inherited: List[Any] = []
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker process needs to know besides the data set.
+
+    Attributes:
+        buffer_size: Items that may be loaded and not yet given back.
+        slots: Slots of the ring.
+        miss_sleep: Seconds to sleep when the ring is full before looking again; 0 looks without a pause.
+        load_indefinitely: Begin the next epoch before it is asked for.
+        early_preload: Fill the ring before the first epoch is asked for.
+        rebatched_size: Rows of an item when items are cut and joined, else None.
+        keep_tail: Deliver the last rows of an epoch even if they are fewer.
+        random_state: What to begin with; None keeps what a fork inherits.
+        parsers: Pickled pairs of a type and its parser.
+    """
+
+    buffer_size: int
+    slots: int
+    miss_sleep: float
+    load_indefinitely: bool
+    early_preload: bool
+    rebatched_size: Optional[int]
+    keep_tail: bool
+    random_state: Optional[RandomState]
+    parsers: Tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A data set that comes by fork, or by the pickling that starts a process (tensors then share memory)."""
+
+    dataset: Iterable[Any]
+
+    def load(self) -> Iterable[Any]:
+        """Return it."""
+        return self.dataset
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """A data set as bytes."""
+
+    data: bytes
+
+    def load(self) -> Iterable[Any]:
+        """Unpickle it."""
+        dataset: Iterable[Any] = pickle.loads(self.data)
+        return dataset
+
+
+class PickleFile:
+    """A data set in a temporary file without a name; it pickles into a child process that is being started.
+
+    Args:
+        file: Open for reading; closed with this object.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    @classmethod
+    def of(cls, dataset: Iterable[Any]) -> PickleFile:
+        """Pickle a data set into a new file."""
+        written = cls(tempfile.TemporaryFile())  # noqa: SIM115  # until close()
+        try:
+            pickle.dump(dataset, written._file, protocol=pickle.HIGHEST_PROTOCOL)
+            written._file.flush()
+        except BaseException:
+            written.close()
+            raise
+        return written
+
+    def __reduce__(self) -> Any:
+        return _received, (reduction.DupFd(self._file.fileno()),)
+
+    def load(self) -> Iterable[Any]:
+        """Unpickle it and let go of the file."""
+        with self._file as file:
+            file.seek(0)
+            dataset: Iterable[Any] = pickle.load(file)
+        return dataset
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _received(descriptor: Any) -> PickleFile:
+    return PickleFile(open(descriptor.detach(), "rb"))
+
+
+class _Stop(BaseException):
+    """The accessor wants no more."""
+
+
+class _Abandoned(BaseException):
+    """The accessor wants no more of this epoch."""
+
+
+def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: WorkerSettings) -> None:
+    """Serve one accessor until it says stop or goes away; this is the main function of the process.
+
+    Args:
+        channel: This process's end.
+        others_end: The accessor's end if a fork has copied it into this process.
+        source: A `Direct`, `Pickled` or `PickleFile`.
+        settings: How to load.
+    """
+    if others_end is not None:
+        others_end.close()
+    # A group of its own: Ctrl-C in a terminal is for the program, and all of the group can be killed in one go.
+    os.setpgid(0, 0)
+    end_with_parent()
+    # This process has imported what loader processes need, so these are forked from it whatever made itself.
+    multiprocessing.set_start_method("fork", force=True)
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # OpenMP's threads do not survive a fork; a parallel loop would wait for them for ever.
+    torch.set_num_threads(1)
+    worker = _Worker(channel, settings)
+    has_failed = False
+    try:
+        worker.serve(source)
+    except (_Stop, KeyboardInterrupt):
+        pass
+    except BaseException as error:
+        has_failed = True
+        _disarm_loader()
+        # Its reader may be gone, or look at the output alone.
+        traceback.print_exc()
+        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            channel.send(Message(Kind.FAILED, body=_report(worker.doing, error)))
+    _disarm_loader()
+    # Only here, where no traceback holds an iterator any more. multiprocessing would terminate loader processes in the
+    # middle of making shared memory.
+    worker.end_loader_processes()
+    if has_failed:
+        sys.exit(1)
+
+
+class _Worker:
+    """Loads epochs one after the other, never further ahead than it may."""
+
+    def __init__(self, channel: Channel, settings: WorkerSettings) -> None:
+        self.doing = "starting"
+        self._channel = channel
+        self._settings = settings
+        # The accessor is reading an epoch numbered above this; smaller ones are of no use to it.
+        self._asked_above = _NOT_ASKED
+        self._state = b""
+        self._published = 0
+        self._freed = 0
+        # Rows already in the slot being filled, when rebatching.
+        self._filled = 0
+        self._epoch = 0
+        self._takes_whole_items = False
+        self._tail_skeleton = b""
+        self._structure: Optional[Structure] = None
+        self._specs: List[TensorSpec] = []
+        self._ring: Optional[Ring] = None
+        self._dataset: Iterable[Any] = ()
+
+    def serve(self, source: Any) -> None:
+        """Load epoch after epoch, until an exception ends it."""
+        stack = anonymous_file(0)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True, chain=False)
+        self._send(Message(Kind.STARTED, files=(stack,)))
+        for pair in self._settings.parsers:
+            registerCustomArgParser(*pickle.loads(pair))
+        self.doing = "unpickling the data set"
+        dataset = self._dataset = source.load()
+        _forget_iterator(dataset)
+        if isinstance(dataset, torch.utils.data.DataLoader) and dataset.num_workers:
+            dataset.worker_init_fn = Ending(dataset.worker_init_fn)
+        collate_straight(dataset, self._slot_to_fill)
+        self._takes_whole_items = self._settings.rebatched_size is None and not getattr(
+            dataset, "_joins_batches", False
+        )
+        if self._settings.random_state is not None:
+            self._settings.random_state.restore()
+        number = 0
+        while True:
+            self._wait_until_allowed(number)
+            number = max(number, self._asked_above + 1)
+            if self._state:
+                adopt_state(dataset, self._state)
+                self._state = b""
+            with contextlib.suppress(_Abandoned):
+                self._load_epoch(number, dataset)
+            number += 1
+
+    def end_loader_processes(self) -> None:
+        """Let the persistent processes of a torch loader finish what they do, and end."""
+        iterator = getattr(self._dataset, "_iterator", None)
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+    def _wait_until_allowed(self, number: int) -> None:
+        self._handle_messages()
+        while number > max(0, self._asked_above + 1 + self._settings.load_indefinitely):
+            self._channel.wait()
+            self._handle_messages()
+
+    def _load_epoch(self, number: int, dataset: Iterable[Any]) -> None:
+        self.doing = f"starting epoch {number}"
+        self._epoch = number
+        self._filled = 0
+        short_item = None
+        for index, item in enumerate(self._items(number, dataset)):
+            if short_item is not None:
+                raise AssertionError(
+                    f"Item {short_item} has fewer rows than the first one, which only the last of an epoch may have."
+                )
+            if self._structure is None:
+                self._structure = Structure.of(item)
+            tensors = self._structure.tensors(item)
+            if self._settings.rebatched_size is not None:
+                self._publish_cut(number, item, tensors, self._settings.rebatched_size)
+            elif self._publish_whole(number, item, tensors):
+                short_item = index
+        if self._filled and self._settings.keep_tail:
+            self._publish(number, self._filled, self._tail_skeleton)
+        if self._published == 0:
+            raise AssertionError("The Dataset is empty: it yielded no complete item.")
+        self._send(Message(Kind.END, number))
+
+    def _items(self, number: int, dataset: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items of one epoch, and say in `doing` which one is being waited for."""
+        iterator = iter(dataset)
+        for index in itertools.count():
+            self._handle_messages(number)
+            self.doing = f"loading item {index} of epoch {number}"
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            self.doing = f"sharing item {index} of epoch {number}"
+            yield item
+
+    def _publish_whole(self, number: int, item: Any, tensors: List[torch.Tensor]) -> bool:
+        """Copy an item into the next slot; return whether it is shorter than the first."""
+        structure, ring = self._prepared(tensors)
+        rows = self._rows_if_short(structure, tensors)
+        slot = self._free_slot(number, ring)
+        with torch.no_grad():
+            for target, tensor in zip(slot, tensors):
+                if tensor is not target:  # stacked there
+                    (target if rows < 0 else target[:rows]).copy_(tensor)
+        self._publish(number, rows, structure.skeleton(item))
+        return rows >= 0
+
+    def _publish_cut(self, number: int, item: Any, tensors: List[torch.Tensor], size: int) -> None:
+        """Append the rows of an item to the slot being filled, and to as many further ones as they fill."""
+        rows = self._common_rows(tensors)
+        structure, ring = self._prepared(tensors)
+        for name, spec, tensor in zip(structure.names, self._specs, tensors):
+            if not _can_copy(tensor.shape[1:], spec.shape[1:]):
+                raise _mismatch(name, tensor, spec, " from the second dimension on")
+        skeleton = structure.skeleton(item)
+        start = 0
+        while start < rows:
+            slot = self._free_slot(number, ring)
+            count = min(size - self._filled, rows - start)
+            with torch.no_grad():
+                for target, tensor in zip(slot, tensors):
+                    target[self._filled : self._filled + count].copy_(tensor[start : start + count])
+            self._filled += count
+            self._tail_skeleton = skeleton
+            start += count
+            if self._filled == size:
+                self._filled = 0
+                self._publish(number, -1, skeleton)
+
+    def _common_rows(self, tensors: Sequence[torch.Tensor]) -> int:
+        assert self._structure is not None
+        shapes = {name: tuple(tensor.shape) for name, tensor in zip(self._structure.names, tensors)}
+        rows = {shape[0] if shape else None for shape in shapes.values()}
+        if None in rows or len(rows) > 1:
+            raise AssertionError(
+                f"Items with shapes {shapes} cannot be cut and joined to batches of {self._settings.rebatched_size}: "
+                "all tensors need the same first dimension. Load without rebatching, or batch every tensor."
+            )
+        return int(tensors[0].shape[0])
+
+    def _rows_if_short(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> int:
+        """Return the number of rows of an item shorter than the first, -1 if it fills a slot."""
+        if all([t.shape == spec.shape for t, spec in zip(tensors, self._specs)]):
+            return -1
+        if self._settings.keep_tail and all(_is_shorter(t, spec) for t, spec in zip(tensors, self._specs)):
+            return self._common_rows(tensors)
+        for name, spec, tensor in zip(structure.names, self._specs, tensors):
+            if not _can_copy(tensor.shape, spec.shape):
+                raise _mismatch(name, tensor, spec, "")
+        return -1
+
+    def _prepared(self, tensors: Sequence[torch.Tensor]) -> Tuple[Structure, Ring]:
+        """Return the ring, made and announced when the first tensors are there."""
+        assert self._structure is not None
+        if self._ring is None:
+            size = self._settings.rebatched_size
+            rows = 0 if size is None else tensors[0].shape[0]
+            specs = [TensorSpec(tuple(t.shape) if size is None else (size, *t.shape[1:]), t.dtype) for t in tensors]
+            descriptor = Ring.allocate(specs, self._settings.slots)
+            try:
+                self._ring = Ring(specs, self._settings.slots, descriptor)
+                body = pickle.dumps((self._structure, specs, rows))
+                self._send(Message(Kind.LAYOUT, body=body, files=(descriptor,)))
+            finally:
+                os.close(descriptor)
+            self._specs = specs
+        return self._structure, self._ring
+
+    def _free_slot(self, number: int, ring: Ring) -> List[torch.Tensor]:
+        """Return the next slot as soon as the accessor has given it back."""
+        room = self._settings.buffer_size
+        while self._published - self._freed >= room:
+            if self._settings.miss_sleep:
+                time.sleep(self._settings.miss_sleep)
+                self._handle_messages(number)
+                if self._published - self._freed >= room:
+                    self._channel.wait()
+            self._handle_messages(number)
+        return ring.slot(self._published % len(ring))
+
+    def _slot_to_fill(self) -> Optional[List[torch.Tensor]]:
+        """Return the slot of the next item once it is free; None before the first item, and where items are cut."""
+        if self._ring is None or not self._takes_whole_items:
+            return None
+        return self._free_slot(self._epoch, self._ring)
+
+    def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
+        self._send(Message(Kind.ITEM, number, rows, skeleton))
+        self._published += 1
+        # The first item fixes the layout; the rest is loaded when somebody wants it.
+        while self._asked_above == _NOT_ASKED and not self._settings.early_preload:
+            self._channel.wait()
+            self._handle_messages(number)
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise _Stop from None
+
+    def _handle_messages(self, number: Optional[int] = None) -> None:
+        """Read what has arrived.
+
+        Raises:
+            _Stop: The accessor has finished.
+            _Abandoned: Epoch `number` is no longer wanted.
+        """
+        while True:
+            try:
+                message = self._channel.receive()
+            except EOFError:
+                raise _Stop from None
+            if message is None:
+                break
+            if message.kind == Kind.STOP:
+                raise _Stop
+            if message.kind == Kind.FREED:
+                self._freed = message.number
+            elif message.kind == Kind.ITERATE:
+                self._asked_above = message.number
+                self._state = message.body or self._state
+        if number is not None and number <= self._asked_above:
+            raise _Abandoned
+
+
+def _forget_iterator(dataset: Iterable[Any]) -> None:
+    if isinstance(dataset, torch.utils.data.DataLoader) and dataset._iterator is not None:
+        _inherited.append(dataset._iterator)
+        dataset._iterator = None
+
+
+def _dead_children() -> str:
+    """Name the loader processes that have died: torch often just reports the connection that broke with one."""
+    children: Any = getattr(multiprocessing.process, "_children", ())
+    if not children:
+        return ""
+    # A connection breaks a moment before its process can be waited for.
+    time.sleep(_DEATH_SECONDS)
+    dead = [f"{child.pid} (exit code {child.exitcode})" for child in list(children) if child.exitcode]
+    return f". DataLoader worker process {', '.join(dead)} had died" if dead else ""
+
+
+def _can_copy(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Tell whether `copy_` takes a tensor of this shape: it repeats it along dimensions of length 1 and new ones."""
+    pairs = zip(reversed(shape), reversed(target))
+    return len(shape) <= len(target) and all(length in (1, wanted) for length, wanted in pairs)
+
+
+def _is_shorter(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    shape = tuple(tensor.shape)
+    return 0 < len(shape) == len(spec.shape) and shape[1:] == spec.shape[1:] and shape[0] <= spec.shape[0]
+
+
+def _mismatch(name: str, tensor: torch.Tensor, spec: TensorSpec, extent: str) -> AssertionError:
+    return AssertionError(
+        f"{name} has shape {tuple(tensor.shape)}, but the first item fixed {spec.shape}{extent}: it cannot be "
+        "copied into that. All items must match the first: pad them, set drop_last=True, or use rebatching."
+    )
+
+
+def _disarm_loader() -> None:
+    """Undo torch's handler, which raises wherever this program happens to be when a loader process has died."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _report(doing: str, error: BaseException) -> bytes:
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = f"{type(error).__qualname__} while {doing}: {error}{_dead_children()}\n\nTraceback of the worker:\n{trace}"
+    return text[:_LONGEST_REPORT].encode("utf-8", "replace")

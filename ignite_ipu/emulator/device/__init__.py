@@ -1,0 +1,1 @@
+"""Emulated IPUs: counters, faults, who holds them."""

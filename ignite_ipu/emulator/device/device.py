@@ -1,0 +1,212 @@
+"""The emulated IPUs: who is attached to which, and a count of everything that crosses between them and the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import os
+import threading
+import time
+import weakref
+from typing import Any, FrozenSet, Iterable, List, Optional
+
+from ignite_ipu.emulator.device import machine
+from ignite_ipu.emulator.device.machine import Holder, Machine
+from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.logs import logger
+
+WAIT_VARIABLE = "POPTORCH_WAIT_FOR_IPU"
+TIMEOUT_VARIABLE = "IGNITE_IPU_WAIT_SECONDS"
+_RETRY_SECONDS = 0.2
+_REPORT_SECONDS = 15.0
+
+
+@dataclasses.dataclass
+class Counters:
+    """What happened on the devices, for one executor or for the whole process.
+
+    Attributes:
+        compiles: Graphs captured and built.
+        cache_hits, cache_misses: Compiles that found, or did not find, their result in the executable cache.
+        attaches, detaches: Times the IPUs were taken and given back.
+        weight_uploads, weight_downloads: Copies of all weights and buffers to the device and to the host.
+        weight_upload_bytes, weight_download_bytes: Their volume.
+        optimizer_uploads: Times that hyper-parameters were sent.
+        optimizer_state_uploads, optimizer_state_downloads: Copies of the optimizer's state.
+        optimizer_updates: Weight updates.
+        device_calls: Runs of a compiled program.
+        micro_batches: Forward passes in these runs.
+    """
+
+    compiles: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    attaches: int = 0
+    detaches: int = 0
+    weight_uploads: int = 0
+    weight_upload_bytes: int = 0
+    weight_downloads: int = 0
+    weight_download_bytes: int = 0
+    optimizer_uploads: int = 0
+    optimizer_state_uploads: int = 0
+    optimizer_state_downloads: int = 0
+    optimizer_updates: int = 0
+    device_calls: int = 0
+    micro_batches: int = 0
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        """Return what happened since `earlier`, a copy made then."""
+        return Counters(
+            **{
+                field.name: getattr(self, field.name) - getattr(earlier, field.name)
+                for field in dataclasses.fields(self)
+            }
+        )
+
+    def copy(self) -> Counters:
+        """Return the present counts, which further events leave alone."""
+        return dataclasses.replace(self)
+
+
+class Meter:
+    """Counts an executor's events, and the process's with them."""
+
+    def __init__(self) -> None:
+        self.own = Counters()
+
+    def add_call(self, micro_batches: int, updates: int) -> None:
+        """Count one device call."""
+        with _COUNTING:
+            for counters in (self.own, _TOTAL):
+                counters.device_calls += 1
+                counters.micro_batches += micro_batches
+                counters.optimizer_updates += updates
+
+    def add(self, **events: int) -> None:
+        """Add to the counters named."""
+        with _COUNTING:
+            for counters in (self.own, _TOTAL):
+                for name, amount in events.items():
+                    setattr(counters, name, getattr(counters, name) + amount)
+
+
+def counters(executor: Any = None) -> Counters:
+    """Return a copy of one executor's counters, or of the process's when `executor` is None."""
+    return (_TOTAL if executor is None else executor._meter.own).copy()
+
+
+class Device:
+    """Some emulated IPUs, held by one executor until it is collected, at the latest."""
+
+    def __init__(self, ipus: FrozenSet[int], executor: object, holder: Holder, where: Machine) -> None:
+        self.ipus = ipus
+        self._give_back = weakref.finalize(executor, where.release, holder)
+
+    def release(self) -> None:
+        """Give the IPUs back; a second call does nothing."""
+        self._give_back()
+        self.ipus = frozenset()
+
+
+def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = None) -> Device:
+    """Take `ipus` free IPUs for `owner`; they are given back when it is collected, at the latest.
+
+    Args:
+        ipus: How many, a power of two.
+        owner: The executor.
+        description: What error messages call it.
+        ipu_id: The device that must provide them, numbered as in `machine.device_ids`; None for any.
+
+    Raises:
+        Error: The machine has no such device, or it is in use and POPTORCH_WAIT_FOR_IPU is not set, or nobody gave it
+            back within IGNITE_IPU_WAIT_SECONDS.
+    """
+    groups = _groups(ipus, description, ipu_id)
+    where = machine.machine()
+    new = machine.holder(description, next(_TOKENS))
+    taken = where.take(groups, new)
+    if taken is None:
+        gc.collect()  # an executor and its optimizer hold each other until collected
+        taken = where.take(groups, new)
+    if taken is None:
+        taken = _wait(where, groups, new, ipus)
+    return Device(taken, owner, new, where)
+
+
+def _groups(ipus: int, description: str, ipu_id: Optional[int]) -> List[range]:
+    """Return the sets of IPUs that would do."""
+    total = machine.emulated_ipus()
+    if ipu_id is None:
+        if ipus > total:
+            raise backend_error(
+                f"Failed to acquire {ipus} IPU(s) for {description}: the emulated machine has {total}. Set "
+                f"{machine.IPUS_VARIABLE} to the size of the machine that you have in mind."
+            )
+        return [range(start, start + ipus) for start in range(0, total - ipus + 1, max(ipus, 1))]
+    devices = machine.device_ids(total)
+    if not 0 <= ipu_id < len(devices):
+        raise backend_error(
+            f"Failed to acquire device {ipu_id} (Options.useIpuId): a machine of {total} IPUs has the ids 0 to "
+            f"{len(devices) - 1}; the first {total} are single IPUs, then come pairs, groups of four and so on."
+        )
+    if len(devices[ipu_id]) < ipus:
+        raise backend_error(
+            f"Device {ipu_id} (Options.useIpuId) has {len(devices[ipu_id])} IPU(s). Expected at least replication "
+            f"factor * IPUs per replica = {ipus}. Choose the id of a larger group."
+        )
+    return [devices[ipu_id]]
+
+
+def _wait(where: Machine, groups: List[range], new: Holder, ipus: int) -> FrozenSet[int]:
+    """Try until the IPUs are free, where the environment asks for it."""
+    started = time.monotonic()
+    limit = _limit()
+    reported = -_REPORT_SECONDS
+    while True:
+        users = {ipu: user for ipu, user in where.users().items() if any(ipu in group for group in groups)}
+        text = ", ".join(f"IPU {ipu} by {user}" for ipu, user in sorted(users.items()))
+        busy = (
+            f"Failed to acquire {ipus} IPU(s) for {new.description}: the emulated machine has "
+            f"{machine.emulated_ipus()}, in use: {text or 'none just now'}"
+        )
+        waited = time.monotonic() - started
+        _check_worth_waiting(busy, users.values(), waited, limit)
+        if waited - reported >= _REPORT_SECONDS:
+            logger.warning("%s. Waiting%s.", busy, "" if limit is None else f" for at most {limit:g} s")
+            reported = waited
+        time.sleep(_RETRY_SECONDS)
+        taken = where.take(groups, new)
+        if taken is not None:
+            return taken
+
+
+def _check_worth_waiting(busy: str, users: Iterable[Holder], waited: float, limit: Optional[float]) -> None:
+    if os.environ.get(WAIT_VARIABLE, "0") in ("", "0"):
+        raise backend_error(f"{busy}. Detach or destroy() another executor, or set {WAIT_VARIABLE}=1 to wait for one.")
+    # Without users they were given back just now, and the next attempt takes them.
+    if {user.pid for user in users} == {os.getpid()} and threading.active_count() == 1:
+        raise backend_error(
+            f"{busy}. Waiting would never end: this process has them all, and no other thread that could give them "
+            "back. Detach or destroy() another executor."
+        )
+    if limit is not None and waited >= limit:
+        raise backend_error(f"{busy}. Gave up after {waited:.1f} s, as {TIMEOUT_VARIABLE}={limit:g} asks.")
+
+
+def _limit() -> Optional[float]:
+    text = os.environ.get(TIMEOUT_VARIABLE)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise backend_error(f"{TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}.")
+    return seconds
+
+
+_TOTAL = Counters()
+_TOKENS = itertools.count()
+_COUNTING = threading.Lock()

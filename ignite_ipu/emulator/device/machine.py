@@ -1,0 +1,313 @@
+"""The emulated machine: how many IPUs it has, which of them are taken, and by whom.
+
+Every process has a machine of its own, unless one is described: with `IGNITE_IPU_EMULATED_IPUS` (how many IPUs) or
+`IGNITE_IPU_RUNTIME_DIR` (where to keep the table of who has which) in the environment, all processes of a user share
+one, as they would share the IPUs of a Pod. The table names each holder's process; what dead processes held is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import stat
+import tempfile
+import threading
+import time
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence
+
+from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.options import compile_checks
+
+IPUS_VARIABLE = "IGNITE_IPU_EMULATED_IPUS"
+RUNTIME_VARIABLE = "IGNITE_IPU_RUNTIME_DIR"
+MOST_IPUS = 64
+
+
+class Holder(NamedTuple):
+    """Who has an IPU.
+
+    Attributes:
+        pid: Its process.
+        started: When that process started, in the kernel's own count; tells it from a later one with the same id.
+        description: What messages call it.
+        token: Distinguishes the holdings of one process.
+    """
+
+    pid: int
+    started: str
+    description: str
+    token: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether the holder's process still runs."""
+        return _started(self.pid) == self.started
+
+    def __str__(self) -> str:
+        where = "" if self.pid == os.getpid() else f" of process {self.pid}"
+        return f"{self.description}{where}"
+
+
+def holder(description: str, token: int) -> Holder:
+    """Return a holder in this process."""
+    return Holder(os.getpid(), _started(os.getpid()), description, token)
+
+
+class Machine:
+    """The IPUs of this process alone."""
+
+    def __init__(self) -> None:
+        self._users: Dict[int, Holder] = {}
+        self._leaving: List[Holder] = []
+        self._changed_by: Optional[int] = None
+
+    def take(self, groups: Sequence[range], new: Holder) -> Optional[FrozenSet[int]]:
+        """Give the first of `groups` whose IPUs are all free to `new`; None when there is no such group."""
+        with self._changing() as users:
+            for group in groups:
+                if not users.keys() & set(group):
+                    users.update(dict.fromkeys(group, new))
+                    return frozenset(group)
+        return None
+
+    def release(self, old: Holder) -> None:
+        """Take everything back that `old` has."""
+        if old.pid != os.getpid():
+            return  # a forked child's copy: the IPUs are its parent's
+        self._leaving.append(old)
+        if self._changed_by == threading.get_ident():
+            return  # the garbage collector calls, in the middle of a change: that one, or the next, takes it along
+        with self._changing():
+            pass
+
+    def users(self) -> Dict[int, Holder]:
+        """Return the holder of each IPU that is taken."""
+        with self._changing() as users:
+            return dict(users)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Dict[int, Holder]]:
+        with _LOCK, self._marked():
+            # After a fork the child has a machine of its own, on which nothing is taken yet.
+            for ipu in [ipu for ipu, user in self._users.items() if user.pid != os.getpid()]:
+                del self._users[ipu]
+            self._let_go(self._users)
+            yield self._users
+            self._let_go(self._users)
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Note which thread makes a change, in which the garbage collector may come in."""
+        self._changed_by = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._changed_by = None
+
+    def _let_go(self, users: Dict[int, Holder]) -> None:
+        while self._leaving:
+            old = self._leaving.pop()
+            for ipu in [ipu for ipu, user in list(users.items()) if user == old]:
+                del users[ipu]
+
+
+class SharedMachine(Machine):
+    """The IPUs that all processes with one runtime directory share.
+
+    Args:
+        directory: Where the table is kept; made if it does not exist.
+
+    Raises:
+        Error: The directory cannot be used.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._path = os.path.join(_private_directory(directory), f"ipus-{_processes_seen_here()}.json")
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Dict[int, Holder]]:
+        with _LOCK, self._marked(), open(self._path, "a+", encoding="utf-8", errors="replace") as file:
+            self._lock(file)  # given up when the file is closed, at the latest by the kernel
+            file.seek(0)
+            users = {ipu: user for ipu, user in self._parse(file.read()).items() if user.alive}
+            self._let_go(users)
+            yield users
+            self._let_go(users)
+            file.seek(0)
+            file.truncate()
+            json.dump({str(ipu): list(user) for ipu, user in users.items()}, file)
+
+    def _lock(self, file: Any) -> None:
+        """Wait for the table.
+
+        Raises:
+            Error: Another process has kept it for longer than any change takes: it was stopped in the middle of one.
+        """
+        started = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() - started > _LOCK_SECONDS:
+                    raise backend_error(
+                        f"The table of emulated IPUs in use, {self._path}, has been kept for {_LOCK_SECONDS:g} s by "
+                        f"{_lock_holder(os.fstat(file.fileno()).st_ino)}, which has probably been stopped. Let it go "
+                        f"on, end it, or set {RUNTIME_VARIABLE} to another directory."
+                    ) from None
+            time.sleep(0.001)
+
+    def _parse(self, text: str) -> Dict[int, Holder]:
+        if not text:
+            return {}
+        try:
+            return {int(ipu): _read_holder(user) for ipu, user in json.loads(text).items()}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            logger.warning("The table of emulated IPUs in use, %s, is damaged: all IPUs count as free.", self._path)
+            return {}
+
+
+def machine() -> Machine:
+    """Return the machine that the environment describes.
+
+    Raises:
+        Error: The directory of a shared machine cannot be used.
+    """
+    directory = os.environ.get(RUNTIME_VARIABLE)
+    if not directory:
+        if IPUS_VARIABLE not in os.environ:
+            return _OWN
+        base = os.environ.get("XDG_RUNTIME_DIR")
+        directory = os.path.join(base or tempfile.gettempdir(), "ignite-ipu" if base else f"ignite-ipu-{os.getuid()}")
+    if directory not in _SHARED:
+        _SHARED[directory] = SharedMachine(directory)
+    return _SHARED[directory]
+
+
+def emulated_ipus() -> int:
+    """Return how many IPUs the emulated machine has.
+
+    Raises:
+        Error: The environment variable holds no positive number.
+    """
+    text = os.environ.get(IPUS_VARIABLE, str(MOST_IPUS))
+    if not text.isdigit() or int(text) == 0:
+        raise backend_error(f"{IPUS_VARIABLE} must be a positive number of IPUs, got {text!r}.")
+    return int(text)
+
+
+def device_ids(total: int) -> List[range]:
+    """Return the IPUs behind each device id, numbered as `gc-info` does: single IPUs first, then pairs, fours, ..."""
+    found: List[range] = []
+    size = 1
+    while size <= total:
+        found += [range(start, start + size) for start in range(0, total - size + 1, size)]
+        size *= 2
+    return found
+
+
+def _private_directory(directory: str) -> str:
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        status = os.stat(directory)
+    except OSError as error:
+        raise backend_error(
+            f"The directory {directory}, where processes agree on who has which emulated IPU, cannot be used: {error}. "
+            f"Set {RUNTIME_VARIABLE} to another one."
+        ) from error
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise backend_error(
+            f"The directory {directory}, where processes agree on who has which emulated IPU, can be written by other "
+            f"users. Set {RUNTIME_VARIABLE} to one of your own (chmod 700)."
+        )
+    return directory
+
+
+def _processes_seen_here() -> str:
+    """Name the set of processes whose ids mean something to this one: a host, or a container on it."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return f"{platform.node()}-{namespace}"
+
+
+def _started(pid: int) -> str:
+    """Return a process's start time as the kernel counts it, "" when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    except FileNotFoundError:
+        if os.path.exists("/proc/self/stat"):
+            return ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "unknown"  # a system without /proc: only that it runs
+
+
+def _lock_holder(inode: int) -> str:
+    """Name the process that has locked a file, as far as the kernel tells."""
+    with contextlib.suppress(OSError):
+        with open("/proc/locks", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF"; those who wait have an arrow.
+                fields = line.split()
+                if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+                    return f"process {fields[4]}"
+    return "another process"
+
+
+def _read_holder(fields: Any) -> Holder:
+    pid, started, description, token = fields
+    return Holder(int(pid), str(started), str(description), int(token))
+
+
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+_LOCK_SECONDS = 60.0
+# In the middle of a change the garbage collector may release IPUs of another machine, in the same thread.
+_LOCK = threading.RLock()
+os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
+_OWN = Machine()
+_SHARED: Dict[str, SharedMachine] = {}
+
+
+# Hardware: the IPUs of the emulated machine are there, unless IPU models stand in for them. The rules for hardware
+# (powers of two, devices for one program each) hold exactly where the answer is yes.
+
+_EMULATED_VERSION = 2
+
+
+def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
+    """Tell whether a device with that many IPUs exists: none does where the environment selects IPU models."""
+    return not compile_checks.selected_by_environment() and num_ipus <= emulated_ipus()
+
+
+def ipuHardwareVersion() -> int:
+    """Return the version of the machine's IPUs, 2 (Mk2).
+
+    Raises:
+        AssertionError: The environment selects IPU models.
+    """
+    if compile_checks.selected_by_environment():
+        raise AssertionError(
+            f"No IPU hardware available: {' or '.join(compile_checks.VARIABLES)} selects IPU models. Unset it."
+        )
+    return _EMULATED_VERSION
+
+
+def poptorchAtExit() -> None:
+    """Do what PopTorch does when the interpreter ends: nothing is left to do, since devices live in this process."""

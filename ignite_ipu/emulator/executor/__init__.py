@@ -1,0 +1,1 @@
+"""PoplarExecutor, the wrappers of tensors it returns, and saving."""

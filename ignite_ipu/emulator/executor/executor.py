@@ -1,0 +1,504 @@
+"""`PoplarExecutor`: a model wrapped for training or inference, as PopTorch hands it out."""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator.device import faults
+from ignite_ipu.emulator.device.device import Meter
+from ignite_ipu.emulator.enums import ConnectionType
+from ignite_ipu.emulator.errors import Error, python_error
+from ignite_ipu.emulator.executor.compile_turn import compile_turn
+from ignite_ipu.emulator.executor.device_state import DeviceState
+from ignite_ipu.emulator.executor.observation import Observation
+from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
+from ignite_ipu.emulator.executor.weight_copies import WeightCopies
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.options.root import resolved
+from ignite_ipu.emulator.runtime.device_calls import DeviceCalls, Latency
+from ignite_ipu.emulator.runtime.program import Program
+from ignite_ipu.emulator.runtime.replica_groups import Setting, TopLevelParameter
+from ignite_ipu.emulator.trace.isolation import unaffected
+from ignite_ipu.emulator.values.arguments import (
+    Arguments,
+    Shapes,
+    check_call,
+    check_for_compile,
+    fits,
+    signature_of,
+    traced_module,
+)
+from ignite_ipu.emulator.values.wrapping import Wrapping
+
+
+class PoplarExecutor:
+    """A model wrapped for the IPU; `trainingModel` and `inferenceModel` make them.
+
+    Calling it runs deviceIterations * gradientAccumulation * replicationFactor micro-batches on the device. The first
+    call compiles. What this class does not define is the user's model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Optional[Options],
+        training: bool,
+        poptorch_version: str,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        user_model: Optional[nn.Module] = None,
+    ) -> None:
+        self._training = training
+        self._poptorch_version = poptorch_version
+        self._options = resolved(options, training)
+        self._signature = signature_of(model)
+        self._model = traced_module(model)
+        # Whoever evaluates gets a shallow copy, with a training flag of its own.
+        is_copy = not training and isinstance(model, nn.Module)
+        self._user_model = self._model if is_copy else model if user_model is None else user_model
+        self._meter = Meter()
+        self._is_offline = self._options.connection_type == ConnectionType.Never
+        self._program: Optional[Program] = None
+        self._plain: Optional[Shapes] = None
+        self._device_calls = DeviceCalls(training, self._meter)
+        self._observation = Observation(self._options, model.training)
+        self._weight_copies = WeightCopies(self._user_model, self._model, self._observation)
+        self._optimizer: Optional[OptimizerTracker] = None
+        self.per_replica_params: Dict[str, Setting] = {}
+        if training:
+            assert optimizer is not None
+            self.setOptimizer(optimizer)
+        seed = int(self._options("random_seed")) if self._options.exists("random_seed") else None
+        self._device_state = DeviceState(self._weight_copies, self._optimizer, self._observation, self._meter, seed)
+        if training:
+            wrapping = Wrapping(self._user_model, self)
+            self._weight_copies.wrapping = wrapping
+            self.PoptorchParameter = wrapping.parameter_class
+            self.PoptorchBuffer = wrapping.buffer_class
+
+    # -- the user's model -----------------------------------------------------------------------------------------
+
+    def __getattr__(self, attr: str) -> Any:
+        if attr.startswith("_") and "_user_model" not in self.__dict__:
+            raise AttributeError(attr)
+        value = getattr(self._user_model, attr)
+        if isinstance(value, nn.Parameter) and attr in self._user_model.__dict__["_parameters"]:
+            return TopLevelParameter(value, attr, self)
+        return value
+
+    def __deepcopy__(self, memo: Any) -> PoplarExecutor:
+        # In PopTorch the copy looks its own attributes up without end.
+        raise RecursionError("An executor cannot be deep-copied: copy the model's state_dict() and wrap another model.")
+
+    def __repr__(self) -> str:
+        from ignite_ipu.emulator.trace.annotations import module_repr
+
+        return module_repr(self._user_model)
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model; for inference the shallow copy of it that is traced."""
+        return self._user_model if self._training else self._model
+
+    @property
+    def options(self) -> Options:
+        """The executor's own frozen copy of the options, with the output mode resolved."""
+        return self._options
+
+    # Private in PopTorch, and asked by Lightning and Optimum: is there a compiled program, and for which arguments?
+
+    @property
+    def _executable(self) -> Optional[Program]:
+        return self._program
+
+    @property
+    def _executable_inputs(self) -> Optional[Arguments]:
+        return None if self._program is None else self._program.arguments
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
+        """Load a state into the user's model, then upload it when attached; return what torch's method returns."""
+        result = self._user_model.load_state_dict(state_dict, strict=strict)
+        if self.isAttachedToDevice() and self.isCompiled():
+            self.copyWeightsToDevice()
+        return result
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    @unaffected
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Download the weights when the device's are newer than the host's, and tell whether that happened."""
+        if not self._weight_copies.device_is_newer:
+            return False
+        self.copyWeightsToHost()
+        return True
+
+    @unaffected
+    def copyWeightsToHost(self) -> None:
+        """Download parameters and buffers into the host's tensors.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        program = self._compiled("copyWeightsToHost")
+        if program.attached:
+            self._fail_on_demand("copy")
+        self._weight_copies.to_host(program)
+
+    @unaffected
+    def copyWeightsToDevice(self) -> None:
+        """Upload the host's parameters and buffers; what the device has learned since the last download is lost.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        program = self._compiled("copyWeightsToDevice")
+        self._weight_copies.device_is_newer = False
+        if program.attached:
+            self._fail_on_demand("copy")
+            self._weight_copies.to_device(program, self._optimizer)
+
+    @unaffected
+    def copyNamedBuffersToDevice(self) -> None:
+        """Upload the buffers that `Options.updatableNamedBuffers` lists.
+
+        Raises:
+            Error: The model is not compiled, no buffers are listed, or one is not on the device.
+        """
+        program = self._compiled("copyNamedBuffersToDevice")
+        self._weight_copies.buffers_to_device(program, self._options._Popart._value("updatableNamedBuffers", []))
+
+    # -- optimizer ------------------------------------------------------------------------------------------------
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read the optimizer's hyper-parameters again and send them to the device if they changed.
+
+        Raises:
+            AssertionError: The optimizer's type or a value is not supported.
+            ValueError: A setting is not supported.
+            Error: A constant was changed, or the compiled program is for another optimizer.
+        """
+        if self._optimizer is None:
+            if not self._training:
+                raise AttributeError(
+                    f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker': an inference "
+                    "executor has no optimizer to set."
+                )
+            fail = functools.partial(self._fail_on_demand, "copy")
+            self._optimizer = OptimizerTracker(optimizer, self._options, self._meter, self._optimizer_state_dict, fail)
+        else:
+            self._optimizer.set(optimizer)
+
+    # -- compiling ------------------------------------------------------------------------------------------------
+
+    def isCompiled(self) -> bool:
+        """Tell whether there is a compiled program."""
+        return self._program is not None
+
+    @unaffected
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for these arguments without running; on a compiled model only a warning is logged."""
+        if self._program is not None:
+            logger.warning("Call to compile() ignored: the model is already compiled.")
+            return
+        self._compile(self._signature.bind(args, kwargs))
+
+    def getTensorNames(self) -> List[str]:
+        """Return the names of the compiled graph's tensors, each of which can be anchored.
+
+        Parameters and buffers have the model's names. In training each trained parameter `p` has `Gradient___p` and
+        `UpdatedVar___p` besides.
+
+        Raises:
+            AssertionError: The model is not compiled.
+        """
+        if self._program is None:
+            raise AssertionError("Model must be compiled before calling getTensorNames().")
+        return self._program.tensor_names()
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """Return the value that an anchored tensor had in the last run, stacked as the output mode says.
+
+        A weight's gradient is the reduced one of the last update, and an updated weight the one after it, whatever the
+        output mode.
+
+        Raises:
+            AssertionError: No such anchor, or the model has not run.
+        """
+        return self._device_calls.anchored(short_name)
+
+    def compilationTime(self) -> timedelta:
+        """Return how long the last compilation took.
+
+        Raises:
+            Error: The model is not compiled, or compilation was not observed.
+        """
+        if self._program is None:
+            raise python_error("You must compile the model before obtaining the compilation time.")
+        if not self._options._show_compilation_progress_bar:
+            raise python_error("Please set showCompilationProgressBar in Options to obtain the compilation time.")
+        return timedelta(seconds=self._observation.compilation_seconds)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    @unaffected
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program on one batch and return what forward returned, stacked as the output mode says.
+
+        Raises:
+            AssertionError: The device is offline, the arguments do not fit forward, or the batch cannot be cut.
+            Error: The graph cannot be compiled, or the arguments are not like the compiled ones.
+        """
+        program, plain = self._program, self._plain
+        if program is not None and plain is not None and not kwargs and fits(plain, args):
+            arguments = None
+        else:
+            if self._is_offline:
+                raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
+            arguments = self._signature.bind(args, kwargs)
+            if program is None:
+                program = self._compile(arguments)
+        observation = self._observation
+        if observation.is_off:
+            try:
+                return self._run(program, arguments, args)
+            except Error as error:
+                observation.cut(error)
+                raise
+        with observation.call("modelExecution"):
+            return self._run(program, arguments, args)
+
+    # -- devices --------------------------------------------------------------------------------------------------
+
+    def isAttachedToDevice(self) -> bool:
+        """Tell whether the executor holds its IPUs."""
+        return self._program is not None and self._program.attached
+
+    @unaffected
+    def attachToDevice(self) -> None:
+        """Take the IPUs and upload weights, optimizer and random state.
+
+        Raises:
+            AssertionError: The device is offline.
+            Error: Not compiled, already attached, or no IPUs are free.
+        """
+        self._compiled("attachToDevice")
+        if self._options.connection_type == ConnectionType.Never:
+            raise AssertionError("Trying to attach to an offline device (ConnectionType.Never).")
+        if self.isAttachedToDevice():
+            raise python_error("Device is already attached.")
+        self._attach()
+
+    @unaffected
+    def detachFromDevice(self) -> None:
+        """Download what the device alone knows and give the IPUs back.
+
+        Raises:
+            Error: Not compiled, or not attached.
+        """
+        program = self._compiled("detachFromDevice")
+        if not program.attached:
+            raise python_error("Device is not attached.")
+        self._detach(program)
+
+    @unaffected
+    def destroy(self) -> None:
+        """Download what the device alone knows, free everything and unwrap the model; nothing when not compiled.
+
+        Raises:
+            Error: The model was compiled again after an earlier destroy(), and is no longer wrapped.
+        """
+        program = self._program
+        if program is None:
+            return
+        if program.attached:
+            self._detach(program)
+        self._program = None
+        if self._optimizer is not None:
+            self._optimizer.forget_program()
+        if self._weight_copies.wrapping is not None:
+            self._weight_copies.wrapping.undo()
+
+    @property
+    def rng_state(self) -> Optional[List[int]]:
+        """The device's random state, `[seed, state...]`; set it to continue a stream.
+
+        Before the first run it is what was set, or `[seed]` where the options have one, or else None.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        return self._read_random(self._compiled("rng_state"))
+
+    @rng_state.setter
+    def rng_state(self, state: List[int]) -> None:
+        program = self._compiled("rng_state")
+        # Noted first: of a device that does not answer, nothing newer is expected then.
+        self._device_state.set_random(state)
+        if program.attached:
+            self._check_answers()
+            program.random.write(state)
+
+    # -- saving ---------------------------------------------------------------------------------------------------
+
+    def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
+        """Write the compiled program, and with `export_model` the model, to a file that `poptorch.load` reads."""
+        from ignite_ipu.emulator.executor import saving
+
+        self._compiled("save")
+        saving.save(self, filename, export_model, save_rng_state)
+
+    def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
+        """Compile for these arguments, then `save`."""
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
+
+    def loadExecutable(self, filename: str) -> None:
+        """Take the program from a file that `save` wrote instead of compiling; forward is traced once all the same."""
+        from ignite_ipu.emulator.executor import saving
+
+        saving.load_executable(self, filename)
+
+    # -- timing ---------------------------------------------------------------------------------------------------
+
+    def cycleCount(self) -> int:
+        """Refuse: only IPUs count cycles, and with that asked for no model compiles here.
+
+        Raises:
+            Error: Always; which one depends on the options.
+        """
+        if not self._options._Popart._value("instrumentWithHardwareCycleCounter", False):
+            raise python_error("Cycle count logging is disabled. Call Options.logCycleCount(True) before wrapping.")
+        raise python_error("You must run the model at least once before its cycle count is known.")
+
+    def getPerfCounters(self) -> Dict[str, List[List[float]]]:
+        """Return when the last call's tensors crossed, in seconds, by event, tensor and step."""
+        return self._device_calls.times.counters()
+
+    def getLatency(self) -> Latency:
+        """Return (min, max, average) seconds from the first input to the last output."""
+        return self._device_calls.times.between("input", False, "output_complete", True)
+
+    def getHostIpuLatency(self) -> Latency:
+        """Return (min, max, average) seconds that the inputs took to reach the device."""
+        return self._device_calls.times.between("input", False, "input_complete", True)
+
+    def getComputeLatency(self) -> Latency:
+        """Return (min, max, average) seconds from the last input's arrival to the last output's start."""
+        return self._device_calls.times.between("input_complete", True, "output", True)
+
+    def getIpuHostLatency(self) -> Latency:
+        """Return (min, max, average) seconds that the outputs took to reach the host."""
+        return self._device_calls.times.between("output", False, "output_complete", True)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _run(self, program: Program, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
+        """Run on `arguments`, or on `given` alone where these are tensors known to fit."""
+        if not program.attached:
+            self._attach()
+        if not self._training:
+            self._weight_copies.refresh(self.copyWeightsToDevice)
+        if arguments is not None:
+            check_call(program.arguments, arguments)
+        if self._optimizer is not None and self._optimizer.has_pending_state:
+            self._device_state.load_optimizer(program, self.copyWeightsToHostIfNeeded)
+        self._fail_on_demand("call")
+        if arguments is not None:
+            given = arguments.tensors_like(program.arguments)
+        inputs = self._device_calls.transfer.to_device(program.graph.inputs, given)
+        # A call that fails may have changed all of this before it did.
+        self._weight_copies.device_is_newer = self._training
+        self._device_state.random_is_stale = True
+        if self._optimizer is not None:
+            self._optimizer.before_run()
+        result = self._device_calls.run(program, inputs, given)
+        if program.report is not None and program.report.is_due:
+            self._observation.write_report(program, self._meter)
+        return result
+
+    def _compiled(self, what: str) -> Program:
+        if self._program is None:
+            raise python_error(
+                f"{what} needs a compiled model: this one has not been compiled or has been destroyed. "
+                "Call it, or compile(), first."
+            )
+        return self._program
+
+    def _compile(self, arguments: Arguments, adopt: Optional[Callable[[Program], None]] = None) -> Program:
+        """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
+        if adopt is None:
+            check_for_compile(arguments)
+        self._options._check_at_compile(self._training)
+        self._weight_copies.fetch()
+        with self._observation.progress() as progress:
+            program = self._traced(arguments, adopt)
+            progress(1, 2)
+            self._program = program
+            self._plain = None if self._is_offline else self._signature.shapes_of_tensors(program.arguments)
+            self._meter.add(compiles=1)
+            self._weight_copies.wrap_again()
+            try:
+                if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
+                    self._attach()
+            except Error:
+                self._program = None
+                raise
+            progress(2, 2)
+        return program
+
+    def _traced(self, arguments: Arguments, adopt: Optional[Callable[[Program], None]]) -> Program:
+        with self._observation.compilation():
+            with compile_turn(self._options, self._model):
+                program = Program(
+                    model=self._model,
+                    arguments=arguments,
+                    options=self._options,
+                    training=self._training,
+                    optimizer=self._optimizer,
+                    per_replica=self.per_replica_params,
+                    meter=self._meter,
+                )
+            if adopt is not None:
+                adopt(program)
+            self._observation.report = program.report
+        return program
+
+    def _attach(self) -> None:
+        program = self._compiled("attachToDevice")
+        self._fail_on_demand("copy")
+        self._device_state.load(program, self)
+
+    def _detach(self, program: Program) -> None:
+        # Each of these may fail, and then the IPUs are not given back.
+        self._read_random(program)
+        self.copyWeightsToHostIfNeeded()
+        if self._optimizer is not None:
+            self._optimizer.keep_state()
+        self._device_state.leave(program)
+
+    def _read_random(self, program: Program) -> Optional[List[int]]:
+        if self._device_state.random_is_stale:
+            self._fail_on_demand("copy")
+        return self._device_state.read_random(program)
+
+    def _optimizer_state_dict(self) -> Dict[str, Any]:
+        """Return the newest state of the optimizer, which has this method in the place of its own `state_dict`."""
+        assert self._optimizer is not None
+        return self._optimizer.state_dict()
+
+    def _check_answers(self) -> None:
+        """Fail if the device has stopped to answer."""
+        if self._device_state.fault is not None:
+            raise self._device_state.fault.error()
+
+    def _fail_on_demand(self, kind: str) -> None:
+        self._check_answers()
+        fault = faults.next_fault(kind)
+        if fault is not None:
+            self._device_state.fault = fault if fault.lasting and self.isAttachedToDevice() else None
+            raise fault.error()

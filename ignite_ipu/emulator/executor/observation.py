@@ -1,0 +1,88 @@
+"""Who watches an executor at work: the timelines that are wanted, the progress bar, and the reader of its errors."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Callable, Iterator, Optional
+
+from ignite_ipu.emulator import profiling
+from ignite_ipu.emulator.device.device import Meter
+from ignite_ipu.emulator.errors import Error, cut_long_message
+from ignite_ipu.emulator.logs import limit_repeats
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
+from ignite_ipu.emulator.runtime.program import Program
+from ignite_ipu.emulator.runtime.report import Report
+
+_QUIET_SECONDS = 1.0
+Advance = Callable[[int, int], None]
+
+
+class Observation:
+    """What one executor's calls are shown to.
+
+    Args:
+        options: The executor's own.
+        training_mode: The model's `training` flag, which names the channel whatever the wrapper is for, as in PopTorch.
+
+    Attributes:
+        compilation_seconds: How long the last compilation took.
+        report: The automatic report of the compiled program; None when none is asked for.
+    """
+
+    def __init__(self, options: Options, training_mode: bool) -> None:
+        self._options = options
+        self._channel = profiling.Channel(f"poptorch.{'training' if training_mode else 'inference'}Model")
+        self.compilation_seconds = 0.0
+        self.report: Optional[Report] = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no timeline is wanted, so that errors are all there is to observe."""
+        return self.report is None and not self._channel.is_recorded
+
+    def cut(self, error: Error) -> None:
+        """Put the text of a very long error into a file."""
+        cut_long_message(error, self._options.log_dir)
+
+    @contextlib.contextmanager
+    def call(self, what: str) -> Iterator[None]:
+        """Put the `with` block on the timelines that are wanted, and the text of a very long error into a file."""
+        report = self.report
+        with self._channel.tracepoint(what), contextlib.nullcontext() if report is None else report.host_call(what):
+            try:
+                yield
+            except Error as error:
+                self.cut(error)
+                raise
+
+    def write_report(self, program: Program, meter: Meter) -> None:
+        """Write the automatic report of a program, if one is asked for."""
+        if program.report is not None:
+            program.report.write(program, meter.own, self.compilation_seconds)
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Advance]:
+        """Show how far the `with` block has come; yields what is told (steps done, of so many)."""
+        if not self._options._show_compilation_progress_bar:
+            yield lambda done, total: None
+            return
+        bar = CompilationProgressBar(_QUIET_SECONDS)
+        bar(0, 2)
+        try:
+            yield bar
+        finally:
+            bar.close()
+
+    @contextlib.contextmanager
+    def compilation(self) -> Iterator[None]:
+        """Time the compilation in the `with` block."""
+        limit_repeats(self._options.max_repeat_logs)
+        started = time.perf_counter()
+        with self.call("modelCompilation"):
+            yield
+        ended = time.perf_counter()
+        self.compilation_seconds = ended - started
+        if self.report is not None:
+            self.report.add("modelCompilation", started, ended)

@@ -1,0 +1,258 @@
+"""The optimizer of one executor: what the host says of it, and its counterpart on the device."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Mapping, Optional
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator.device.device import Meter
+from ignite_ipu.emulator.enums import MeanReductionStrategy
+from ignite_ipu.emulator.optim.attribute_tracker import AttributeTracker
+from ignite_ipu.emulator.optim.description import OptimizerDescription, describe
+from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
+from ignite_ipu.emulator.optim.optimizer import IpuState
+from ignite_ipu.emulator.optim.optimizer import Optimizer as PoptorchOptimizer
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.runtime import loss_scaling
+from ignite_ipu.emulator.runtime.replica_groups import ReplicaGroups
+
+Groups = Dict[str, Optional[int]]
+_STRATEGY = "meanAccumulationAndReplicationReductionStrategy"
+
+
+class OptimizerTracker:
+    """Follows one optimizer, or its successors, from wrapping to the device.
+
+    Args:
+        optimizer: The optimizer that the model was wrapped with.
+        options: The executor's own options.
+        meter: Counts what is sent.
+        state_dict: The executor's method that a PopTorch optimizer gets in the place of its own: it returns what
+            `state_dict` returns here, and keeps the executor as long as the optimizer has it.
+        before_download: Called before the state is read from the device; an exception that it raises is the caller's.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        options: Options,
+        meter: Meter,
+        state_dict: Callable[[], Dict[str, Any]],
+        before_download: Callable[[], None],
+    ) -> None:
+        self._options = options
+        self._meter = meter
+        self._state_dict = state_dict
+        self._before_download = before_download
+        self._attributes = AttributeTracker(options)
+        self._optimizer = optimizer
+        self._compiled: Optional[OptimizerDescription] = None
+        self._device: Optional[DeviceOptimizer] = None
+        # The optimizer's record when a description was refused, which leaves it marked as to be uploaded.
+        self._refused: Optional[object] = None
+        self._description = self._read(optimizer)
+        self._take(optimizer)
+
+    @property
+    def description(self) -> OptimizerDescription:
+        """The optimizer as it was last read."""
+        return self._description
+
+    def set(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read an optimizer again, or another one in its place, and send what changed.
+
+        Raises:
+            AssertionError, ValueError: The optimizer cannot be read.
+            Error: The compiled program cannot take it. It is the executor's all the same, with values that the device
+                does not have, and its state cannot be read until others are accepted.
+        """
+        description = self._read(optimizer)
+        if optimizer is not self._optimizer:
+            self._release()
+        self._take(optimizer)
+        if description == self._description:
+            return
+        self._description = description
+        if self._compiled is not None:
+            self._mark_refused()
+            self._check_replacement(self._compiled)
+            self._accept()
+        if self._device is not None:
+            self._device.set_description(description)
+            self._meter.add(optimizer_uploads=1)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return the optimizer's state dictionary, after reading the device's state if that is newer.
+
+        Raises:
+            AssertionError: There is newer state on both sides.
+        """
+        self.read_back()
+        return type(self._optimizer).state_dict(self._optimizer)
+
+    def read_back(self) -> None:
+        """Make the state on the device the optimizer's record, if it is newer.
+
+        Raises:
+            AssertionError: There is newer state on both sides.
+        """
+        optimizer = self._optimizer
+        if not isinstance(optimizer, PoptorchOptimizer) or not optimizer.host_state_is_dirty:
+            return
+        if optimizer.ipu_state_is_dirty:
+            raise AssertionError(
+                "The optimizer's state is newer on the device and, at once, is to be uploaded: a setOptimizer() was "
+                "refused. Give the optimizer its former values back and call setOptimizer() again."
+            )
+        if self._device is not None:
+            self._before_download()
+            self._meter.add(optimizer_state_downloads=1)
+            optimizer._record = dict(zip(("ipu_state", "ipu_param"), self._device.read_state()))
+        optimizer.host_state_is_dirty = False
+
+    def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Refuse to compile an optimizer over parameters that are not the model's.
+
+        Raises:
+            KeyError: A parameter of the optimizer is not one of the model's.
+            Error: The back end refuses a value.
+        """
+        own = {id(parameter) for parameter in parameters.values()}
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in own:
+                    raise KeyError(id(parameter))
+        self._description.check_backend()
+        self._compiled = self._description
+
+    def reduction_strategy(self) -> MeanReductionStrategy:
+        """Return how means are accumulated."""
+        return MeanReductionStrategy(self._options.Training.meanAccumulationAndReplicationReductionStrategy)
+
+    def on_device(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        parameters: Mapping[str, nn.Parameter],
+        per_replica: Mapping[str, ReplicaGroups],
+        store: foreach.Store,
+    ) -> DeviceOptimizer:
+        """Return the optimizer that updates these weights, with the state that the host has for it.
+
+        Args:
+            weights: The trainable weights on the device, by name.
+            parameters: The host's parameters that they are copies of.
+            per_replica: The groups of replicas that have values of their own, by the names of these weights.
+            store: Rounds float32 results to float16.
+        """
+        group_of = {
+            id(parameter): index
+            for index, group in enumerate(self._optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        groups: Groups = {name: group_of.get(id(parameters[name])) for name in weights}
+        if self._compiled is not None:
+            self._check_replacement(self._compiled)
+        self._device = DeviceOptimizer(
+            self._description,
+            dict(weights),
+            groups,
+            per_replica={name: per_replica[name] for name in weights if name in per_replica},
+            store=store,
+            adapts_loss_scaling=loss_scaling.enabled(self._options),
+        )
+        self._meter.add(optimizer_uploads=1)
+        self.send_pending_state()
+        self.before_run()
+        return self._device
+
+    def before_weight_upload(self) -> None:
+        """Read the state back before weights are uploaded, which sets that of a plain torch optimizer to its start."""
+        self.read_back()
+        if self._device is not None and not isinstance(self._optimizer, PoptorchOptimizer):
+            self._device.restart()
+
+    def send_pending_state(self) -> None:
+        """Upload a state that was loaded since the last run, if there is one."""
+        optimizer, device, pending = self._optimizer, self._device, self._pending()
+        if device is not None and pending is not None and isinstance(optimizer, PoptorchOptimizer):
+            device.write_state(*pending)
+            optimizer.ipu_state_is_dirty = False
+            self._meter.add(optimizer_state_uploads=1)
+
+    @property
+    def has_pending_state(self) -> bool:
+        """Whether a state was loaded that the device has not got yet."""
+        return self._pending() is not None
+
+    def before_run(self) -> None:
+        """Remember that the device's state moves on."""
+        if isinstance(self._optimizer, PoptorchOptimizer):
+            self._optimizer.host_state_is_dirty = True
+
+    def keep_state(self) -> None:
+        """Read the state back before the device loses it; a plain torch optimizer's is lost."""
+        self.read_back()
+        if isinstance(self._optimizer, PoptorchOptimizer):
+            self._optimizer.ipu_state_is_dirty = self._optimizer.has_state()
+
+    def leave_device(self) -> None:
+        """Forget the device's optimizer."""
+        self._device = None
+
+    def forget_program(self) -> None:
+        """Let the next program be compiled for whatever the optimizer is then."""
+        self._device = None
+        self._compiled = None
+
+    def _pending(self) -> Optional[IpuState]:
+        optimizer = self._optimizer
+        if not isinstance(optimizer, PoptorchOptimizer) or not optimizer.ipu_state_is_dirty:
+            return None
+        # One that is marked because its description was refused has nothing that the device lacks.
+        return None if self._refused is optimizer._record else optimizer._recorded()
+
+    def _mark_refused(self) -> None:
+        optimizer = self._optimizer
+        if isinstance(optimizer, PoptorchOptimizer) and not optimizer.ipu_state_is_dirty:
+            optimizer.ipu_state_is_dirty = True
+            self._refused = optimizer._record
+
+    def _accept(self) -> None:
+        optimizer = self._optimizer
+        if isinstance(optimizer, PoptorchOptimizer) and self._refused is optimizer._record:
+            optimizer.ipu_state_is_dirty = False
+        self._refused = None
+
+    def _check_replacement(self, compiled: OptimizerDescription) -> None:
+        compiled.check_replacement(self._description)
+        self._description.check_backend()
+
+    def _release(self) -> None:
+        """Let the optimizer have its newest state and its own method, because another takes its place."""
+        optimizer = self._optimizer
+        if isinstance(optimizer, PoptorchOptimizer):
+            if self._refused is optimizer._record:
+                optimizer.host_state_is_dirty = False  # the state is one that the device never took it for
+                self._accept()
+            self.read_back()
+            optimizer.__dict__.pop("state_dict", None)
+
+    def _take(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        if isinstance(optimizer, PoptorchOptimizer) and optimizer.__dict__.get("state_dict") != self._state_dict:
+            optimizer.state_dict()  # the newest, if another executor had it
+            optimizer.__dict__["state_dict"] = self._state_dict
+            optimizer.ipu_state_is_dirty = optimizer.has_state()
+
+    def _read(self, optimizer: torch.optim.Optimizer) -> OptimizerDescription:
+        description = describe(optimizer, loss_scaling.enabled(self._options))
+        self._attributes.check(optimizer, description)
+        if self._compiled is not None:
+            description.check_strategy(self.reduction_strategy())
+        elif description.half_accumulators:
+            # Although the options are frozen; whoever made them has his own.
+            self._options.Training._values[_STRATEGY] = MeanReductionStrategy.Running
+        return description

@@ -1,0 +1,1 @@
+"""Executables in files: containers, cache, trust."""

@@ -1,0 +1,265 @@
+"""The executable cache: what compiling a model once has computed, kept in a directory for the next time.
+
+An entry holds the constants that the compiler computed from other constants (tables, masks, position codes), which are
+what takes time in a compile here. Running `forward` once and writing the graph's Python text is repeated on every
+compile, as tracing is in PopTorch. The key covers all that an executable depends on: the graph with its shapes, the
+constants' values, the options, the optimizer's compiled-in values, and the versions of emulator and PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import torch
+from torch import fx
+
+from ignite_ipu.emulator.compiler.fingerprint import NoFingerprint, graph_text, tensor_digest
+from ignite_ipu.emulator.compiler.graph import Graph, fold_constants
+from ignite_ipu.emulator.device.device import Meter
+from ignite_ipu.emulator.files import container
+from ignite_ipu.emulator.files.container import DamagedFile
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.version import __version__
+
+MAGIC = b"ignite-ipu executable cache 1\n"
+SUFFIX = ".ipucache"
+
+# They change where and how a program runs or what is said about it, not the program.
+_NO_PART_OF_THE_KEY = frozenset(
+    [
+        "compilation_progress_bar_fn",
+        "log_dir",
+        "max_repeat_logs",
+        "random_seed",
+        "model_name",
+        "connection_type",
+        "ipu_id",
+        "ipu_version",
+        "use_model",
+        "distributed_process_id",
+        "ipuof_configs",
+        "cachePath",
+        "enableEngineCaching",
+        "engineOptions",
+    ]
+)
+
+
+class Entry(NamedTuple):
+    """A file of the cache.
+
+    Attributes:
+        path: Where it is.
+        size: Its bytes.
+        used: When it was last read or written, in seconds since the epoch.
+        header: What it says of itself; empty when it is damaged.
+        problem: What is wrong with it; None when nothing is.
+    """
+
+    path: str
+    size: int
+    used: float
+    header: Dict[str, Any]
+    problem: Optional[str]
+
+
+def directory_of(options: Options) -> Optional[str]:
+    """Return the cache directory that the options name; None when caching is off or means nothing."""
+    back_end = options._Popart
+    if not back_end._value("enableEngineCaching", False) or options._uses_ipu_model():
+        return None
+    return str(back_end._value("cachePath", "."))
+
+
+class Lookup:
+    """One compile's use of the cache: `fold` finds its entry, `store` writes one if there was none.
+
+    Args:
+        directory: The cache; made if it does not exist.
+        context: What the executable depends on besides its graph.
+        about: What listings say of the entry.
+        meter: Counts hits and misses.
+    """
+
+    def __init__(self, directory: str, context: Sequence[str], about: Dict[str, Any], meter: Meter) -> None:
+        self._directory = directory
+        self._context = list(context)
+        self._about = about
+        self._meter = meter
+        self._key: Optional[str] = None
+        self._seconds = 0.0
+        self._missed = False
+
+    def fold(self, capture: Capture) -> Dict[fx.Node, torch.Tensor]:
+        """Return the values of nodes that depend on constants alone: from the cache, or computed."""
+        found = self._find(capture)
+        if found is not None:
+            self._meter.add(cache_hits=1)
+            return found
+        self._meter.add(cache_misses=1)
+        self._missed = True
+        started = time.perf_counter()
+        folded = fold_constants(capture)
+        self._seconds = time.perf_counter() - started
+        return folded
+
+    def store(self, graph: Graph) -> None:
+        """Write the entry that was missing."""
+        if not self._missed or self._key is None:
+            return
+        header = {
+            **self._about,
+            "key": self._key,
+            "version": __version__,
+            "torch": torch.__version__,
+            "created": time.time(),
+            "seconds": self._seconds,
+            "operators": sum(node.op == "call_function" for node in graph.nodes.nodes),
+        }
+        try:
+            os.makedirs(self._directory, exist_ok=True)
+            container.write(self._path(self._key), MAGIC, header, dict(graph.folded))
+        except OSError as error:
+            logger.warning("The executable could not be cached in %s: %s.", self._directory, error)
+
+    def _find(self, capture: Capture) -> Optional[Dict[fx.Node, torch.Tensor]]:
+        try:
+            values = [tensor_digest(value) for value in capture.constant_values.values()]
+            text = json.dumps([graph_text(capture.graph), values, *self._context, __version__, torch.__version__])
+        except NoFingerprint as reason:
+            logger.info("The executable is not cached: it depends on %s.", reason)
+            return None
+        self._key = hashlib.sha256(text.encode()).hexdigest()
+        path = self._path(self._key)
+        try:
+            entry = container.read(path, MAGIC)
+            if entry.header.get("key") != self._key:
+                raise DamagedFile("it was made for another executable")
+            nodes = {node.name: node for node in capture.graph.nodes}
+            found = {nodes[name]: value for name, value in entry.tensors.items() if _fits(nodes.get(name), value)}
+            if len(found) != len(entry.tensors):
+                raise DamagedFile("it holds values that the graph has no place for")
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (DamagedFile, OSError) as error:
+            logger.warning("Cache entry %s is not used, because %s; the model is compiled again.", path, error)
+            return None
+        logger.info("Executable found in the cache: %s.", path)
+        return found
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._directory, key[:40] + SUFFIX)
+
+
+def lookup(options: Options, training: bool, compiled_in: object, name: str, meter: Meter) -> Optional[Lookup]:
+    """Return a compile's access to the cache that the options name; None when caching is off.
+
+    Args:
+        compiled_in: What the optimizer contributes to the program; its `repr` tells it all.
+        name: The model's name in listings.
+    """
+    directory = directory_of(options)
+    if directory is None:
+        return None
+    settings = {key: value for key, value in options.toDict().items() if key not in _NO_PART_OF_THE_KEY}
+    context = [repr(training), repr(sorted(settings.items())), repr(options._execution_strategy), repr(compiled_in)]
+    return Lookup(directory, context, {"name": name, "training": training}, meter)
+
+
+def entries(directory: str, verify: bool = False) -> List[Entry]:
+    """Return the cache's entries, the least recently used first.
+
+    Args:
+        verify: Read every byte of them, instead of the headers alone.
+
+    Raises:
+        OSError: There is no such directory.
+    """
+    found = []
+    for name in os.listdir(directory):
+        if not name.endswith(SUFFIX):
+            continue
+        path = os.path.join(directory, name)
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(path)
+            header: Dict[str, Any] = {}
+            problem = None
+            try:
+                header = container.read(path, MAGIC).header if verify else container.read_header(path, MAGIC)
+                if str(header.get("key"))[:40] + SUFFIX != name:
+                    raise DamagedFile("it was made for another executable")
+            except (DamagedFile, PermissionError) as error:
+                problem = str(error)
+            found.append(Entry(path, status.st_size, status.st_mtime, header, problem))
+    return sorted(found, key=lambda entry: (entry.used, entry.path))
+
+
+def prune(
+    directory: str,
+    older_than: Optional[float] = None,
+    largest: Optional[int] = None,
+    damaged: bool = True,
+    dry_run: bool = False,
+) -> List[Entry]:
+    """Delete entries and return them.
+
+    Args:
+        older_than: Delete what was not used for so many seconds.
+        largest: Delete the least recently used until the rest has so many bytes at most.
+        damaged: Delete what is damaged, and parts that an interrupted write left behind.
+        dry_run: Delete nothing, only return what would be.
+
+    Raises:
+        OSError: There is no such directory, or an entry cannot be deleted.
+    """
+    now = time.time()
+    every = entries(directory, verify=damaged)
+    doomed = [
+        entry
+        for entry in every
+        if (damaged and entry.problem is not None) or (older_than is not None and now - entry.used > older_than)
+    ]
+    if damaged:
+        doomed += _leftovers(directory, now)
+    kept = [entry for entry in every if entry not in doomed]
+    total = sum(entry.size for entry in kept)
+    for entry in kept:
+        if largest is None or total <= largest:
+            break
+        doomed.append(entry)
+        total -= entry.size
+    if not dry_run:
+        for entry in doomed:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path)
+    return doomed
+
+
+def _leftovers(directory: str, now: float) -> Iterator[Entry]:
+    for name in os.listdir(directory):
+        if name.startswith(".") and name.endswith(".tmp") and SUFFIX in name:
+            path = os.path.join(directory, name)
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(path)
+                if now - status.st_mtime > 3600:  # a younger one may be a write in progress
+                    yield Entry(path, status.st_size, status.st_mtime, {}, "a write that was interrupted")
+
+
+def _fits(node: Optional[fx.Node], value: torch.Tensor) -> bool:
+    return node is not None and node.meta.get("shape") == tuple(value.shape) and node.meta.get("dtype") == value.dtype
+
+
+if __name__ == "__main__":
+    import sys
+
+    from ignite_ipu.emulator.files import cache_command
+
+    sys.exit(cache_command.run())

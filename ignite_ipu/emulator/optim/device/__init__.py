@@ -1,0 +1,1 @@
+"""An optimizer's update as the device computes it."""

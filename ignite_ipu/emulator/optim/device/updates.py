@@ -1,0 +1,326 @@
+"""The device's update rules, over whole lists of weights at once.
+
+Notation as in the literature: weight w, gradient g (reduced, without loss scaling), weight decay l, momentum m and
+dampening d. All state starts at 0 unless said otherwise, and t counts updates from 1.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Dict, List, Optional, Tuple
+
+import torch
+
+from ignite_ipu.emulator.optim.description import OptimizerDescription
+from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.emulator.optim.device.foreach import Tensors
+from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, Kind
+
+Factor = Optional[torch.Tensor]
+
+ACCL1, ACCL2, ACCL3 = "Accl1", "Accl2", "Accl3"
+
+
+@dataclasses.dataclass
+class Bucket:
+    """Weights of one group and type that have seen the same number of updates, and are updated together.
+
+    Attributes:
+        weights: Updated in place.
+        states: For each kind of state, one tensor per weight.
+        steps: Updates so far.
+        grouped: Dimension 0 of every weight counts groups of replicas with their own values.
+        in_force: The values that combined SGD has already folded into its state.
+    """
+
+    weights: List[torch.Tensor]
+    states: Dict[str, List[torch.Tensor]]
+    steps: float
+    grouped: bool
+    in_force: Optional[HyperParameters]
+
+
+class Rule(abc.ABC):
+    """One optimizer's maths."""
+
+    def __init__(self, store: foreach.Store) -> None:
+        self.store = store
+
+    @abc.abstractmethod
+    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+        """Return the kinds of state a weight needs: which of the moment types it has (2: float32), where it starts."""
+
+    @abc.abstractmethod
+    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+        """Advance the state by one gradient and move the weights."""
+
+
+class SgdRule(Rule):
+    """Either variant of SGD, in two parts because a bound on the norm acts between them.
+
+    Without momentum: w -= lr * (1 - d) * (g + l * w). Otherwise v = m * v + (1 - d) * (g + l * w), and w -= lr * v, or
+    w -= lr * (g + l * w + m * v) with Nesterov's correction. Unlike torch's, the dampening scales the momentum-free
+    update and the first velocity too.
+    """
+
+    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+        return {} if values.absent("momentum") else {ACCL1: (0, 0.0)}
+
+    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+        self.apply(bucket, self.direction(bucket, grads, values), values, None)
+
+    def direction(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
+        """Advance the state by one gradient and return what the weight update consumes."""
+        if values.absent("momentum"):
+            return grads
+        return self._velocity(bucket, grads, values)
+
+    def scaling(self, bucket: Bucket, values: HyperParameters) -> float:
+        """Return the factor that the direction carries."""
+        plain = values.absent("momentum") or self._in_force(bucket, values)["nesterov"]
+        return 1.0 if plain else self.velocity_scaling(bucket)
+
+    def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: Factor) -> None:
+        """Move the weights along `factor` times the direction; None stands for 1."""
+        if factor is not None:
+            direction = foreach.times(direction, factor)
+        if values.absent("momentum"):
+            direction = _decayed(direction, bucket.weights, values["weight_decay"])
+            amount = values["lr"] * (1 - values["dampening"])
+        else:
+            amount = values["lr"] / self.scaling(bucket, values)
+        foreach.move(bucket.weights, direction, -amount, 1.0, self.store)
+
+    @abc.abstractmethod
+    def velocity_scaling(self, bucket: Bucket) -> float:
+        """Return the factor that the stored velocity carries."""
+
+    @abc.abstractmethod
+    def _velocity(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors: ...
+
+    def _in_force(self, bucket: Bucket, values: HyperParameters) -> HyperParameters:
+        return values
+
+
+class Sgd(SgdRule):
+    """SGD with its velocity in a tensor of its own, multiplied by the loss scaling.
+
+    Attributes:
+        loss_scaling: The factor now in force.
+    """
+
+    def __init__(self, store: foreach.Store, loss_scaling: float) -> None:
+        super().__init__(store)
+        self.loss_scaling = loss_scaling
+
+    def velocity_scaling(self, bucket: Bucket) -> float:
+        return self.loss_scaling
+
+    def _velocity(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
+        decayed = _decayed(grads, bucket.weights, values["weight_decay"])
+        momentum, gain = values["momentum"], (1 - values["dampening"]) * self.loss_scaling
+        velocity = foreach.decay(bucket.states[ACCL1], momentum, decayed, gain, self.store)
+        if values["nesterov"]:
+            return torch._foreach_add(decayed, velocity, alpha=momentum / self.loss_scaling)
+        return velocity
+
+
+class CombinedSgd(SgdRule):
+    """SGD whose velocity tensor also accumulates the gradients.
+
+    At the end of an update the tensor already holds the next one's m * v + (1 - d) * l * w, times the velocity scaling.
+    So all values but lr that are set between two updates act on the second one after them.
+    """
+
+    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+        # The types of separate accumulators say nothing about a shared one.
+        return {kind: (2, start) for kind, (_, start) in super().states(values).items()}
+
+    def velocity_scaling(self, bucket: Bucket) -> float:
+        return _folded(bucket)["velocity_scaling"]
+
+    def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: Factor) -> None:
+        super().apply(bucket, direction, values, factor)
+        if not values.absent("momentum"):
+            rescaling = values["velocity_scaling"] / self.velocity_scaling(bucket)
+            torch._foreach_mul_(bucket.states[ACCL1], values["momentum"] * rescaling)
+            self.fold_weight_decay(bucket, values)
+
+    def fold_weight_decay(self, bucket: Bucket, values: HyperParameters) -> None:
+        """Add the next update's weight decay, so that these values are in force for it."""
+        amount = (1 - values["dampening"]) * values["weight_decay"] * values["velocity_scaling"]
+        if amount != 0:
+            torch._foreach_add_(bucket.states[ACCL1], bucket.weights, alpha=amount)
+        bucket.in_force = values
+
+    def _velocity(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
+        folded, accumulator = _folded(bucket), bucket.states[ACCL1]
+        scaling = folded["velocity_scaling"]
+        torch._foreach_add_(accumulator, grads, alpha=(1 - folded["dampening"]) * scaling)
+        if folded["nesterov"]:
+            decayed = _decayed(grads, bucket.weights, folded["weight_decay"])
+            return torch._foreach_add(decayed, accumulator, alpha=folded["momentum"] / scaling)
+        return accumulator
+
+    def _in_force(self, bucket: Bucket, values: HyperParameters) -> HyperParameters:
+        return _folded(bucket)
+
+
+class Adam(Rule):
+    """Adam, with weight decay added to the gradient (L2) or to the step (`decoupled`).
+
+    m = b1 * m + (1 - b1) * s and v = b2 * v + (1 - b2) * s^2, where s is g, or g + l * w for L2. Then w -= lr * x with
+    x = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), plus l * w if decoupled.
+    """
+
+    def __init__(self, store: foreach.Store, decoupled: bool, corrected: bool = True) -> None:
+        super().__init__(store)
+        self._decoupled = decoupled
+        self._corrected = corrected
+
+    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+        return {ACCL1: (0, 0.0), ACCL2: (1, 0.0)}
+
+    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+        if not self._decoupled:
+            grads = _decayed(grads, bucket.weights, values["weight_decay"])
+        first, root = self._moments(bucket, grads, values)
+        lr = values["lr"]
+        keep = 1 - lr * values["weight_decay"] if self._decoupled else 1.0
+        amount = _quotient(lr, self._correction(values["beta1"], bucket))
+        foreach.move_by_ratio(bucket.weights, first, root, -amount, keep, self.store)
+
+    def _moments(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tuple[Tensors, Tensors]:
+        """Advance both moments; return the first, uncorrected, and the corrected root of the second plus eps."""
+        first = foreach.average(bucket.states[ACCL1], values["beta1"], grads, self.store)
+        second = foreach.average_square(bucket.states[ACCL2], values["beta2"], grads, self.store)
+        root = torch._foreach_sqrt(second)
+        torch._foreach_div_(root, _root(self._correction(values["beta2"], bucket)))
+        torch._foreach_add_(root, values["eps"])
+        return first, root
+
+    def _correction(self, beta: float, bucket: Bucket) -> float:
+        return 1 - _power(beta, bucket.steps + 1) if self._corrected else 1.0
+
+
+class Lamb(Adam):
+    """AdamW's step, for each tensor multiplied by min(||w||, max_weight_norm) / ||x||, or by 1 if either is 0."""
+
+    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+        first, root = self._moments(bucket, grads, values)
+        step = torch._foreach_div(first, root)
+        torch._foreach_div_(step, self._correction(values["beta1"], bucket))
+        if values["weight_decay"] != 0:
+            torch._foreach_add_(step, bucket.weights, alpha=values["weight_decay"])
+        weight_norms, step_norms = (foreach.norms(tensors, bucket.grouped) for tensors in (bucket.weights, step))
+        limit = float(values["max_weight_norm"])
+        if bucket.grouped:
+            ratios = [_trust(weight, own, limit) for weight, own in zip(weight_norms, step_norms)]
+        else:
+            ratios = list(_trust(torch.stack(weight_norms), torch.stack(step_norms), limit).unbind())
+        torch._foreach_mul_(step, ratios)
+        foreach.move(bucket.weights, step, -values["lr"], 1.0, self.store)
+
+
+class RmsProp(Rule):
+    """RMSprop: `Accl1` is the mean square v, `Accl2` the mean a of `centered`, `Accl3` the momentum b.
+
+    With s = g + l * w: v = alpha * v + (1 - alpha) * s^2, a likewise of s, x = s / (sqrt(v - a^2) + eps), and
+    b = m * b + x, w -= lr * b. TensorFlow's variant starts v at 1, adds eps under the root, and has b = m * b + lr * x,
+    w -= b.
+    """
+
+    def __init__(self, store: foreach.Store, centered: bool, tf_variant: bool) -> None:
+        super().__init__(store)
+        self._centered = centered
+        self._tf_variant = tf_variant
+
+    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+        states = {ACCL1: (0, 1.0 if self._tf_variant else 0.0)}
+        if self._centered:
+            states[ACCL2] = (1, 0.0)
+        if not values.absent("momentum"):
+            states[ACCL3] = (2, 0.0)
+        return states
+
+    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+        grads = _decayed(grads, bucket.weights, values["weight_decay"])
+        root, lr = self._root(bucket, grads, values), values["lr"]
+        if values.absent("momentum"):
+            foreach.move_by_ratio(bucket.weights, grads, root, -lr, 1.0, self.store)
+            return
+        momentum = bucket.states[ACCL3]
+        torch._foreach_mul_(momentum, values["momentum"])
+        torch._foreach_addcdiv_(momentum, grads, root, lr if self._tf_variant else 1.0)
+        foreach.move(bucket.weights, momentum, -1.0 if self._tf_variant else -lr, 1.0, self.store)
+
+    def _root(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
+        alpha, eps = values["alpha"], values["eps"]
+        square = foreach.average_square(bucket.states[ACCL1], alpha, grads, self.store)
+        # The state itself must survive: the root is taken in place only of what was made from it.
+        if self._centered:
+            mean = foreach.average(bucket.states[ACCL2], alpha, grads, self.store)
+            root = torch._foreach_addcmul(square, mean, mean, -1)
+            if self._tf_variant:
+                torch._foreach_add_(root, eps)
+            torch._foreach_sqrt_(root)
+        elif self._tf_variant:
+            root = torch._foreach_add(square, eps)
+            torch._foreach_sqrt_(root)
+        else:
+            root = torch._foreach_sqrt(square)
+        if not self._tf_variant:
+            torch._foreach_add_(root, eps)
+        return root
+
+
+def rule_for(description: OptimizerDescription, store: foreach.Store) -> Rule:
+    """Return the maths of an optimizer, rounding what is kept in float16 by `store`."""
+    kind = description.kind
+    if kind is Kind.SGD1:
+        return CombinedSgd(store)
+    if kind is Kind.SGD2:
+        return Sgd(store, description.loss_scaling.value)
+    if kind in (Kind.RMSPROP, Kind.RMSPROP_CENTERED):
+        return RmsProp(store, kind is Kind.RMSPROP_CENTERED, description.use_tf_variant)
+    if kind in (Kind.LAMB, Kind.LAMB_NO_BIAS):
+        return Lamb(store, decoupled=True, corrected=kind is Kind.LAMB)
+    # PopTorch compiles AdamW without bias correction to the same program as AdamW with it.
+    return Adam(store, decoupled=kind is not Kind.ADAM)
+
+
+def _decayed(grads: Tensors, weights: Tensors, weight_decay: float) -> Tensors:
+    return torch._foreach_add(grads, weights, alpha=weight_decay) if weight_decay != 0 else grads
+
+
+# As float arithmetic has it, where Python raises: a loaded count of steps may be any number.
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return float(base**exponent)
+    except (ZeroDivisionError, OverflowError):
+        return math.inf
+
+
+def _quotient(dividend: float, divisor: float) -> float:
+    if divisor:
+        return dividend / divisor
+    return dividend * math.copysign(math.inf, divisor)
+
+
+def _root(value: float) -> float:
+    return math.sqrt(value) if value >= 0 else math.nan
+
+
+def _folded(bucket: Bucket) -> HyperParameters:
+    assert bucket.in_force is not None
+    return bucket.in_force
+
+
+def _trust(weight_norms: torch.Tensor, step_norms: torch.Tensor, limit: float) -> torch.Tensor:
+    weight_norms = weight_norms.clamp(max=limit)
+    ratio = weight_norms / step_norms
+    return torch.where((weight_norms == 0) | (step_norms == 0), torch.ones_like(ratio), ratio)

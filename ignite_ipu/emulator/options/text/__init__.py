@@ -1,0 +1,1 @@
+"""Options as text: configuration files and JSON."""

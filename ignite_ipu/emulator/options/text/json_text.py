@@ -1,0 +1,49 @@
+"""Options given as JSON, as `POPTORCH_DEFAULT_OPTIONS` holds them."""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import TYPE_CHECKING, Any
+
+from ignite_ipu.emulator import enums
+from ignite_ipu.emulator.options.text.setters import find_setter
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.options.root import Options
+
+
+def apply_json(options: Options, text: str) -> None:
+    """Call the setter that each key of a JSON object names, with the key's value.
+
+    A list is spread over the arguments; `"OutputMode.All"` becomes that member.
+
+    Raises:
+        ValueError: `text` is no JSON object.
+        AttributeError: A key names no option.
+    """
+    try:
+        settings = json.loads(text)
+    except RecursionError:
+        raise ValueError("Options as JSON nest no deeper than a list in an object; this text does.") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f'Options as JSON are one object, such as {{"deviceIterations": 4}}; got {text!r}.')
+    calls = [
+        (
+            find_setter(options, path.split(".")),
+            [_argument(each) for each in (value if isinstance(value, list) else [value])],
+        )
+        for path, value in settings.items()
+    ]
+    for setter, arguments in calls:
+        setter(*arguments)
+
+
+def _argument(value: Any) -> Any:
+    if not isinstance(value, str) or value.count(".") != 1:
+        return value
+    kind, _, member = value.partition(".")
+    found = getattr(enums, kind, None)
+    if isinstance(found, type) and issubclass(found, enum.Enum) and member in found.__members__:
+        return found[member]
+    return value

@@ -1,0 +1,1 @@
+"""A compiled program on its device."""

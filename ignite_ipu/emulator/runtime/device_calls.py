@@ -1,0 +1,163 @@
+"""Calls of a loaded program, and what the last one left."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.emulator.device.device import Meter
+from ignite_ipu.emulator.errors import python_error
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.runtime.program import Program
+
+
+class DeviceCalls:
+    """One executor's calls.
+
+    Args:
+        training: Whether each device iteration updates the weights.
+        meter: Counts the calls.
+
+    Attributes:
+        transfer: Takes the inputs to the device.
+        times: When the last call's tensors crossed.
+    """
+
+    def __init__(self, training: bool, meter: Meter) -> None:
+        self._training = training
+        self._meter = meter
+        self._anchored: Dict[str, torch.Tensor] = {}
+        self.transfer = Transfer()
+        self.times = Record()
+
+    def run(self, program: Program, inputs: List[torch.Tensor], given: Sequence[torch.Tensor]) -> Any:
+        """Run on inputs that are on the device, and return what forward returned.
+
+        Args:
+            given: The caller's tensors, which get what forward writes to its inputs.
+        """
+        graph, arithmetic = program.graph, program.batching
+        started = time.perf_counter()
+        outputs = program.run(inputs)
+        if graph.written_inputs:
+            self.transfer.write_back(graph.written_inputs, inputs, given)
+        seconds = time.perf_counter() - started
+        self._anchored = program.anchored(outputs)
+        steps = (0, 0) if program.synthetic else (arithmetic.micro_batches, arithmetic.returned)
+        self.times.set(len(graph.inputs), steps[0], len(outputs), steps[1], seconds)
+        self._meter.add_call(arithmetic.micro_batches, arithmetic.device_iterations if self._training else 0)
+        return program.returned(outputs)
+
+    def anchored(self, short_name: str) -> torch.Tensor:
+        """Return an anchored tensor of the last call.
+
+        Raises:
+            AssertionError: There is none of that name.
+        """
+        if short_name not in self._anchored:
+            raise AssertionError(
+                f"No tensor with name {short_name!r}: known after the last run are {sorted(self._anchored)}. "
+                "Anchors are set with Options.anchorTensor before wrapping."
+            )
+        return self._anchored[short_name]
+
+
+Events = List[List[float]]
+Latency = Tuple[float, float, float]
+
+
+class Record:
+    """The time stamps of an executor's last call, in seconds since it began."""
+
+    def __init__(self) -> None:
+        self._last: Optional[Tuple[int, int, int, int, float]] = None
+
+    def set(self, inputs: int, steps: int, outputs: int, returned: int, seconds: float) -> None:
+        """Keep one call's times.
+
+        Args:
+            inputs, outputs: How many tensors went in and came out.
+            steps, returned: How many micro-batches of each of them cross; none where data are synthetic.
+            seconds: How long the call took. Host and device share their memory here, so that crossing takes no time.
+        """
+        self._last = (inputs, steps, outputs, returned, seconds)
+
+    def counters(self) -> Dict[str, Events]:
+        """Return the time stamps by event, then tensor, then step."""
+        if self._last is None:
+            return {name: [[]] for name in ("input", "input_complete", "output", "output_complete")}
+        inputs, steps, outputs, returned, seconds = self._last
+        return {
+            "input": _events(inputs, steps, 0.0),
+            "input_complete": _events(inputs, steps, 0.0),
+            "output": _events(outputs, returned, seconds),
+            "output_complete": _events(outputs, returned, seconds),
+        }
+
+    def between(self, start: str, start_last: bool, end: str, end_last: bool) -> Latency:
+        """Return minimum, maximum and mean of `end - start` over the steps, (0., 0., 0.) without data.
+
+        The event of a step is the first or last one of its tensors. Where there are k starts for each end, the
+        earliest of each k counts.
+        """
+        events = self.counters()
+        starts, ends = _over_tensors(events[start], start_last), _over_tensors(events[end], end_last)
+        if not starts or not ends:
+            return (0.0, 0.0, 0.0)
+        group = max(len(starts) // len(ends), 1)
+        pairs = [(min(starts[index * group : (index + 1) * group]), value) for index, value in enumerate(ends)]
+        spans = [value - first for first, value in pairs]
+        return (min(spans), max(spans), sum(spans) / len(spans))
+
+
+def _events(tensors: int, steps: int, time: float) -> Events:
+    return [[time] * steps for _ in range(tensors)] or [[]]
+
+
+def _over_tensors(events: Events, last: bool) -> List[float]:
+    return [max(step) if last else min(step) for step in zip(*events)]
+
+
+_INT32 = torch.iinfo(torch.int32)
+
+
+class Transfer:
+    """What an executor does to its inputs: it detaches them, narrows float64 and makes them contiguous."""
+
+    def __init__(self) -> None:
+        self._non_contiguous_seen = False
+
+    def to_device(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """Return the inputs as the graph takes them.
+
+        Raises:
+            Error: An int64 input holds a value that the device's int32 has not; PopTorch would cut it silently.
+        """
+        return [self._sent(name, tensor) for name, tensor in zip(names, tensors)]
+
+    def write_back(self, places: Sequence[int], sent: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        """Copy the inputs that forward modified in place into the caller's tensors, where they are not the same."""
+        for place in places:
+            if sent[place].data_ptr() != given[place].data_ptr():
+                given[place].detach().copy_(sent[place])
+
+    def _sent(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.dtype is torch.float64:
+            return tensor.to(torch.float32, memory_format=torch.contiguous_format)
+        if tensor.dtype is torch.int64:
+            low, high = (int(value) for value in torch.aminmax(tensor))
+            if low < _INT32.min or high > _INT32.max:
+                raise python_error(
+                    f"Input {name} of torch.int64 holds values from {low} to {high}: the device's integers are int32 "
+                    f"({_INT32.min} to {_INT32.max})."
+                )
+        if tensor.is_contiguous():
+            return tensor
+        if not self._non_contiguous_seen:
+            logger.warning("At least one input tensor is not contiguous (%s): it is copied on every call.", name)
+            self._non_contiguous_seen = True
+        return tensor.contiguous()

@@ -1,0 +1,80 @@
+"""The host's side of a program's weights and buffers: the tensors that the model has under the compiled names."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Set
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.values.wrapping import plain, storage
+
+
+class HostTensors:
+    """A model's parameters and buffers, by name.
+
+    Args:
+        model: The module that is compiled.
+
+    Attributes:
+        compiled: The parameters that the model had when it was compiled, which the optimizer's groups hold.
+        parameters, buffers: What is copied to the device and back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._reported: Set[str] = set()
+        self.compiled: Dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.parameters = dict(self.compiled)
+        self.buffers: Dict[str, torch.Tensor] = dict(model.named_buffers())
+
+    def follow(self) -> bool:
+        """Take over tensors that were put in the place of others, as `load_state_dict(assign=True)` does; tell if so.
+
+        One that is gone, or has another shape, is left out with a warning: the program keeps the old one.
+        """
+        parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
+        followed = [
+            _follow(self.parameters, parameters, self._reported),
+            _follow(self.buffers, buffers, self._reported),
+        ]
+        return any(followed)
+
+
+def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Write what came from the device into a parameter or buffer of the model.
+
+    The device keeps all elements apart. A tensor that does not, such as an expanded one, gets memory of its own when
+    one of them has changed; and so does one of another shape (`VariableRetrievalMode.AllReplicas`: the host receives
+    more slices than it uploaded).
+    """
+    host = storage(tensor)
+    if host.shape == value.shape and not shares_memory(host):
+        host.copy_(value)
+    elif host.shape != value.shape or not torch.equal(host, value.to(host.dtype)):
+        tensor.data = value.to(host.dtype, copy=True)
+
+
+def shares_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether elements of a tensor lie in the same memory as others of it, as those of an expanded one do."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride()))
+
+
+def _follow(own: Dict[str, Any], present: Mapping[str, torch.Tensor], reported: Set[str]) -> bool:
+    changed = False
+    for name, tensor in own.items():
+        replacement = present.get(name)
+        if replacement is tensor:
+            continue
+        if replacement is not None and plain(replacement).shape == plain(tensor).shape:
+            own[name], changed = replacement, True
+        elif name not in reported:
+            reported.add(name)
+            logger.warning(
+                "%s %s since the model was compiled: the program goes on with the tensor that it was compiled with. "
+                "Call destroy() and compile the model again.",
+                name,
+                "is gone" if replacement is None else f"was replaced by one of shape {tuple(plain(replacement).shape)}",
+            )
+    return changed

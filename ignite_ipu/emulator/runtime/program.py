@@ -1,0 +1,521 @@
+"""A compiled program: the captured graph, where it is placed, and its state on the device while it is attached."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator.compiler import batching, naming
+from ignite_ipu.emulator.compiler.graph import Graph, on_the_host
+from ignite_ipu.emulator.compiler.graph_dump import dump
+from ignite_ipu.emulator.compiler.inductor import compiled as torch_compiled
+from ignite_ipu.emulator.compiler.inductor import wanted as torch_compile_wanted
+from ignite_ipu.emulator.compiler.placement import Placement
+from ignite_ipu.emulator.compiler.stochastic_rounding import store_stochastically
+from ignite_ipu.emulator.compiler.tracing import tensors_by_name, trace
+from ignite_ipu.emulator.device.device import Device, Meter, acquire
+from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
+from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.optim.description import OptimizerDescription
+from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.runtime import collectives, loss_scaling
+from ignite_ipu.emulator.runtime.compiled_step import CompiledStep, Functions
+from ignite_ipu.emulator.runtime.executable import Executable
+from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
+from ignite_ipu.emulator.runtime.random_stream import RandomStream
+from ignite_ipu.emulator.runtime.replica_groups import ReplicaGroups, Setting
+from ignite_ipu.emulator.runtime.report import report_for
+from ignite_ipu.emulator.runtime.training_step import Optimizer, TrainingStep
+from ignite_ipu.emulator.trace import number_formats, precision
+from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.explanations import without_half_kernel
+from ignite_ipu.emulator.values.arguments import Arguments
+from ignite_ipu.emulator.values.custom_types import replace_tensors
+from ignite_ipu.emulator.values.wrapping import plain, version
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.files.cache import Lookup
+
+__all__ = ["keep_freed_memory"]
+
+_GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
+_LOSS_SCALING = "finalLossScale"
+_SEEDS = itertools.count(42)
+
+
+class OptimizerSource(Protocol):
+    """Where the program gets its optimizer from."""
+
+    def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Refuse an optimizer over parameters that are not the model's."""
+
+    def on_device(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        parameters: Mapping[str, nn.Parameter],
+        per_replica: Mapping[str, ReplicaGroups],
+        store: foreach.Store,
+    ) -> Optimizer:
+        """Return the optimizer that updates these weights, its state as the host last knew it."""
+
+    def reduction_strategy(self) -> MeanReductionStrategy:
+        """Return when a mean over micro-batches divides."""
+
+    @property
+    def description(self) -> OptimizerDescription:
+        """The optimizer as it was last read."""
+
+
+class Program:
+    """The result of compiling one model for one kind of arguments.
+
+    Attributes:
+        graph: What runs on every micro-batch.
+        arguments: The arguments that it was compiled for.
+        batching: How inputs are cut and outputs stacked.
+        random: The device's random stream.
+        placement: Stage, phase and IPU of every operator.
+        report: What is noted for the automatic report; None when none is asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: Arguments,
+        options: Options,
+        training: bool,
+        optimizer: Optional[OptimizerSource],
+        per_replica: Mapping[str, Setting],
+        meter: Meter,
+    ) -> None:
+        self.arguments = arguments.frozen()
+        self.batching = batching.from_options(options)
+        self._options = options
+        self._training = training
+        self._optimizer = optimizer
+        self._meter = meter
+        self._host = HostTensors(model)
+        if optimizer is not None:
+            optimizer.check_parameters(self._host.compiled)
+        self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
+        self.placement = Placement(options._execution_strategy)
+        self.precision = precision.from_options(options)
+        cached = self._cached()
+        self.graph, self.capture = self._traced(model, arguments, list(per_replica), cached)
+        self._check()
+        if cached is not None:
+            cached.store(self.graph)
+        dump(self.graph)
+        self.ipus = self.placement.ipus(options)
+        self._groups = self._replica_groups(per_replica)
+        self._reduce = collectives.reducer(options.Distributed.numProcesses) if training else None
+        seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
+        self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
+        self.synthetic = bool(options._Popart._value("syntheticDataMode", 0))
+        self.report = report_for(options, options_name(options, training))
+        # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.
+        each_result = self.precision.floating_point_exceptions or self.precision.stochastic_rounding
+        self._compiles_with_torch = torch_compile_wanted() and not each_result
+        self._compiled: Optional[Graph] = None
+        self._functions = Functions(options_name(options, training))
+        self._executable: Optional[Executable] = None
+        self._step: Optional[TrainingStep] = None
+        self._device: Optional[Device] = None
+        self._host_versions: Dict[str, int] = {}
+        self._edits_reported = False
+        self._returned_again = _repeated(self.graph.positions)
+        self.needs_ipu = training or _works_on_ipu(self.graph)
+
+    def follow_model(self) -> bool:
+        """Take over tensors that the model has in the place of those compiled for, and tell whether there are any."""
+        return self._host.follow()
+
+    # -- device ---------------------------------------------------------------------------------------------------
+
+    @property
+    def attached(self) -> bool:
+        """Whether the program's IPUs are held and loaded; a graph without work for an IPU always counts as attached."""
+        return self._executable is not None or not self.needs_ipu
+
+    def attach(self, owner: object) -> None:
+        """Take the IPUs, load the program, and upload weights and buffers.
+
+        Raises:
+            Error: No IPUs are free.
+        """
+        options = self._options
+        ipu_id = options("ipu_id") if options.exists("ipu_id") else None
+        if not options._uses_ipu_model():  # of IPU models there are as many as anybody asks for
+            name = f"{type(owner).__name__} {options_name(options, self._training)}"
+            self._device = acquire(self.ipus, owner, name, ipu_id)
+        weights = {name: plain(self._host.parameters[name]) for name in self.graph.weights}
+        buffers = {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
+        if self._compiles_with_torch and self._compiled is None and not self._training:
+            self._compiled = torch_compiled(self.graph, options_name(options, self._training))
+        graph = self.graph if self._compiled is None else self._compiled
+        executable = Executable(graph, self.batching, weights, self._trained, buffers, self._groups, self.random)
+        self._executable = executable
+        keep_freed_memory()
+        self._meter.add(attaches=1)
+        self._count_upload()
+        if self._optimizer is not None:
+            self._step = self._training_step(executable, self._optimizer)
+
+    def adopt(self, constants: Sequence[torch.Tensor], frozen: Mapping[int, torch.Tensor]) -> None:
+        """Take over the compiled-in values of an earlier compile of the same graph.
+
+        Raises:
+            Error: They are not of the same shapes and types.
+        """
+        expected = {
+            **dict(enumerate(self.graph.constants)),
+            **{~place: value for place, value in self.graph.frozen.items()},
+        }
+        given = {**dict(enumerate(constants)), **{~place: value for place, value in frozen.items()}}
+        if {k: (v.shape, v.dtype) for k, v in expected.items()} != {k: (v.shape, v.dtype) for k, v in given.items()}:
+            raise python_error("Invalid file: its compiled-in values are not those of this model.")
+        self.graph = dataclasses.replace(self.graph, constants=tuple(constants), frozen=dict(frozen))
+
+    def detach(self) -> None:
+        """Give the IPUs back; what was on them is gone."""
+        if self._executable is not None:
+            self._meter.add(detaches=1)
+        if self._device is not None:
+            self._device.release()
+        self._device = None
+        self._executable = None
+        self._step = None
+
+    def run(self, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
+        """Run one call and return everything the graph returns, stacked."""
+        executable = self._executable
+        if executable is None:
+            return []  # forward returns constants alone
+        try:
+            with number_formats.by_default(self.capture.default_dtype):
+                return self._run(executable, inputs)
+        except RuntimeError as error:
+            explained = without_half_kernel(error)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _run(self, executable: Executable, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
+        if self.synthetic:
+            with self.random.drawn():
+                inputs = [_synthetic(value) for value in inputs]
+        step = self._step
+        if self.report is None:
+            return executable.infer(inputs) if step is None else executable.train(inputs, step)
+        with self.report.profiled(self, executable, step):
+            return executable.infer(inputs) if step is None else executable.train(inputs, step)
+
+    def upload(self) -> None:
+        """Copy parameters and buffers from the host to the device."""
+        executable = self._executable
+        if executable is None:
+            return
+        executable.set_weights({name: plain(self._host.parameters[name]) for name in self.graph.weights})
+        executable.set_buffers({name: plain(self._host.buffers[name]) for name in self.graph.buffers})
+        self._count_upload()
+
+    def upload_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Copy the named buffers from the host to the device.
+
+        Raises:
+            Error: A buffer is not on the device: it is a compiled-in constant, or the graph does not use it.
+        """
+        unknown = [name for name in buffers if name not in self.graph.buffers]
+        if unknown:
+            raise backend_error(
+                f"Named buffer {unknown[0]!r} is not a tensor of the compiled program: only floating-point buffers "
+                f"are. Its buffers are {list(self.graph.buffers)}."
+            )
+        if self._executable is not None:
+            self._executable.set_buffers({name: plain(value) for name, value in buffers.items()})
+            self._meter.add(weight_upload_bytes=_size(map(plain, buffers.values())))
+
+    def download(self) -> None:
+        """Copy parameters and buffers from the device into the host's tensors."""
+        executable = self._executable
+        if executable is None:
+            return
+        self._report_edits()
+        moved: List[torch.Tensor] = []
+        with torch.no_grad():
+            for name in executable.weights:
+                moved.append(executable.host_weight(name))
+                receive(self._host.parameters[name], moved[-1])
+            for name, value in executable.buffers[0].items():
+                moved.append(value)
+                receive(self._host.buffers[name], value)
+        self._host_versions = self._versions()
+        self._meter.add(weight_downloads=1, weight_download_bytes=_size(moved))
+
+    def memory(self) -> Dict[str, int]:
+        """Return how many bytes the device holds of what kind; nothing while it is not attached."""
+        executable = self._executable
+        if executable is None:
+            return {}
+        return {
+            "weights": _size(executable.weights.values()),
+            "buffers": _size(buffer for own in executable.buffers for buffer in own.values()),
+            "constants": _size(self.graph.constants),
+            "optimizer_state": 0 if self._step is None else self._step.optimizer.state_bytes,
+        }
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def returned(self, outputs: List[torch.Tensor]) -> Any:
+        """Return what forward returns, with the tensors of this call, from what `run` returned."""
+        graph = self.graph
+        results = [
+            graph.frozen[index].clone() if place is None else outputs[place]
+            for index, place in enumerate(graph.positions)
+        ]
+        for index in self._returned_again:
+            results[index] = results[index].clone()
+        refuse = _refuse_second_backward if self._training else _refuse_backward
+        for result in results:
+            result.backward = refuse  # type: ignore[method-assign]
+        if isinstance(graph.structure, torch.Tensor):
+            return results[0]
+        return replace_tensors(graph.structure, iter(results))
+
+    def anchored(self, outputs: List[torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """Return the anchored tensors of the last run, by short name."""
+        found: Dict[str, torch.Tensor] = {}
+        for short, name in self._anchors.items():
+            value: Optional[torch.Tensor] = None
+            if not self._comes_from_update(name):
+                value = outputs[self.graph.extras[name]]
+            elif name.startswith(_UPDATED):
+                assert self._executable is not None
+                value = self._executable.host_weight(name[len(_UPDATED) :])
+            elif self._step is not None:
+                scaling = torch.tensor(self._step.loss_scaling, dtype=torch.float32)
+                value = scaling if name == _LOSS_SCALING else self._step.gradients.get(name[len(_GRADIENT) :])
+            if value is not None:
+                found[short] = value.clone()
+        return found
+
+    def tensor_names(self) -> List[str]:
+        """Return the names of the graph's tensors: parameters and buffers by those of the model."""
+        return [*tensors_by_name(self.capture), *self.update_tensors()]
+
+    def update_tensors(self) -> List[str]:
+        """Return the names of what an update has besides the graph: gradients, and parameters after it."""
+        return [f"{kind}{name}" for name in self._trained for kind in _OF_UPDATES]
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _traced(
+        self, model: nn.Module, arguments: Arguments, per_replica: Sequence[str], cached: Optional[Lookup]
+    ) -> Tuple[Graph, Capture]:
+        try:
+            return trace(
+                model,
+                arguments,
+                self.batching,
+                self.placement,
+                self._training,
+                per_replica,
+                [name for name in self._anchors.values() if not self._comes_from_update(name)],
+                self.precision,
+                fold=None if cached is None else cached.fold,
+                naming=naming.from_options(self._options),
+            )
+        finally:
+            self.placement.close()
+
+    def _comes_from_update(self, name: str) -> bool:
+        """Tell whether a tensor to anchor is none of the graph's that runs on every micro-batch."""
+        adapted = name == _LOSS_SCALING and self._training and loss_scaling.enabled(self._options)
+        return adapted or name.startswith(_OF_UPDATES)
+
+    def _check(self) -> None:
+        """Refuse what was traced where the options do not allow it."""
+        self.placement.check(self._options, self._training)
+        self.placement.check_graph(self.capture.graph)
+        for check in self.capture.checks:
+            check(self.graph.structure, self._options, self.placement)
+        self._check_buffers()
+        self._check_updatable_buffers()
+        self._check_anchors()
+
+    def _replica_groups(self, per_replica: Mapping[str, Setting]) -> Dict[str, ReplicaGroups]:
+        found = {
+            name: ReplicaGroups(name, *setting, replicas=self.batching.replication_factor)
+            for name, setting in per_replica.items()
+        }
+        for name, groups in found.items():
+            groups.from_host(plain(self._host.parameters[name]))
+        return found
+
+    def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
+        options = self._options
+        store = store_stochastically if self.precision.stochastic_rounding else foreach.store_nearest
+        kind = functools.partial(CompiledStep, self._functions) if self._compiles_with_torch else TrainingStep
+        step = kind(
+            executable,
+            source.on_device(
+                {name: executable.weights[name] for name in executable.trainable},
+                {name: self._host.compiled[name] for name in executable.trainable},
+                per_replica=executable.grouped,
+                store=store,
+            ),
+            ReductionType(options.Training.accumulation_and_replication_reduction_type),
+            source.reduction_strategy(),
+            source.description.accum_type,
+            self.batching.replication_factor * options.Distributed.numProcesses,
+            self._reduce,
+            loss_scaling.from_options(options),
+            check=precision.check_finite if self.precision.floating_point_exceptions else None,
+            store=store,
+        )
+        step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
+        return step
+
+    def _report_edits(self) -> None:
+        """Warn, once, of parameters and buffers that were changed on the host since they last crossed."""
+        now = self._versions()
+        edited = [name for name, count in self._host_versions.items() if now[name] != count]
+        if edited and not self._edits_reported:
+            self._edits_reported = True
+            logger.warning(
+                "%s: edited on the host since the weights last crossed, and never uploaded. The device went on with "
+                "its own values, and these replace the edit now: call copyWeightsToDevice() after editing weights.",
+                ", ".join(edited),
+            )
+
+    def _versions(self) -> Dict[str, int]:
+        graph = self.graph
+        return {
+            **{name: version(self._host.parameters[name]) for name in graph.weights},
+            **{name: version(self._host.buffers[name]) for name in graph.buffers},
+        }
+
+    def _cached(self) -> Optional[Lookup]:
+        """Return access to the executable cache; None when it is off."""
+        from ignite_ipu.emulator.files import cache
+
+        compiled_in = None if self._optimizer is None else self._optimizer.description.compiled_in
+        name = options_name(self._options, self._training)
+        return cache.lookup(self._options, self._training, compiled_in, name, self._meter)
+
+    def _check_buffers(self) -> None:
+        shared = self.batching.group_size < self.batching.replication_factor and self._options.broadcast_buffers
+        if self.graph.written_buffers and shared:
+            raise backend_error(
+                "PopTorch does not support broadcasting buffers: the model modifies "
+                f"{list(self.graph.written_buffers)}, and {self.batching.replication_factor} replicas would each have "
+                "their own values. If that is acceptable, call Options.broadcastBuffers(False)."
+            )
+        for name in self.graph.written_buffers:
+            host = plain(self._host.buffers[name])
+            if shares_memory(host):
+                raise backend_error(
+                    f"The model modifies the buffer {name}, of shape {tuple(host.shape)} and strides {host.stride()}: "
+                    "elements of it share memory, which those of a tensor on the IPU do not. Register a .clone() of it."
+                )
+
+    def _check_updatable_buffers(self) -> None:
+        for name in self._options._Popart._value("updatableNamedBuffers", []):
+            if name not in self._host.buffers:
+                raise backend_error(
+                    f"updatableNamedBuffers names {name!r}, which is no buffer of the model. Its buffers are "
+                    f"{list(self._host.buffers)}."
+                )
+
+    def _check_anchors(self) -> None:
+        known = self.update_tensors()
+        for name in self._anchors.values():
+            if name.startswith(_OF_UPDATES) and name not in known:
+                raise backend_error(
+                    f"Unknown tensor to anchor: {name!r}. Gradients and updated weights exist in training, for the "
+                    f"parameters that are trained: {list(self._trained)}."
+                )
+
+    @property
+    def _trained(self) -> List[str]:
+        """Names of the parameters that updates change."""
+        wanted = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunctionSubclass():
+            return [name for name in self.graph.weights if self._training and wanted(self._host.parameters[name])]
+
+    def _count_upload(self) -> None:
+        executable = self._executable
+        assert executable is not None
+        tensors = [*executable.weights.values(), *executable.buffers[0].values()]
+        self._host_versions = self._versions()
+        self._meter.add(weight_uploads=1, weight_upload_bytes=_size(tensors))
+
+
+def _size(tensors: Iterable[torch.Tensor]) -> int:
+    """Return how many bytes tensors take; `Tensor.nbytes` came with PyTorch 2.1."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _repeated(positions: Sequence[Optional[int]]) -> List[int]:
+    """Return which outputs are another one's tensor: what the caller writes into one must not show in the other."""
+    first: Dict[Optional[int], int] = {}
+    return [
+        index for index, place in enumerate(positions) if first.setdefault(place, index) != index and place is not None
+    ]
+
+
+def _works_on_ipu(graph: Graph) -> bool:
+    returns = any(place is not None for place in graph.positions)
+    return returns or bool(graph.extras or graph.written_inputs or graph.written_buffers)
+
+
+def _synthetic(value: torch.Tensor) -> torch.Tensor:
+    """Return what the device makes up in the place of an input: normal numbers, or zeros where they are indices."""
+    return torch.randn_like(value) if value.is_floating_point() else torch.zeros_like(value)
+
+
+def options_name(options: Options, training: bool) -> str:
+    """Return what reports call the program: the name set in the options, or its kind."""
+    if options.exists("model_name"):
+        return str(options("model_name"))
+    return "training" if training else "inference"
+
+
+def _refuse_backward(*args: Any, **kwargs: Any) -> None:
+    raise python_error(
+        "backward() cannot be called on outputs of an inference model: it computes no gradients, and there was no "
+        "training step. Wrap the model with poptorch.trainingModel(model, options, optimizer), whose call computes the "
+        "gradients of the loss that forward returns and updates the weights."
+    )
+
+
+def _refuse_second_backward(*args: Any, **kwargs: Any) -> None:
+    raise python_error(
+        "backward() cannot be called explicitly on outputs of a PopTorch model: the compiled training step has already "
+        "computed the gradients and updated the weights."
+    )
+
+
+# Gradients and activations are made anew in every step. glibc gives freed memory back to the operating system as soon
+# as there is more than twice its largest block, and each page of it costs a fault when the next step writes to it: with
+# a few megabytes of weights a quarter of the step's time, or none, as the blocks happen to lie.
+
+_BLOCK = 31 << 20
+
+
+@functools.lru_cache(maxsize=None)
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 62 MiB of what is freed, as in any program that has freed a block of 31 MiB.
+
+    Its limits follow the largest block, up to 32 MiB, that was freed so far (M_MMAP_THRESHOLD in mallopt(3)), unless
+    the environment sets them. The block here is never written into, so it takes no memory. Other C libraries do not
+    care.
+    """
+    torch.empty(_BLOCK, dtype=torch.uint8)

@@ -1,0 +1,236 @@
+"""Backward, accumulate, reduce, update: what training adds to running a graph."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+
+import torch
+
+from ignite_ipu.emulator.compiler.saved_values import SavedValues
+from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.emulator.runtime.host_tensors import shares_memory
+from ignite_ipu.emulator.runtime.loss_scaling import AutomaticLossScaling
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.runtime.executable import Executable
+
+Reduce = Callable[[List[torch.Tensor]], None]
+
+
+class Optimizer(Protocol):
+    """The part of the optimizer that lives on the device."""
+
+    @property
+    def loss_scaling(self) -> float:
+        """The factor on the loss gradient."""
+
+    def adapt_loss_scaling(self, value: float) -> None:
+        """Make another loss scaling the one in force."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of its state."""
+
+    def update(self, grads: Sequence[Optional[torch.Tensor]]) -> None:
+        """Update the weights in place from their reduced, unscaled gradients."""
+
+
+class TrainingStep:
+    """Gradients of one executable, and the update they end in.
+
+    Gradients are kept in `accum_type`. In float32 a running mean and a sum divided in the end differ by rounding only,
+    so that the division is folded into the loss gradient; in float16 they are what they say, over the micro-batches of
+    all replicas in turn.
+
+    Args:
+        optimizer: The optimizer on the device.
+        reduction: Whether gradients are averaged or added up over accumulation steps and replicas.
+        strategy: When a mean divides.
+        accum_type: Type in which gradients accumulate.
+        replicas: Replicas of all processes that the gradient is reduced over.
+        reduce: Adds up gradients over the other processes in place; None when this is the only one.
+        scaling: Adapts the loss scaling; None leaves it to the user.
+        check: Looks for values that no exception-free arithmetic makes; called with a description and tensors.
+        store: How gradients become float16 where they accumulate in it.
+
+    Attributes:
+        loss_scaling: The one of the last update.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        optimizer: Optimizer,
+        reduction: ReductionType,
+        strategy: MeanReductionStrategy,
+        accum_type: torch.dtype,
+        replicas: int,
+        reduce: Optional[Reduce],
+        scaling: Optional[AutomaticLossScaling] = None,
+        check: Optional[Callable[[str, Sequence[torch.Tensor]], None]] = None,
+        store: foreach.Store = foreach.store_nearest,
+    ) -> None:
+        self._executable = executable
+        self.optimizer = optimizer
+        self._reduce = reduce
+        self._scaling = scaling
+        self._check = check
+        self._store = store
+        batching, graph = executable.batching, executable.graph
+        assert graph.loss is not None
+        self._loss = graph.loss
+        self._saved = SavedValues(graph)
+        self._names = executable.trainable
+        self._grouped = any(name in executable.grouped for name in self._names)
+        self._leaves = tuple(leaf for name in self._names for leaf in executable.leaves(name))
+        half = any(leaf.dtype is torch.float16 for leaf in self._leaves)
+        if scaling is not None and not half:
+            logger.warning(
+                "Automatic loss scaling: no trainable weight is of type float16, the scaling stays as it is."
+            )
+        mean = reduction is ReductionType.Mean
+        self._share = 1.0 / (batching.gradient_accumulation * replicas) if mean else 1.0
+        self._accum_type = accum_type
+        self._running = mean and strategy is MeanReductionStrategy.Running and accum_type is torch.float16
+        # Folding the share into the loss gradient costs nothing; half precision would lose bits there. Where gradients
+        # are shown, they are those of the micro-batch alone.
+        self._foldable = not (half or graph.watches_gradients or accum_type is torch.float16)
+        self._folded = False
+        self._used: Optional[Tuple[bool, ...]] = None
+        self._shared: Optional[List[int]] = None
+        self._sums: List[torch.Tensor] = []
+        self._added = 0
+        self.loss_scaling = optimizer.loss_scaling
+        self.gradients: Dict[str, torch.Tensor] = {}
+        self.keep_gradients = False
+
+    def run(self, batch: Sequence[torch.Tensor], replica: int) -> Tuple[torch.Tensor, ...]:
+        """Run one micro-batch forward and backward, and return what the graph returns."""
+        executable = self._executable
+        arguments = (*batch, *executable.arguments[replica])
+        return self._saved.run(executable.graph.run, arguments, lambda results: self.backward(results, replica))
+
+    def backward(self, results: Tuple[torch.Tensor, ...], replica: int) -> None:
+        """Add one micro-batch's gradients to the accumulated ones."""
+        loss = results[self._loss]
+        if not loss.requires_grad:
+            return
+        self._folded = self._foldable and loss.dtype is torch.float32
+        scale = self.optimizer.loss_scaling * (self._share if self._folded else 1.0)
+        start = torch.full_like(loss, scale) if scale != 1.0 else torch.ones_like(loss)
+        gradients = self._gradients(loss, start)
+        if self._check is not None:
+            self._check("A weight gradient", gradients)
+        if self._scaling is not None:
+            self._scaling.look(gradients)
+        if not self._foldable:
+            gradients = tuple(self._to_accumulate(gradient) for gradient in gradients)
+        self._accumulate(gradients)
+
+    def update(self, iteration: int) -> None:
+        """Reduce the accumulated gradients, take one optimizer step, and start accumulating afresh."""
+        sums, added = self._sums, self._added
+        self._sums, self._added = [], 0
+        if not sums:
+            return
+        with torch.no_grad():
+            if self._accum_type is torch.float16:
+                sums = [each.float() for each in sums]
+            if self._reduce is not None:
+                self._reduce(sums)
+            share = 1.0 if self._folded else self._share * (added if self._running else 1)
+            factor = share / self.optimizer.loss_scaling
+            if factor != 1.0:
+                torch._foreach_mul_(sums, factor)
+            self.optimizer.update(self._by_weight(sums))
+            if self._check is not None:
+                self._check("An updated weight", self._leaves)
+            if self.keep_gradients:
+                self.gradients = {
+                    name: gradient for name, gradient in zip(self._names, self._by_weight(sums)) if gradient is not None
+                }
+            self.loss_scaling = self.optimizer.loss_scaling
+            if self._scaling is not None:
+                self.optimizer.adapt_loss_scaling(self._scaling.after_update(self.optimizer.loss_scaling, self._reduce))
+
+    def forget_gradients(self) -> None:
+        """Start accumulating afresh without an update."""
+        self._sums, self._added = [], 0
+        if self._scaling is not None:
+            self._scaling.forget()
+
+    def _gradients(self, loss: torch.Tensor, start: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        if self._used is not None and not self._grouped:
+            return torch.autograd.grad([loss], self._leaves, [start])
+        found: Sequence[Optional[torch.Tensor]] = torch.autograd.grad([loss], self._leaves, [start], allow_unused=True)
+        if self._used is None:
+            self._used = self._reached(found)
+            self._leaves = tuple(itertools.compress(self._leaves, self._used))
+            found = tuple(itertools.compress(found, self._used))
+        # A replica reaches the value of its own group only.
+        return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, self._leaves))
+
+    def _reached(self, found: Sequence[Optional[torch.Tensor]]) -> Tuple[bool, ...]:
+        """Tell for each leaf whether the loss depends on its parameter: all groups' values are alike in this."""
+        remaining = iter(found)
+        reached: List[bool] = []
+        for name in self._names:
+            own = [next(remaining) is not None for _ in self._executable.leaves(name)]
+            reached += [any(own)] * len(own)
+        return tuple(reached)
+
+    def _accumulate(self, gradients: Tuple[torch.Tensor, ...]) -> None:
+        self._added += 1
+        if not self._sums:
+            self._sums = self._separate(gradients)
+        elif gradients and self._accum_type is torch.float16:
+            mean = self._running
+            keep, gain = ((self._added - 1) / self._added, 1 / self._added) if mean else (1.0, 1.0)
+            foreach.decay(self._sums, keep, foreach.widened(gradients), gain, self._store)
+        elif gradients:
+            torch._foreach_add_(self._sums, gradients)
+
+    def _to_accumulate(self, gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.dtype is self._accum_type or self._accum_type is not torch.float16:
+            return gradient.to(self._accum_type)
+        half = torch.empty_like(gradient, dtype=torch.float16)
+        self._store([half], [gradient])
+        return half
+
+    def _separate(self, gradients: Tuple[torch.Tensor, ...]) -> List[torch.Tensor]:
+        """Return the gradients in memory that may be written to: autograd gives `a` and `b` of `a + b` the same."""
+        separate = list(gradients)
+        if self._shared is None or self._grouped:
+            self._shared = _shared_memory(gradients)
+        for index in self._shared:
+            separate[index] = gradients[index].clone(memory_format=torch.contiguous_format)
+        return separate
+
+    def _by_weight(self, sums: List[torch.Tensor]) -> Sequence[Optional[torch.Tensor]]:
+        assert self._used is not None
+        if all(self._used) and not self._grouped:
+            return sums
+        used, remaining = iter(self._used), iter(sums)
+        gradients: List[Optional[torch.Tensor]] = []
+        for name in self._names:
+            parts = [next(remaining) for _ in self._executable.leaves(name) if next(used)]
+            if not parts:
+                gradients.append(None)
+            else:
+                gradients.append(torch.stack(parts) if name in self._executable.grouped else parts[0])
+        return gradients
+
+
+def _shared_memory(tensors: Sequence[torch.Tensor]) -> List[int]:
+    """Return which tensors share memory with an earlier one, or among their own elements."""
+    seen: Set[int] = set()
+    shared: List[int] = []
+    for index, tensor in enumerate(tensors):
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen or shares_memory(tensor):
+            shared.append(index)
+        seen.add(memory)
+    return shared

@@ -1,0 +1,1 @@
+"""One observed forward: what it calls, and whether that compiles."""

@@ -1,0 +1,250 @@
+"""Automatic casts between float16 and float32, as PopTorch had them up to 3.0; 3.3 itself has none.
+
+While an autocast is on, each traced operator is looked up in a `Policy`, and its floating-point arguments are cast
+before it runs. The innermost setting counts: a `with autocast(...)` block, a decorated function, or a module marked
+with `Module.autocast`. Importing this module gives `torch.nn.Module` that method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple, Union
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.trace import module_calls
+from ignite_ipu.emulator.values.custom_types import map_tensors
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.trace.capture import Capture
+
+Operation = Union[str, type, Callable[..., Any]]
+
+_FLAG = "_poptorch_autocast"
+_CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution conv_tbc"
+_PRODUCTS = "addmm addmv addr matmul mm mv bmm baddbmm addbmm chain_matmul linear einsum"
+_CONVOLUTION_MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# Where float16 runs out of range or digits; the older guide does not print its list, so this is PyTorch's for GPUs.
+_FP32 = (
+    "acos asin cosh cumprod cumsum dist erfinv exp expm1 group_norm layer_norm log log10 log1p log2 log_softmax norm "
+    "pow prod reciprocal renorm rsqrt sinh softmax softmin softplus sum tan binary_cross_entropy "
+    "binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy ctc_loss "
+    "hinge_embedding_loss kl_div l1_loss margin_ranking_loss mse_loss nll_loss poisson_nll_loss smooth_l1_loss "
+    "soft_margin_loss triplet_margin_loss"
+)
+_PROMOTE = "addcdiv addcmul atan2 bilinear cat cross dot equal index_put stack tensordot"
+_CASTABLE = (torch.float16, torch.float32)
+_MARKS = itertools.count()
+_WARNED: Set[str] = set()
+
+
+class Policy:
+    """Which operations run in which type.
+
+    An operation is a function of PyTorch (`torch.bmm`), its name, or a module class, which stands for everything that
+    modules of the class compute. A list that is not given keeps its default.
+
+    Args:
+        fp16: Run in float16.
+        fp32: Run in float32.
+        promote: Run in float32 when their arguments are of both types.
+        demote: Run in float16 when their arguments are of both types.
+    """
+
+    def __init__(
+        self,
+        fp16: Optional[Iterable[Operation]] = None,
+        fp32: Optional[Iterable[Operation]] = None,
+        promote: Optional[Iterable[Operation]] = None,
+        demote: Optional[Iterable[Operation]] = None,
+    ) -> None:
+        if any(each is not None for each in (fp16, fp32, promote, demote)):
+            warn_of_age("poptorch.autocasting.Policy")
+        defaults: Dict[str, Tuple[Operation, ...]] = {
+            "fp16": (*_CONVOLUTIONS.split(), *_PRODUCTS.split(), *_CONVOLUTION_MODULES),
+            "fp32": tuple(_FP32.split()),
+            "promote": tuple(_PROMOTE.split()),
+            "demote": (),
+        }
+        given = {"fp16": fp16, "fp32": fp32, "promote": promote, "demote": demote}
+        # An operation that one list names is not looked for in the defaults of the others.
+        named = {_key(operation) for each in given.values() for operation in each or ()}
+        self._names: Dict[str, FrozenSet[str]] = {}
+        self._modules: Dict[str, Tuple[type, ...]] = {}
+        for kind, chosen in given.items():
+            operations = tuple(o for o in defaults[kind] if _key(o) not in named) if chosen is None else tuple(chosen)
+            self._names[kind] = frozenset(str(_key(o)) for o in operations if not isinstance(o, type))
+            self._modules[kind] = tuple(o for o in operations if isinstance(o, type))
+
+    def type_for(self, name: str, modules: Iterable[nn.Module], types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
+        """Return the type to cast an operator's arguments to; None leaves them alone.
+
+        Args:
+            name: The operator.
+            modules: The modules being called, outermost first.
+            types: Types of its floating-point arguments.
+        """
+        name = name.rstrip("_") or name
+        for module in reversed(list(modules)):
+            kind = next((k for k, classes in self._modules.items() if isinstance(module, classes)), None)
+            if kind is not None:
+                return _type_of(kind, types)
+        kind = next((kind for kind, names in self._names.items() if name in names), None)
+        return None if kind is None else _type_of(kind, types)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Policy) and (self._names, self._modules) == (other._names, other._modules)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self._names.items()), tuple(self._modules.items())))
+
+    def __repr__(self) -> str:
+        lists = (
+            f"{kind}={sorted(self._names[kind]) + [cls.__name__ for cls in self._modules[kind]]}"
+            for kind in self._names
+        )
+        return f"Policy({', '.join(lists)})"
+
+
+def warn_of_age(name: str) -> None:
+    """Say, once a process, that PopTorch 3.3 has no autocasting."""
+    if name not in _WARNED:
+        _WARNED.add(name)
+        logger.warning(
+            "%s is no part of PopTorch 3.3, where using it is an AttributeError; the emulator has it for programs "
+            "written for PopTorch 3.0 and before.",
+            name,
+        )
+
+
+class autocast(contextlib.ContextDecorator):
+    """Switch automatic casts on or off for a `with` block or, as a decorator, for a function's body.
+
+    It speaks to the trace of a wrapped model and does nothing elsewhere.
+
+    Args:
+        enabled: Whether operators in the block are cast.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        warn_of_age("poptorch.autocast")
+        self._enabled = _checked(enabled)
+
+    def __enter__(self) -> autocast:
+        trace = _trace()
+        if trace is not None:
+            trace.autocast.settings.append(self._enabled)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        trace = _trace()
+        if trace is not None:
+            trace.autocast.settings.pop()
+
+
+class Autocast:
+    """What autocasting does in one trace.
+
+    Args:
+        policy: Types by operation; None when the options switch autocasting off everywhere.
+
+    Attributes:
+        settings: What the open blocks and modules say, innermost last.
+        modules: The modules being called, outermost first; kept up only inside `module_calls`.
+    """
+
+    def __init__(self, policy: Optional[Policy]) -> None:
+        self._policy = policy
+        self.settings: List[bool] = []
+        self.modules: List[nn.Module] = []
+        self._marks: List[Optional[int]] = []
+
+    def type_for(self, name: str, types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
+        """Return the type to cast the floating-point arguments of the operator `name` to, or None."""
+        if self._policy is None or not self.settings or not self.settings[-1]:
+            return None
+        return self._policy.type_for(name, self.modules, types)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether operators are being cast."""
+        return self._policy is not None and bool(self.settings) and self.settings[-1]
+
+    @contextlib.contextmanager
+    def module_calls(self) -> Iterator[None]:
+        """Follow which modules are called in the `with` block, and what they were marked with."""
+        if self._policy is None:
+            yield
+            return
+
+        def enter(module: nn.Module) -> None:
+            enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
+            # What marked the module around this one counts no second time: a decorator in between may differ.
+            if mark in self._marks:
+                enabled = self.enabled
+            self.modules.append(module)
+            self._marks.append(mark)
+            self.settings.append(enabled)
+
+        def leave(module: nn.Module) -> None:
+            self.modules.pop()
+            self._marks.pop()
+            self.settings.pop()
+
+        with module_calls.followed(enter, leave):
+            yield
+
+    def cast(self, capture: Capture, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        """Return the arguments of an operator with the casts of the policy recorded in `capture`."""
+        types = frozenset(dtype for dtype in capture.dtypes_of((args, kwargs)) if dtype in _CASTABLE)
+        wanted = self.type_for(name, types) if types else None
+        if wanted is None or types == {wanted}:
+            return args, kwargs
+
+        def to_wanted(tensor: torch.Tensor) -> Any:
+            return capture.cast(tensor, wanted) if capture.dtypes_of(tensor) & set(_CASTABLE) else tensor
+
+        args, kwargs = map_tensors((args, kwargs), to_wanted)
+        return args, kwargs
+
+
+def _module_autocast(self: nn.Module, enabled: bool = True) -> None:
+    """Switch automatic casts on or off for this module and every module in it."""
+    warn_of_age("Module.autocast")
+    setting = (_checked(enabled), next(_MARKS))
+    for module in self.modules():
+        module.__dict__[_FLAG] = setting
+
+
+def _checked(enabled: bool) -> bool:
+    if not isinstance(enabled, bool):
+        raise ValueError(f"autocast takes enabled=True or enabled=False, got {enabled!r}.")
+    return enabled
+
+
+def _key(operation: Operation) -> Union[str, type]:
+    if isinstance(operation, (str, type)):
+        return operation
+    name = getattr(operation, "__name__", None)
+    if name is None:
+        raise ValueError(f"A policy lists functions of PyTorch, their names and module classes, not {operation!r}.")
+    return str(name)
+
+
+def _type_of(kind: str, types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
+    if kind in ("promote", "demote") and len(types) < 2:
+        return None
+    return torch.float16 if kind in ("fp16", "demote") else torch.float32
+
+
+def _trace() -> Optional[Capture]:
+    from ignite_ipu.emulator.trace import capture
+
+    return capture.active()
+
+
+if not hasattr(nn.Module, "autocast"):
+    setattr(nn.Module, "autocast", _module_autocast)  # noqa: B010  # the type checker knows no such attribute

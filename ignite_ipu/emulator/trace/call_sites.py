@@ -1,0 +1,163 @@
+"""Where in a model something is done, as messages name it: a line of its own code, or else one of its modules."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from types import FrameType
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+__all__ = ["called", "here", "of_read"]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_PACKAGE = "ignite_ipu."
+_LOOPS = ("ignite", "accelerate")  # they call models
+# What hands calls over to a trace is no code that reads a tensor.
+_HANDS_OVER = tuple(_TORCH + name for name in ("overrides.py", "_tensor.py"))
+
+# Functions of PyTorch that read a tensor, and how a model does without, by file and name.
+_REMEDIES = {
+    ("nn/modules/batchnorm.py", "forward"): (
+        "With momentum=None the layer reads how many batches it has seen: give it a momentum, a number."
+    ),
+    ("nn/modules/transformer.py", "_detect_is_causal_mask"): (
+        "PyTorch looks whether the mask is causal only where it is not told: pass is_causal=True or False along with "
+        "mask (tgt_is_causal with tgt_mask, src_is_causal with nn.Transformer's src_mask)."
+    ),
+    ("nn/modules/transformer.py", "forward"): (  # of PyTorch 2.0, whose nn.Transformer cannot be told
+        "PyTorch looks whether an encoder's mask is causal only where it is not told: pass is_causal=True or False "
+        "along with mask; in place of nn.Transformer, call its encoder so and then its decoder."
+    ),
+}
+_KEEP_IN_TENSORS = "Keep the computation in tensors (torch.where makes a choice)."
+
+
+def called(model: nn.Module, excludes: Tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a model and return what it returns; frames from here on inwards are the model's.
+
+    Args:
+        model: The model; `_module` finds it among this frame's variables, and names its modules.
+        excludes: Parts of the names of files that are not the user's code; `_line` finds them there too.
+    """
+    return model(*args, **kwargs)
+
+
+def here() -> str:
+    """Return the innermost line of the model's own code that is running, "at file:line", or the module.
+
+    Where neither is the user's, it is the line that the model is called at.
+    """
+    frames, call = _running()
+    return _line(frames, call) or _module(frames, call) or _caller(call)
+
+
+def of_read() -> Tuple[str, str]:
+    """Return where a tensor's value is asked for, by what function of PyTorch if it is one, and how to do without."""
+    frames, call = _running()
+    inner = frames[0] if frames else None
+    file = "" if inner is None else inner.f_code.co_filename
+    if inner is None or not file.startswith(_TORCH):
+        return here(), _KEEP_IN_TENSORS
+    within = os.path.relpath(file, _TORCH).replace(os.sep, "/")
+    name = inner.f_code.co_name
+    owner = inner.f_locals.get("self")
+    function = name if owner is None else f"{type(owner).__name__}.{name}"
+    module, line = _module(frames, call), _line(frames, call)
+    around = [module, line] if module or line else [_caller(call)]
+    parts = [f"in {function} of torch ({within}:{inner.f_lineno})", *around]
+    return ", ".join(part for part in parts if part), _REMEDIES.get((within, name), _KEEP_IN_TENSORS)
+
+
+def _running() -> Tuple[List[FrameType], Optional[FrameType]]:
+    """Return the frames of the model's call, innermost first, without those of the trace; and that of `called`."""
+    frames: List[FrameType] = []
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code is not called.__code__:
+        file = frame.f_code.co_filename
+        if is_users(file) or (file.startswith(_TORCH) and file not in _HANDS_OVER):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames, frame
+
+
+def _line(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
+    excludes = () if call is None else call.f_locals["excludes"]
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if is_users(file) and not any(part in file for part in excludes):
+            return f"at {file}:{frame.f_lineno}"
+    return ""
+
+
+def _module(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
+    if call is None:
+        return ""
+    names = {id(module): name for name, module in call.f_locals["model"].named_modules()}
+    for frame in frames:
+        module = frame.f_locals.get("self")
+        if id(module) in names:
+            name, kind = names[id(module)], _users_class(module)
+            if kind is not None:
+                return f"in the module {name!r} ({kind})" if name else f"in {kind}"
+    return ""
+
+
+def _users_class(module: Any) -> Optional[str]:
+    """Return the name of a module's class, None for one that this package puts around a model."""
+    kind = next(kind for kind in type(module).__mro__ if not kind.__module__.startswith(_PACKAGE))
+    return None if kind is nn.Module else kind.__name__
+
+
+def _caller(frame: Optional[FrameType]) -> str:
+    while frame is not None:
+        library = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if is_users(frame.f_code.co_filename) and library not in _LOOPS:
+            return f"in what is called at {frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "in the model"
+
+
+ACCESSORS = ("__get__", "__set__", "__delete__")
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_NOT_USER_CODE = (os.path.dirname(torch.__file__) + os.sep, _OURS + os.sep, contextlib.__file__, "<frozen")
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """Return an operator's name, a property's for its accessors and the overloaded one's for an overload."""
+    if isinstance(func, functools.partial):
+        return name_of(func.func)
+    name = getattr(func, "__name__", type(func).__name__)
+    if name in ACCESSORS:
+        return str(getattr(getattr(func, "__self__", None), "__name__", name))
+    packet = getattr(func, "overloadpacket", None)  # torch.ops.aten.add.Tensor
+    return str(getattr(packet, "__name__", name))
+
+
+def identifier(name: str) -> str:
+    """Return a Python identifier that reads like `name`."""
+    return "".join(character if character.isalnum() else "_" for character in name).strip("_") or "value"
+
+
+def source(excludes: Tuple[str, ...] = ()) -> Optional[Tuple[str, int]]:
+    """Return file and line of the innermost frame that is the user's own code, None when there is none.
+
+    Args:
+        excludes: Parts of the names of further files that are not.
+    """
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file) and not any(part in file for part in excludes):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def is_users(file: str) -> bool:
+    """Tell whether a file is neither PyTorch's nor this package's."""
+    return not file.startswith(_NOT_USER_CODE)

@@ -1,0 +1,88 @@
+"""The page "Which operators compile", written from the table: `python -m ignite_ipu.emulator.trace.operators.page`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Iterator, List, Mapping
+
+from ignite_ipu.emulator.trace.operators import table as operator_table
+from ignite_ipu.emulator.trace.operators.table import Restriction
+
+_HEAD = """\
+# Which operators compile
+
+What PopTorch 3.3 compiles of PyTorch 2.0, the version that it is built for. The emulator refuses by this table,
+`ignite-ipu check` and `check --run` report by it. Written by `python -m ignite_ipu.emulator.trace.operators.page`.
+
+- Functions, methods and layers of PyTorch that consist of operators below compile as well.
+- What depends on constants alone is computed while compiling, whether it is below or not: `torch.ones(n, n).tril()` is
+  fine, `x.tril()` is not. In bodies of `for_loop` and `cond` nothing is.
+- What nobody uses may be anything.
+- Integers and floats of 64 bits are those of 32 bits.
+
+The lines marked *doubted* stand in PopTorch's sources, and no test of its own shows them. The emulator accepts them
+with a warning and computes what PyTorch does.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    return "\n".join([_HEAD, *_compiled(), *_refused(), *_arguments(), *_values()])
+
+
+def _compiled() -> Iterator[str]:
+    yield "## What compiles\n"
+    for group, names in operator_table.groups().items():
+        yield f"**{group[:1].upper()}{group[1:]}**: {', '.join(f'`{name}`' for name in names)}.\n"
+
+
+def _refused() -> Iterator[str]:
+    untraceable = operator_table.untraceable()
+    yield "## What does not\n"
+    yield "Where nothing else is said the model fails when it is compiled, with all that it uses of these.\n"
+    yield "| Operator | Also in | Instead |"
+    yield "|---|---|---|"
+    for kind, names in operator_table.kinds().items():
+        made = [*names, *(name for name, part in operator_table.layers().items() if part == kind)]
+        at_call = " Fails at the call." if kind in untraceable else ""
+        yield f"| `{kind}` | {_code(made)} | {operator_table.instead(kind)}{at_call} |"
+    bare = [name for name, part in operator_table.layers().items() if part not in operator_table.kinds()]
+    yield f"\nNor do these layers: {_code(bare)}.\n"
+
+
+def _arguments() -> Iterator[str]:
+    yield "## Arguments and types\n"
+    yield "| Of | When | What happens | Instead |"
+    yield "|---|---|---|---|"
+    for restriction in operator_table.restrictions():
+        doubt = "*doubted*: " if restriction.likely else ""
+        row = (_code(restriction.of), _when(restriction), f"{doubt}{restriction.says}", restriction.instead)
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def _values() -> Iterator[str]:
+    yield "## Values\n"
+    yield "What differs for some values only; the emulator computes what PyTorch does.\n"
+    yield from (f"- {_code(names)}: {text}" for names, text in operator_table.values().items())
+    yield ""
+
+
+def _when(restriction: Restriction) -> str:
+    if not restriction.argument:
+        return ""
+    when: Any = restriction.when
+    names = " or ".join(f"`{name}`" for name in restriction.argument)
+    if isinstance(when, Mapping):
+        ((how, limit),) = when.items()
+        values: List[Any] = limit if isinstance(limit, list) else [limit]
+        return f"{names} {how} {', '.join(f'`{value!r}`' for value in values)}"
+    return names if when is None else f"{names} {when}"
+
+
+def _code(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

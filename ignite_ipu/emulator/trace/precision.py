@@ -1,0 +1,175 @@
+"""What `Options.Precision` asks of a compiled program: floating-point exceptions, stochastic rounding, autocasting.
+
+The types of partial sums are recorded in the options; on a CPU they have no meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.trace.autocasting import Policy
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.options import Options
+
+
+def _words(text: str) -> Tuple[str, ...]:
+    return tuple(text.split())
+
+
+# They move or make values without computing: an infinity or NaN that they produce was asked for.
+_NO_ARITHMETIC = frozenset(
+    _words(
+        "fill_ full full_like masked_fill masked_fill_ where clone copy_ __setitem__ __getitem__ cat stack tensor "
+        "getattr empty empty_like empty_strided new_empty new_full index_fill index_fill_ nan_to_num isnan isinf "
+        "isfinite view reshape expand permute transpose contiguous detach nop ipu_print_tensor triu tril triu_ "
+        "tril_ constant_pad_nd pad"
+    )
+)
+_COMPARISONS = frozenset(
+    _words(
+        "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ max min maximum minimum argmax argmin sort "
+        "argsort topk clamp clamp_ amax amin"
+    )
+)
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+NORMALISATIONS = (F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """The settings of one program.
+
+    Attributes:
+        policy: What autocasting casts where a model switches it on; None forbids autocasting.
+        floating_point_exceptions: Whether an invalid operation, a division by zero or an overflow stops the run.
+        stochastic_rounding: Whether float16 values are rounded at random where they are computed.
+        strided_groups: Whether group normalisation takes every G-th channel for one of its G groups.
+    """
+
+    policy: Optional[Policy] = dataclasses.field(default_factory=Policy)
+    floating_point_exceptions: bool = False
+    stochastic_rounding: bool = False
+    strided_groups: bool = False
+
+
+def from_options(options: Options) -> Precision:
+    """Return what `options.Precision` says."""
+    precision, back_end = options.Precision, options._Popart
+    policy = (precision.autocast_policy or Policy()) if precision.autocast_enabled else None
+    return Precision(
+        policy=policy,
+        floating_point_exceptions=bool(back_end._value("enableFloatingPointExceptions")),
+        stochastic_rounding=bool(back_end._value("enableStochasticRounding")),
+        strided_groups=bool(back_end._value("groupNormStridedChannelGrouping")),
+    )
+
+
+def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `kernel` with a check of what it computes, as the device's exception flags would have it.
+
+    An operator fails when its result holds an infinity or NaN that none of its operands held, or when it orders or
+    compares NaN. Operators that only move values never fail.
+    """
+    if name in _NO_ARITHMETIC:
+        return kernel
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        operands = list(_floating((args, kwargs)))
+        had_nan = any(_any(torch.isnan, operand) for operand in operands)
+        had_infinity = any(_any(torch.isinf, operand) for operand in operands)
+        if had_nan and name in _COMPARISONS:
+            raise _exception(f"{name} compares NaN")
+        result = kernel(*args, **kwargs)
+        produced = list(_floating(result))
+        if not had_nan and any(_any(torch.isnan, value) for value in produced):
+            raise _exception(
+                f"{name} made NaN of operands without NaN: an invalid operation (0/0, inf-inf, 0*inf, ...)"
+            )
+        if not had_infinity and not had_nan and any(_any(torch.isinf, value) for value in produced):
+            raise _exception(f"{name} made an infinity of finite operands: an overflow or a division by zero")
+        return result
+
+    checked.__name__ = name
+    return checked
+
+
+def in_strided_groups(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a group normalisation whose groups are every G-th channel, and not neighbours."""
+
+    def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+        order = torch.arange(input.size(1), device=input.device).reshape(-1, num_groups).t().reshape(-1)
+        weight, bias = (each if each is None else each[order] for each in (weight, bias))
+        # Channel i of the result is where i stands in the order: at i // G within group i % G.
+        back = torch.arange(input.size(1), device=input.device).reshape(num_groups, -1).t().reshape(-1)
+        return kernel(input[:, order], num_groups, weight, bias, eps)[:, back]
+
+    return functools.wraps(kernel)(group_norm)
+
+
+def in_float(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a normalisation that computes in float32 and gives a result of its input's type.
+
+    It serves operands of both types, half weights and float statistics for example, which PyTorch's kernels refuse.
+    """
+    signature = inspect.signature(kernel)
+
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        named = signature.bind(*args, **kwargs).arguments
+        operands = {name: _widened(value) for name, value in named.items()}
+        result = kernel(**operands)
+        for name in _STATISTICS:
+            if named.get(name) is not operands.get(name):
+                named[name].copy_(operands[name])  # batch statistics were counted in
+        return result.to(named["input"].dtype)
+
+    return functools.wraps(kernel)(widened)
+
+
+def check_finite(what: str, tensors: Iterable[Optional[torch.Tensor]]) -> None:
+    """Refuse values that the backward pass or the optimizer cannot have computed without an exception.
+
+    Raises:
+        Error: A tensor holds an infinity or NaN.
+    """
+    for tensor in tensors:
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            raise _exception(f"{what} holds an infinity or NaN")
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype is torch.float16 else value
+
+
+def _exception(what: str) -> Error:
+    return backend_error(
+        f"Floating point exception: {what}. Options.Precision.enableFloatingPointExceptions(False) lets it pass.",
+        type="poplar_application_runtime_error",
+    )
+
+
+def _any(test: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> bool:
+    return bool(test(value.detach()).any())
+
+
+def _floating(value: Any) -> Iterator[torch.Tensor]:
+    pending: List[Any] = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, torch.Tensor):
+            if item.is_floating_point() and not item.is_meta:
+                yield item
+        elif isinstance(item, (list, tuple)):
+            pending.extend(item)
+        elif isinstance(item, dict):
+            pending.extend(item.values())

@@ -1,0 +1,143 @@
+"""What a model may not do with a tensor on the IPU while it is traced."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.trace import call_sites
+from ignite_ipu.emulator.trace.traced_tensor import IpuTensor, needs_value
+
+_READS_VALUE = frozenset(
+    (
+        "item",
+        "tolist",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__complex__",
+        "__index__",
+        "__contains__",
+        "is_nonzero",
+        "equal",
+        "allclose",
+        "_local_scalar_dense",
+        "apply_",
+        "map_",
+        "map2_",
+    )
+)
+_MOVES_TO_HOST = frozenset(("cpu", "numpy", "__array__", "__dlpack__", "cuda", "xpu"))
+_DYNAMIC_SHAPE = frozenset(
+    ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2", "unique_dim")
+)
+_BACKWARD = frozenset(("backward", "_engine_run_backward", "grad"))
+_DIFFERENTIATES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+
+
+class DynamicOutputShape(DynamicOutputShapeException):
+    """Selection by a mask, for which PyTorch's inference of shapes raises its own error."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(torch.ops.aten.index.Tensor)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    """Refuse a call that needs values or the host, or whose result's shape depends on the data.
+
+    Raises:
+        Error: As PopTorch's compiler would.
+        DynamicOutputShape: It selects by a mask.
+    """
+    if name in _READS_VALUE:
+        raise needs_value(name)
+    if name in _MOVES_TO_HOST:
+        raise illegal_move(f".{name}()")
+    if name in _BACKWARD:
+        raise backend_error(
+            f"{name}() is not supported inside a traced model: the compiled step contains the backward pass."
+        )
+    if _selects_by_mask(name, args):
+        raise DynamicOutputShape(f"Indexing by a mask is unsupported: {_by_values()}")
+    if name in _DYNAMIC_SHAPE or (name == "where" and len(args) + len(kwargs) == 1):
+        kind = "nonzero" if name in ("where", "argwhere") else name
+        raise backend_error(f"Operations using aten::{kind} are unsupported: {_by_values()}")
+
+
+def refuse_differentiation() -> None:
+    """Refuse what runs within `torch.func.grad` and its relatives: gradients are the compiled step's own.
+
+    Raises:
+        Error: Such a function is running.
+    """
+    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None and interpreter.key() in _DIFFERENTIATES:
+        raise backend_error(
+            "torch.func.grad, vjp, jvp and what is built on them are not supported inside a traced model: the compiled "
+            "step contains the backward pass, and that alone. Write the derivative out, or take it on the host."
+        )
+
+
+def refuse_compiled_modules(model: nn.Module) -> None:
+    """Refuse modules that `torch.compile` or `torch.jit` has taken over: their Python cannot be traced.
+
+    Raises:
+        Error: There is one.
+    """
+    for name, module in model.named_modules():
+        compiled = (
+            type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        )
+        if compiled or isinstance(module, torch.jit.ScriptModule):
+            raise backend_error(
+                f"{'torch.compile' if compiled else 'torch.jit'} is not supported in a model for the IPU, and "
+                f"{repr(name) if name else 'the model itself'} is compiled by it: PopTorch compiles the model. Wrap "
+                "the module that it was made from."
+            )
+
+
+def foreign(tensor: torch.Tensor) -> Error:
+    """Return the error for an operator that takes a tensor which is no traced one."""
+    described = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+    if tensor.device.type == "ipu":
+        # A transform's tensor has one on the IPU within it, and says that it is on its device.
+        return backend_error(
+            f"Expected an IPU tensor but got a tensor of torch.vmap or another transform of torch.func ({described}): "
+            "an operator cannot take it together with a tensor from outside of the transform in a traced model. Write "
+            "the dimension that is mapped over out, with broadcasting, torch.bmm or torch.einsum."
+        )
+    return backend_error(
+        f"Expected an IPU tensor but got tensor ({described} on {tensor.device}), {call_sites.here()}: operators of a "
+        "traced model take tensors that are on the IPU. Register it as a buffer of the model, or move it in with "
+        ".to(x.device), which freezes its value."
+    )
+
+
+def illegal_move(what: str) -> Error:
+    """Return the error for an attempt to bring a traced tensor to the host."""
+    return backend_error(
+        f"Illegal move to CPU ({what}): a tensor on the IPU has no value on the host while the model is traced. It is "
+        f"called {call_sites.here()}. Return it from forward, or use poptorch.CPU to run host code inside the model."
+    )
+
+
+def _by_values() -> str:
+    return (
+        "the output shape is determined by the tensor values, and a dynamic output shape is not supported. It is used "
+        f"{call_sites.here()}. Use a fixed-size formulation, for example torch.where or multiplication by a mask."
+    )
+
+
+def _selects_by_mask(name: str, args: Tuple[Any, ...]) -> bool:
+    if name != "__getitem__":
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(part, IpuTensor) and part.meta.dtype in (torch.bool, torch.uint8) for part in index)

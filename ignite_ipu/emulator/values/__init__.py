@@ -1,0 +1,1 @@
+"""Arguments, results and wrapped tensors, flattened and rebuilt."""

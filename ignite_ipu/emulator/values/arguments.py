@@ -1,0 +1,365 @@
+"""The arguments of a call: bound to forward's signature, taken apart, and compared with the compiled ones."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.emulator.errors import Error, backend_error, python_error
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.values.custom_types import find_parser, flatten_tensors, map_tensors
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_ACCEPTED = frozenset(
+    {
+        torch.float32,
+        torch.float16,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+_ADVICE = (
+    " The compiled graph is for the arguments of the first call: create a new wrapper, or call destroy() on this one "
+    "before calling it with other arguments."
+)
+
+
+Shapes = List[Tuple[torch.Size, torch.dtype]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """One call's arguments, bound to forward's parameters.
+
+    Attributes:
+        positional: Values passed by position, those of `*args` included.
+        keyword: Values passed by keyword: keyword-only ones and those of `**kwargs`.
+        names: What error messages call each positional value.
+        types: Types of values whose parser made something else of them when they were frozen, by name.
+    """
+
+    positional: Tuple[Any, ...]
+    keyword: Dict[str, Any]
+    names: Tuple[str, ...]
+    types: Mapping[str, type] = dataclasses.field(default_factory=dict)
+
+    @property
+    def args(self) -> Tuple[Any, ...]:
+        """`positional`, under PopTorch's private name, which frameworks read."""
+        return self.positional
+
+    @property
+    def kwargs(self) -> Dict[str, Any]:
+        """`keyword`, likewise."""
+        return self.keyword
+
+    def named(self) -> Iterator[Tuple[str, Any]]:
+        """Yield every argument with the name that messages use for it."""
+        yield from zip(self.names, self.positional)
+        yield from self.keyword.items()
+
+    def tensors_like(self, compiled: Arguments) -> List[torch.Tensor]:
+        """Return the tensors of all arguments in the order in which the graph of `compiled` takes them."""
+        positional = [_in_order_of(expected, value) for expected, value in zip(compiled.positional, self.positional)]
+        keyword = [_in_order_of(expected, self.keyword[name]) for name, expected in compiled.keyword.items()]
+        return flatten_tensors((positional, keyword))
+
+    def frozen(self) -> Arguments:
+        """Return these arguments with their tensors' shapes and types only, so that no batch is kept alive."""
+        positional, keyword = map_tensors((self.positional, self.keyword), _without_values)
+        types = {
+            name: type(value) for argument, given in self.named() for name, value in _named_custom(argument, given)
+        }
+        return Arguments(positional, keyword, self.names, {**types, **self.types})
+
+    def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        """Yield the tensors of all arguments, named `x`, `x[0]`, `d[key]` ..., in the same order."""
+        for name, value in self.named():
+            yield from _named_tensors(name, value)
+
+
+class Signature:
+    """The parameters of a model's forward."""
+
+    def __init__(self, forward: Any) -> None:
+        self._parameters: List[inspect.Parameter] = [
+            parameter for parameter in inspect.signature(forward).parameters.values()
+        ]
+        kinds = {parameter.kind for parameter in self._parameters}
+        self._takes_any_positional = inspect.Parameter.VAR_POSITIONAL in kinds
+        self._takes_any_keyword = inspect.Parameter.VAR_KEYWORD in kinds
+
+    def shapes_of_tensors(self, compiled: Arguments) -> Optional[Shapes]:
+        """Return shape and type of each argument where all are tensors passed by position, the rest left to defaults.
+
+        A call whose arguments are just such tensors needs no `bind` and no `check_call`. None otherwise.
+        """
+        count = 0
+        while count < len(compiled.positional) and type(compiled.positional[count]) is torch.Tensor:
+            count += 1
+        parameters = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
+        rest = list(zip(compiled.positional[count:], parameters[count:]))
+        if compiled.keyword or len(compiled.positional) != max(count, len(parameters)):
+            return None
+        if any(value is not parameter.default or isinstance(value, torch.Tensor) for value, parameter in rest):
+            return None
+        return [(value.shape, value.dtype) for value in compiled.positional[:count]]
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """Bind a call's arguments as Python would, with defaults inserted as if they had been passed.
+
+        Raises:
+            AssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
+            Error: A parameter without default is missing.
+        """
+        positional_parameters = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
+        if len(args) > len(positional_parameters) and not self._takes_any_positional:
+            raise AssertionError(
+                f"Too many arguments provided: forward takes {len(positional_parameters)} positional, "
+                f"got {len(args)} (parameters: {[parameter.name for parameter in self._parameters]})."
+            )
+        left = dict(kwargs)
+        values: List[Any] = []
+        names: List[str] = []
+        for index, parameter in enumerate(positional_parameters):
+            if index < len(args):
+                if parameter.name in left and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                    raise AssertionError(f"Parameter {parameter.name} was passed more than once.")
+                values.append(args[index])
+            else:
+                values.append(_take(parameter, left))
+            names.append(parameter.name)
+        variadic = args[len(positional_parameters) :]
+        values += variadic
+        names += [f"*args[{index}]" for index in range(len(variadic))]
+        keyword = {
+            parameter.name: _take(parameter, left)
+            for parameter in self._parameters
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        if left and not self._takes_any_keyword:
+            raise AssertionError(
+                f"{next(iter(left))} is not a valid parameter: forward takes "
+                f"{[parameter.name for parameter in self._parameters]}."
+            )
+        keyword.update(left)
+        return Arguments(tuple(values), keyword, tuple(names))
+
+
+def fits(shapes: Shapes, args: Sequence[Any]) -> bool:
+    """Tell whether a call's positional arguments are plain tensors of these shapes and types."""
+    if len(args) != len(shapes):
+        return False
+    for value, (shape, dtype) in zip(args, shapes):
+        if type(value) is not torch.Tensor or value.dtype is not dtype or value.shape != shape or not value.is_cpu:
+            return False
+    return True
+
+
+def check_for_compile(arguments: Arguments) -> None:
+    """Refuse tensors that cannot be compiled for, and warn of what has only partial support.
+
+    Raises:
+        Error: A tensor is on another device than the CPU, has an unsupported type, or no elements.
+    """
+    for name, value in arguments.named():
+        if isinstance(value, dict):
+            logger.warning("Dicts as inputs only have partial support (argument %s); prefer a tuple.", name)
+        for tensor_name, tensor in _named_tensors(name, value):
+            _check_device(tensor_name, tensor)
+            if tensor.dtype not in _ACCEPTED or tensor.layout is not torch.strided:
+                kind = tensor.dtype if tensor.layout is torch.strided else f"{tensor.layout} of {tensor.dtype}"
+                raise backend_error(
+                    f"Unsupported input type {kind} for {tensor_name}: the device takes float32, float16, "
+                    "int32, int16, int8, uint8 and bool; int64 and float64 are narrowed. Convert it on the host."
+                )
+            if tensor.numel() == 0:
+                raise backend_error(
+                    f"Zero-sized tensors are unsupported: {tensor_name} has shape {tuple(tensor.shape)}."
+                )
+            if tensor.requires_grad:
+                logger.warning(
+                    "Input tensor has requires_grad=True set (%s): it is detached, no gradient is returned for it.",
+                    tensor_name,
+                )
+
+
+def check_call(compiled: Arguments, given: Arguments) -> None:
+    """Compare a call's arguments with those that the model was compiled for.
+
+    Raises:
+        Error: Number, type, length, keys, dtype, shape or a frozen value differs.
+    """
+    if len(given.positional) != len(compiled.positional):
+        raise python_error(
+            f"Number of positional arguments mismatch: expected {len(compiled.positional)} but got "
+            f"{len(given.positional)}.{_ADVICE}"
+        )
+    for name, expected, value in zip(compiled.names, compiled.positional, given.positional):
+        _compare(name, expected, value, compiled.types)
+    _compare_keys("keyword arguments", compiled.keyword, given.keyword)
+    for name, expected in compiled.keyword.items():
+        _compare(name, expected, given.keyword[name], compiled.types)
+
+
+def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) -> None:
+    if isinstance(expected, torch.Tensor):
+        if type(value) is not type(expected):
+            raise _type_mismatch(name, type(expected), value)
+        _check_device(name, value)
+        if value.dtype is not expected.dtype:
+            raise python_error(
+                f"Data type mismatch for {name}: expected {expected.dtype} but got {value.dtype}.{_ADVICE}"
+            )
+        if value.shape != expected.shape:
+            raise python_error(
+                f"Shape mismatch for {name}: expected {tuple(expected.shape)} but got {tuple(value.shape)}.{_ADVICE}"
+            )
+        return
+    expected_type: Any = types.get(name, type(expected))
+    if type(value) is not expected_type:
+        raise _type_mismatch(name, expected_type, value)
+    parser = find_parser(expected)
+    if parser is None and isinstance(expected, dict):
+        _compare_keys(name, expected, value)
+        for key, item in expected.items():
+            _compare(f"{name}[{key}]", item, value[key], types)
+    elif parser is None and isinstance(expected, tuple):
+        if len(value) != len(expected):
+            raise _length_mismatch(name, expected, value)
+        for index, item in enumerate(expected):
+            _compare(f"{name}[{index}]", item, value[index], types)
+    elif flatten_tensors(expected):
+        # Lists and custom types are compared as the tuple of their tensors.
+        _compare(name, tuple(flatten_tensors(expected)), tuple(flatten_tensors(value)), {})
+    elif not _same(expected, value):
+        raise python_error(f"Value mismatch for {name}: expected {expected!r} but got {value!r}.{_ADVICE}")
+
+
+def _same(expected: Any, value: Any) -> bool:
+    """Tell whether a frozen value is still what it was; arrays are compared element by element."""
+    if value is expected:
+        return True
+    if hasattr(expected, "__array__"):
+        return _same_arrays(expected, value)
+    try:
+        return bool(expected == value)
+    except ValueError:  # a list of arrays, for example
+        return _same_arrays(expected, value)
+
+
+def _same_arrays(expected: Any, value: Any) -> bool:
+    import numpy
+
+    first, second = numpy.asarray(expected), numpy.asarray(value)
+    return first.dtype == second.dtype and bool(numpy.array_equal(first, second))
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        shape: torch.Tensor = torch.empty_like(tensor, device="meta", requires_grad=False)
+        return shape if type(tensor) is torch.Tensor else shape.as_subclass(type(tensor))
+
+
+def _check_device(name: str, tensor: torch.Tensor) -> None:
+    # One on the IPU is another trace's, which says so itself.
+    if not tensor.is_cpu and tensor.device.type != "ipu":
+        raise backend_error(
+            f"Unsupported input device {str(tensor.device)!r} for {name}: an executor takes tensors on the CPU and "
+            "moves them to the IPU itself. Leave out what moved it, or call .cpu() on it."
+        )
+
+
+def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, Any]) -> None:
+    unexpected = [key for key in value if key not in expected]
+    missing = [key for key in expected if key not in value]
+    if unexpected or missing:
+        parts = ([f"Unexpected arguments: {unexpected}."] if unexpected else []) + (
+            [f"Missing arguments: {missing}."] if missing else []
+        )
+        raise python_error(f"Keys mismatch for {name}: {' '.join(parts)}{_ADVICE}")
+
+
+def _type_mismatch(name: str, expected: type, value: Any) -> Error:
+    return python_error(
+        f"Type mismatch for {name}: expected {expected.__qualname__} but got {type(value).__qualname__}.{_ADVICE}"
+    )
+
+
+def _length_mismatch(name: str, expected: Sequence[Any], value: Sequence[Any]) -> Error:
+    return python_error(f"Length mismatch for {name}: expected {len(expected)} but got {len(value)}.{_ADVICE}")
+
+
+def _in_order_of(expected: Any, value: Any) -> Any:
+    """Return `value` with the keys of its dicts in the order of those in `expected`."""
+    if find_parser(expected) is None and isinstance(expected, dict):
+        return [_in_order_of(item, value[key]) for key, item in expected.items()]
+    if find_parser(expected) is None and isinstance(expected, (list, tuple)):
+        return [_in_order_of(*pair) for pair in zip(expected, value)]
+    return value
+
+
+def _take(parameter: inspect.Parameter, left: Dict[str, Any]) -> Any:
+    by_keyword = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+    if by_keyword and parameter.name in left:
+        return left.pop(parameter.name)
+    if parameter.default is inspect.Parameter.empty:
+        raise python_error(f"Mandatory parameter {parameter.name} missing.")
+    return parameter.default
+
+
+def _named_custom(name: str, value: Any) -> Iterator[Tuple[str, Any]]:
+    if find_parser(value) is not None:
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named_custom(f"{name}[{key}]", item)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _named_custom(f"{name}[{index}]", item)
+
+
+def _named_tensors(name: str, value: Any) -> Iterator[Tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif find_parser(value) is None and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named_tensors(f"{name}[{key}]", item)
+    elif find_parser(value) is None and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _named_tensors(f"{name}[{index}]", item)
+    else:
+        for index, tensor in enumerate(flatten_tensors(value)):
+            yield f"{name}[{index}]", tensor
+
+
+class CallableModel(nn.Module):
+    """A callable as a module without parameters."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.train(function.training)
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def traced_module(model: Any) -> nn.Module:
+    """Return the module that an executor traces: a shallow copy, sharing everything but the model's own attributes."""
+    return copy.copy(model) if isinstance(model, nn.Module) else CallableModel(model)
+
+
+def signature_of(model: Any) -> Signature:
+    """Return the parameters that a call of the model takes."""
+    return Signature(model.forward if isinstance(model, nn.Module) else model)

@@ -1,0 +1,1 @@
+"""Ignite engines whose steps run on the device: factories, loaders, counters."""

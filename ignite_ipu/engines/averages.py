@@ -1,0 +1,188 @@
+"""Averages over an evaluation that are summed on the device, so that a few numbers come back instead of predictions."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from ignite.engine import Engine
+from ignite.engine import _prepare_batch as _ignite_prepare_batch
+from ignite.metrics import Metric
+from ignite.metrics.metric import reinit__is_reduced, sync_all_reduce
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.engines.engine import IPUEngine
+from ignite_ipu.engines.loaders import Loaders
+from ignite_ipu.program.layout import BatchError
+from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.tensors.rows import row_count, split_rows
+from ignite_ipu.session.gpu_wrappers import unwrapped
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["AveragesStep", "create_ipu_averages_evaluator"]
+
+PerSample = Callable[[Any, Any], torch.Tensor]
+_SAMPLES = "samples"
+
+
+class AveragesStep(BatchStep):
+    """The module that is compiled for averages: it returns the sum of each over the samples of a micro-batch.
+
+    Args:
+        model: The user's model.
+        averages: By name, a function of predictions and targets that returns one number per sample.
+        model_fn: Calls the model with the inputs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        averages: Mapping[str, PerSample],
+        model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
+    ) -> None:
+        super().__init__(model, ("x", "y", "counted"), model_fn, lambda output: output)
+        self.averages = dict(averages)
+
+    def computes_like(self, other: BatchStep) -> bool:
+        """Tell whether another step compiles to the same program."""
+        return super().computes_like(other) and self.averages == getattr(other, "averages", None)
+
+    def forward(self, *leaves: Any) -> torch.Tensor:
+        """Return the sums, shape `(1, len(averages))`, for the leaves of `(x, y, counted)`.
+
+        Raises:
+            BatchError: A function returns something else than one number per sample.
+        """
+        x, y, counted = self.batch(leaves)
+        with self.guarded():
+            y_pred = self.call_model(x)
+            sums = []
+            for name, function in self.averages.items():
+                values = function(y_pred, y)
+                if tuple(values.shape) != tuple(counted.shape):
+                    raise BatchError(
+                        f"The average {name!r} got values of shape {tuple(values.shape)} for "
+                        f"{counted.shape[0]} samples. Return one number per sample, for example "
+                        "F.cross_entropy(y_pred, y, reduction='none')."
+                    )
+                sums.append((values.float() * counted).sum())
+        return torch.stack(sums).unsqueeze(0)
+
+
+class _Summing(NamedTuple):
+    """Options whose outputs are sums, what they were made from, and loaders for them."""
+
+    base: Any
+    options: Any
+    loaders: Loaders
+
+
+class _Mean(Metric):
+    """The mean of sums that were taken elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(output_transform=lambda output: (output[name], output[_SAMPLES]))
+
+    @reinit__is_reduced
+    def reset(self) -> None:
+        self._sum = torch.tensor(0.0, dtype=torch.float64)
+        self._samples = 0
+
+    @reinit__is_reduced
+    def update(self, output: Tuple[float, int]) -> None:
+        self._sum += output[0]
+        self._samples += output[1]
+
+    @sync_all_reduce("_sum", "_samples")
+    def compute(self) -> float:
+        return float(self._sum) / self._samples
+
+
+def create_ipu_averages_evaluator(
+    model: nn.Module,
+    averages: Mapping[str, PerSample],
+    *,
+    prepare_batch: Callable[..., Any] = _ignite_prepare_batch,
+    model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
+    options: Optional[Any] = None,
+    device_iterations: Optional[int] = None,
+    replication_factor: Optional[int] = None,
+) -> IPUEngine:
+    """Create an evaluator whose metrics are averages that the device sums up, for few bytes and little host time.
+
+    Metrics that are means over samples can be had this way: accuracy, losses, mean errors. `state.output` holds the
+    sums of one call and `samples`, how many samples they are of; predictions do not come back::
+
+        evaluator = create_ipu_averages_evaluator(
+            model,
+            {
+                "accuracy": lambda y_pred, y: (y_pred.argmax(1) == y).float(),
+                "loss": lambda y_pred, y: F.cross_entropy(y_pred, y, reduction="none"),
+            },
+        )
+
+    Args:
+        model: The model, on the CPU; the newest weights are used, wherever they are.
+        averages: By name, a function of predictions and targets that returns one number per sample; it is compiled.
+        prepare_batch: Called with `batch, device=None, non_blocking` on the host; returns inputs and targets.
+        model_fn: Calls the model with the inputs, inside the compiled program.
+        options: `poptorch.Options` for inference; derived from the trainer's when None. Their output mode is Sum.
+        device_iterations: Micro-batches per replica and iteration.
+        replication_factor: Replicas of the model.
+
+    Raises:
+        ValueError: There are no averages, or one is called `samples`.
+        OptionsError, SessionError: The options or the model cannot.
+    """
+    if not averages or _SAMPLES in averages:
+        raise ValueError(f"Give at least one average, none of them named {_SAMPLES!r}; got {list(averages)}.")
+    session = IPUSession.of(unwrapped(model))
+    made: Optional[_Summing] = None
+
+    def current() -> _Summing:
+        nonlocal made
+        base = session.inference.options(
+            options, device_iterations=device_iterations, replication_factor=replication_factor
+        )
+        if made is None or made.base is not base:
+            summing = base.clone()
+            summing.outputMode(backend.poptorch().OutputMode.Sum)
+            made = _Summing(base, summing, Loaders(summing, training=False))
+        return made
+
+    program: Optional[Program] = None
+    trainers = 0
+
+    def step(engine: Engine, batch: Any) -> Dict[str, Any]:
+        nonlocal program, trainers
+        if program not in session.evaluations or trainers != session.trainers:
+            module = AveragesStep(session.model, averages, model_fn)
+            program = session.inference.prepare(module, current().options, instead_of=program)
+            trainers = session.trainers
+        assert program is not None
+        program.set_modes()
+        return _sums(session, program, averages, *prepare_batch(batch, device=None, non_blocking=False))
+
+    evaluator = IPUEngine(step, session, lambda: current().loaders)
+    for name in averages:
+        _Mean(name).attach(evaluator, name)
+    return evaluator
+
+
+def _sums(session: IPUSession, program: Program, averages: Mapping[str, PerSample], x: Any, y: Any) -> Dict[str, Any]:
+    samples = row_count((x, y))
+    rows = program.rows_for(samples)
+    totals = torch.zeros(len(averages), dtype=torch.float64)
+    for (x_piece, y_piece), valid in split_rows((x, y), rows):
+        counted = (torch.arange(rows) < valid).float()
+        call = functools.partial(_sums_of_piece, session, program, y_piece, counted)
+        totals += session.inference.filling.checked(program, x_piece, valid, call).double().sum(dim=0)
+    return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}
+
+
+def _sums_of_piece(session: IPUSession, program: Program, y: Any, counted: torch.Tensor, x: Any) -> torch.Tensor:
+    sums: torch.Tensor = session.inference.infer(program, x, y, counted)
+    return sums

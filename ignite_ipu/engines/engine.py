@@ -1,0 +1,351 @@
+"""`IPUEngine` and `IPUTrainer`: Ignite engines whose iterations are IPU device calls."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import logging
+from collections import OrderedDict
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+
+import torch
+from ignite.engine import Engine, Events, State
+from ignite.handlers import Checkpoint
+
+from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
+from ignite_ipu.engines.counting import Counts
+from ignite_ipu.engines.loaders import Loaders
+from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values
+from ignite_ipu.engines.resume.deterministic import DeterministicRuns
+from ignite_ipu.engines.resume.position import DataPosition
+from ignite_ipu.engines.steps import Step
+from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.tensors.rows import map_tensors
+from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["DeterministicIPUTrainer", "IPUEngine", "IPUTrainer"]
+
+_logger = logging.getLogger("ignite_ipu")
+# Of Ignite's versions not all take max_iters, nor what comes after it at the same place.
+_RUN = inspect.signature(Engine.run)
+
+
+class IPUEngine(Engine):
+    """An Ignite engine whose steps are device calls.
+
+    It swaps the loaders it is given for PopTorch's, fires `IPUEvents`, and releases the device when an exception ends a
+    run: the newest weights are on the host then.
+
+    Args:
+        process_function: The step.
+        session: What it shares with the other engines over the model.
+        loaders: Gives what makes PopTorch's loaders, once the options are known.
+
+    Attributes:
+        ipu: The session.
+    """
+
+    def __init__(self, process_function: Step, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
+        super().__init__(process_function)
+        self.ipu = session
+        self._loaders = loaders
+        self._owns_batches = True
+        session.listen(self)
+        self.add_event_handler(Events.EPOCH_STARTED, session.check_model)
+        self.add_event_handler(Events.EPOCH_COMPLETED, session.refuse_replaced)
+        self.add_event_handler(Events.GET_BATCH_COMPLETED, self._own_batch)
+
+    def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
+        """Run as `Engine.run` does, over PopTorch's loader for `data`.
+
+        Raises:
+            LoaderError: The data is smaller than one device call, or empty (a `ValueError`, too, as Ignite's).
+        """
+        return super().run(self._swapped(data), *args, **kwargs)
+
+    def set_data(self, data: Any) -> None:
+        """Go on with other data, as `Engine.set_data` does."""
+        super().set_data(self._swapped(data))
+
+    def _swapped(self, data: Any) -> Any:
+        loaders = self._loaders()
+        swapped = loaders.swap(data)
+        if swapped is not None:
+            self._owns_batches = not loaders.reuses_memory(swapped)
+        return swapped
+
+    def _own_batch(self) -> None:
+        # An asynchronous loader yields its own memory, which the next batch overwrites; handlers keep batches.
+        if not self._owns_batches:
+            self.state.batch = map_tensors(self.state.batch, torch.clone)
+
+    def _handle_exception(self, e: BaseException) -> None:
+        # Not an EXCEPTION_RAISED handler: with one attached, Ignite takes the exception for handled.
+        self.ipu.release_after_failure()
+        self.fire_event(IPUEvents.RUN_FAILED)
+        super()._handle_exception(e)
+
+
+class _Start(enum.Enum):
+    """What a run starts from."""
+
+    OWN = "what this engine has done itself, or nothing"
+    LOADED = "a position that was loaded"
+    LOADED_END = "the end of a run that was loaded"
+    REFUSED = "a position that was loaded, with arguments that Ignite refuses: an end that lies before it, for example"
+
+
+class IPUTrainer(IPUEngine):
+    """The engine that `create_ipu_trainer` returns.
+
+    Its state dictionary also holds the random states of host and device, so that a resumed run draws what the
+    uninterrupted one does. Taking it at the end of an epoch pins the host's, that of the loader's own generator among
+    them: the next epoch starts from it, whatever other handlers draw in between. And it holds what the metrics that are
+    attached have added up, and whether the handlers of the epoch's end have had their turn: a resumed run puts back the
+    one and makes up for the other, with the output that these are to see.
+
+    Args:
+        process_function, session, loaders: As for `IPUEngine`.
+        calls: Gives the arithmetic of the last iteration's device calls; by default they are of the session's program.
+
+    Attributes:
+        counts: Counts weight updates, micro-batches and samples into `state`, and fires `CountEvents`.
+    """
+
+    def __init__(
+        self,
+        process_function: Step,
+        session: IPUSession,
+        loaders: Callable[[], Loaders],
+        calls: Optional[Callable[[], Sequence[BatchGeometry]]] = None,
+    ) -> None:
+        self._accumulations = Accumulations()
+        super().__init__(process_function, session, loaders)
+        self._pinned: Optional[Tuple[int, Mapping[str, Any]]] = None
+        self._loaded = False
+        self._ends: Set[int] = set()
+        self._added_up: Optional[Mapping[str, Any]] = None
+        self._ended_epoch = 0
+        self._saved_at: List[Any] = []
+        self._position = DataPosition()
+        self.add_event_handler(Events.STARTED, self._note_start)
+        self.add_event_handler(Events.EPOCH_COMPLETED, self._note_end_of_epoch)
+        self.add_event_handler(Events.EPOCH_STARTED, self._restore_pinned)
+        self.counts = Counts(calls or (lambda: None if session.training is None else session.training.geometry))
+        self.counts.attach(self)
+
+    def add_event_handler(self, event_name: Any, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Attach a handler as `Engine.add_event_handler` does; what a metric adds up is part of this engine's state."""
+        if self._accumulations.note(handler, args):
+            if event_name in self._saved_at:
+                _logger.warning(
+                    "A %s is attached after a Checkpoint of this trainer, to the same event (%s): what is saved lacks "
+                    "the metric's last step. Attach Checkpoint handlers after metrics.",
+                    type(getattr(handler, "__self__", handler)).__name__,
+                    event_name,
+                )
+        elif isinstance(handler, Checkpoint) and any(value is self for value in handler.to_save.values()):
+            self._saved_at.append(event_name)
+        return super().add_event_handler(event_name, handler, *args, **kwargs)
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Return Ignite's state dictionary with what is this engine's own as `ipu`."""
+        state: OrderedDict[str, Any] = super().state_dict()
+        iteration, length = self.state.iteration, self.state.epoch_length
+        if self._pinned is None or self._pinned[0] != iteration or not length or iteration % length:
+            self._pinned = iteration, read_random_states(self._generator)
+        now = self._pinned[1]
+        device = self.ipu.random_state()
+        completed = not self._between_epochs or iteration in (0, self._ended_epoch)
+        state["ipu"] = {
+            "host_random_state": now,
+            "data": self._position.state_dict(),
+            "device_random_state": None if device is None else torch.tensor(device, dtype=torch.int64),
+            "counts": self.counts.state_dict(self),
+            "added_up": self._accumulations.state_dict(self.state.metrics),
+            "epoch_completed": completed,
+            "shown": {} if completed else plain_values({"output": self.state.output}),
+        }
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, or the one of an ordinary Ignite engine."""
+        plain = {key: value for key, value in state_dict.items() if key != "ipu"}
+        super().load_state_dict(plain)
+        self._loaded = True
+        self._ended_epoch = self.state.iteration
+        saved = state_dict.get("ipu")
+        self._added_up = {} if saved is None else saved.get("added_up", {})
+        if saved is None:
+            # An ordinary engine makes one weight update from one batch in each iteration; samples it did not count.
+            self.counts.load_state_dict(dict.fromkeys(("weight_updates", "micro_batches"), self.state.iteration))
+            return
+        self._pinned = self.state.iteration, saved["host_random_state"]
+        if not saved.get("epoch_completed", True):
+            self._ended_epoch = -1
+            self.state.output = saved.get("shown", {}).get("output")
+        self._position.load_state_dict(saved["data"], None if self._between_epochs else saved["host_random_state"])
+        self.counts.load_state_dict(saved["counts"])
+        if saved["device_random_state"] is not None:
+            self.ipu.set_random_state(saved["device_random_state"].tolist())
+
+    def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
+        """Run as `IPUEngine.run` does, and tell the session about the data.
+
+        A run that was loaded from its end stays ended, where Ignite would start another from the trained weights. If it
+        was saved before the handlers of its last epoch's end, these are called. An end that this engine had come to
+        itself, which FastaiLRFinder puts back, is none of a loaded run: as in Ignite, another begins. So it does after
+        `state.max_epochs = None`, which is Ignite's way to begin anew.
+
+        Raises:
+            LoaderError: The data is smaller than one device call, or empty (a `ValueError`, too, as Ignite's).
+            ValueError: `max_epochs` or `max_iters` lies before the epoch or iteration that was loaded.
+        """
+        start = self._start(*args, **kwargs)
+        if start is _Start.REFUSED:
+            return super().run(data, *args, **kwargs)  # Ignite says what is wrong, and how to begin anew
+        was_loaded, self._loaded = self._loaded, False
+        if start is _Start.OWN:
+            self._added_up = None
+            if was_loaded:
+                self._position.forget()
+        elif not self.has_event_handler(self._resume, Events.STARTED):
+            self.add_event_handler(Events.STARTED, self._resume)
+        if start is _Start.LOADED_END:
+            return self._end_again()
+        if data is not None:
+            self.ipu.data = self._loaders().explain(data)
+        returned: Any = super().run(data, *args, **kwargs)
+        state: State = returned
+        if returned is None:
+            # Ignite's answer to the first run after an exception: it has only put the failed one away.
+            self._loaded = was_loaded
+        else:
+            self._ends.add(state.iteration)
+        return state
+
+    def _start(self, *args: Any, **kwargs: Any) -> _Start:
+        """Return what a run with these arguments starts from."""
+        if not self._loaded:
+            return _Start.OWN
+        try:
+            given = _RUN.bind(self, None, *args, **kwargs).arguments
+        except TypeError:
+            return _Start.REFUSED
+        limits = given.get("max_epochs"), given.get("max_iters")
+        if self._is_past(*limits):
+            return _Start.REFUSED
+        reached = self._has_reached(*limits)
+        if self._begins_anew() or (reached and self.state.iteration in self._ends):
+            return _Start.OWN
+        return _Start.LOADED_END if reached else _Start.LOADED
+
+    def _has_reached(self, max_epochs: Optional[int], max_iters: Optional[int]) -> bool:
+        state = self.state
+        epochs = max_epochs if max_epochs is not None else state.max_epochs
+        iterations = max_iters if max_iters is not None else getattr(state, "max_iters", None)
+        if iterations is not None:
+            return bool(state.iteration >= iterations)
+        return bool(epochs and state.epoch_length and state.iteration >= epochs * state.epoch_length)
+
+    def _begins_anew(self) -> bool:
+        return self.state.max_epochs is None and getattr(self.state, "max_iters", None) is None
+
+    def _is_past(self, max_epochs: Optional[int], max_iters: Optional[int]) -> bool:
+        """Tell whether Ignite refuses to shorten the run that was loaded so far."""
+        state = self.state
+        if max_epochs is not None and state.max_epochs is not None and max_epochs < state.epoch:
+            return True
+        set_before: Optional[int] = getattr(state, "max_iters", None)
+        return max_iters is not None and set_before is not None and max_iters < state.iteration
+
+    @property
+    def _generator(self) -> Optional[torch.Generator]:
+        """The data's own generator."""
+        generator: Optional[torch.Generator] = getattr(self.state.dataloader, "generator", None)
+        return generator
+
+    @property
+    def _between_epochs(self) -> bool:
+        length = self.state.epoch_length
+        return length is not None and self.state.iteration % length == 0
+
+    def _note_start(self) -> None:
+        if not self.state.iteration:
+            self._ended_epoch = 0
+
+    def _note_end_of_epoch(self) -> None:
+        self._ended_epoch = self.state.iteration
+
+    def _resume(self) -> None:
+        """Put back what handlers of the start have reset. It is the last handler of STARTED."""
+        self.remove_event_handler(self._resume, Events.STARTED)
+        if not self._between_epochs:
+            self.add_event_handler(Events.EPOCH_STARTED, self._resume_within_epoch)
+            return
+        self._add_up_again()
+        if self._ended_epoch != self.state.iteration:
+            if self.ipu.link is not None:
+                self.ipu.link.note_earlier_steps()
+            self.fire_event(Events.EPOCH_COMPLETED)
+
+    def _resume_within_epoch(self) -> None:
+        self.remove_event_handler(self._resume_within_epoch, Events.EPOCH_STARTED)
+        self._add_up_again()
+
+    def _add_up_again(self) -> None:
+        saved, self._added_up = self._added_up, None
+        anew = self._accumulations.load_state_dict(saved, self.state.metrics) if saved else self._accumulations.names()
+        if anew and self.state.iteration and not self._between_epochs:
+            _logger.warning(
+                "The checkpoint does not hold what %s had added up: the value of this epoch covers its rest alone.",
+                ", ".join(anew),
+            )
+
+    def _end_again(self) -> State:
+        """End a run that was loaded from its end."""
+        if self._ended_epoch != self.state.iteration:
+            return self._complete()
+        self.logger.info("The run that was loaded has reached its end already: nothing to do.")
+        self._add_up_again()
+        self._accumulations.show_stores(self)
+        return self.state
+
+    def _complete(self) -> State:
+        """End a run whose iterations had all been made when it was saved, but not what comes after them."""
+        self.state.times.update({Events.EPOCH_COMPLETED.name: 0.0, Events.COMPLETED.name: 0.0})
+        try:
+            self.fire_event(Events.STARTED)  # `_resume` ends the epoch
+            self.fire_event(Events.COMPLETED)
+        except BaseException as error:
+            self._handle_exception(error)
+        return self.state
+
+    def _setup_dataloader_iter(self) -> None:
+        if self.state.dataloader is None:
+            super()._setup_dataloader_iter()
+        else:
+            self._dataloader_iter = self._position.iterate(self.state.dataloader)
+
+    def _restore_pinned(self) -> None:
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None and self.state.epoch_length and self.state.iteration % self.state.epoch_length == 0:
+            iteration, states = pinned
+            if iteration == self.state.iteration:
+                write_random_states(states, self._generator)
+
+
+class DeterministicIPUTrainer(IPUTrainer, DeterministicRuns):
+    """The engine that `create_ipu_trainer(..., deterministic=True)` returns; see Ignite's `DeterministicEngine`."""
+
+    def _setup_dataloader_iter(self) -> None:
+        self._position.note_generator(self.state.dataloader)
+        DeterministicRuns._setup_dataloader_iter(self)
+
+    def _begin_pass(self, over: bool) -> None:
+        self._position.rewind_generator(self.state.dataloader, over)
+
+    def _restore_pinned(self) -> None:
+        # The engine seeds the host itself, at every start of the data.
+        self._pinned = None

@@ -1,0 +1,122 @@
+"""Training on what does not fill a device call, by programs of its own size."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.guards.trainable import Trainable
+from ignite_ipu.program.options import OptionsError, output_mode
+from ignite_ipu.program.tensors.rows import join_rows, map_tensors, row_count
+from ignite_ipu.program.training_step import TrainingStep
+from ignite_ipu.session.processes import connected
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["LastCalls", "refuse_to_train_all"]
+
+
+class LastCalls:
+    """Trains a batch that is smaller than a device call by programs of its size, compiled once and kept.
+
+    As many weight updates are made as its samples fill, and one of the rest, by the mean gradient of these. Weights and
+    optimizer state move to the host and to the other program with each change between programs.
+
+    Args:
+        session: The session that trains; what it trains by at the first batch is the program of whole calls.
+
+    Attributes:
+        made: The arithmetic of the device calls for the last batch.
+    """
+
+    def __init__(self, session: IPUSession) -> None:
+        self._session = session
+        self._whole: Optional[Program] = None
+        self._parts: Dict[BatchGeometry, Program] = {}
+        # What each program trained when another one took its turn.
+        self._trained: weakref.WeakKeyDictionary[Program, List[str]] = weakref.WeakKeyDictionary()
+        self.made: List[BatchGeometry] = []
+
+    def train(self, x: Any, y: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
+        """Train on one batch of at most a device call's samples, as `IPUSession.train` does on a whole one."""
+        session = self._session
+        if session.training not in self._parts.values():
+            self._whole = session.training
+        whole, samples = self._whole, row_count((x, y))
+        if whole is None or whole.rows is None or samples >= whole.rows:
+            if whole is not None:
+                self._whole = self._take_turn(whole, whole)
+            result = session.train(x, y)
+            self.made = [self._whole.geometry] if self._whole is not None and self._whole.geometry else []
+            return result
+        assert whole.geometry is not None
+        self.made, results, start = whole.geometry.parts(samples), [], 0
+        for part in self.made:
+            stop = start + part.global_batch_size
+            self._parts[part] = self._take_turn(self._parts.get(part), whole, part)
+            self._parts[part].set_modes()
+            results.append(session.train(*_rows((x, y), start, stop)))
+            start = stop
+        x, y, y_pred = join_rows([result[:3] for result in results])
+        losses = [result[3] * part.global_batch_size for result, part in zip(results, self.made)]
+        return x, y, y_pred, torch.stack(losses).sum() / samples
+
+    def _take_turn(self, program: Optional[Program], like: Program, part: Optional[BatchGeometry] = None) -> Program:
+        """Train by a program from now on, or by a new one where there is none or it trains other parameters."""
+        session = self._session
+        if program is not None and session.training is program:
+            return program
+        assert session.training is not None
+        session.check_model()
+        trained = Trainable(session.training.step).names()
+        self._trained[session.training] = trained
+        if program is not None and session.keeps(program):
+            if self._trained.get(program) == trained:
+                session.resume_training(program)
+                return program
+            session.drop_aside(program)
+        step = like.step
+        assert isinstance(step, TrainingStep)
+        session.replace_training(step.again(), like.asked if part is None else _options(like.asked, part), keep=True)
+        return session.training
+
+
+def refuse_to_train_all(options: Any, pipeline: bool) -> None:
+    """Refuse options with which there are no programs for incomplete device calls.
+
+    Args:
+        options: `poptorch.Options` for training.
+        pipeline: Whether the model is put on several IPUs.
+
+    Raises:
+        OptionsError: The message says what contradicts `drop_last=False`.
+    """
+    reasons = {
+        "a pipeline, which a few samples do not fill": pipeline,
+        "inputReplicaGrouping": options.input_group_size > 1,
+        "OutputMode.EveryN": output_mode(options, training=True).name == "EveryN",
+        "ReductionType.Sum": options.Training.accumulation_and_replication_reduction_type.name == "Sum",
+        "several processes": connected()[1] > 1,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise OptionsError(
+            f"drop_last=False trains on incomplete device calls by programs of their size, which does not go with "
+            f"{', '.join(found)}. Leave one of them out; with drop_last=True, the default, a trainer says how many "
+            "samples it leaves out."
+        )
+
+
+def _options(asked: Any, part: BatchGeometry) -> Any:
+    options = asked.clone()
+    options.deviceIterations(part.device_iterations)
+    options.Training.gradientAccumulation(part.gradient_accumulation)
+    options.replicationFactor(part.replication_factor)
+    return options
+
+
+def _rows(batch: Any, start: int, stop: int) -> Any:
+    return map_tensors(batch, lambda tensor: tensor[start:stop] if tensor.dim() else tensor)

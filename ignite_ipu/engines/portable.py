@@ -1,0 +1,287 @@
+"""What migrated code calls beside the engines: functions that mean the IPU's thing, or the native one.
+
+With `IGNITE_IPU_BACKEND=native` each does what the code it replaced did, so that one file serves a GPU and an IPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.program.guards.modes import modes_kept, modes_of
+
+if TYPE_CHECKING:
+    from ignite_ipu.session.session import IPUSession
+
+__all__ = ["auto_model", "host_device", "ipu_evaluate_batch", "ipu_train_batch", "process_backend"]
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+def is_native() -> bool:
+    """Whether programs are to run as they were written for."""
+    return backend.choice() == "native"
+
+
+def host_device(gpu: str = "cuda") -> torch.device:
+    """Return the device of the tensors that a program holds itself.
+
+    Beside an IPU that is the CPU, whatever else the machine has: PopTorch takes models and batches from there.
+    Natively it is the GPU where there is one.
+
+    Args:
+        gpu: Which GPU, in a native run.
+    """
+    native_gpu = is_native() and torch.cuda.is_available()
+    return torch.device(gpu if native_gpu else "cpu")
+
+
+def process_backend(native: str) -> str:
+    """Return the backend for torch's process groups: `native` in a native run, and gloo where there are IPUs."""
+    return native if is_native() else "gloo"
+
+
+def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Module:
+    """Return the model as it is; natively, what Ignite's `auto_model` makes of it.
+
+    On IPUs PopTorch copies a model to all replicas itself, so there is nothing to wrap.
+
+    Args:
+        model: The model.
+        sync_bn: Only meant for native runs: on an IPU each replica normalises its own micro-batch.
+        kwargs: For torch's DistributedDataParallel, in native runs.
+    """
+    if not is_native():
+        return model
+    import ignite.distributed as idist
+
+    return idist.auto_model(model, sync_bn=sync_bn, **kwargs)
+
+
+_PROGRAMS = "_ignite_ipu_programs"
+
+
+@dataclass
+class _Training:
+    """What a model was set up to be trained with."""
+
+    program: Any
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    loss_fn: Optional[LossFunction]
+    max_grad_norm: Optional[float]
+    modes: List[bool]
+
+    def serves(
+        self, optimizer: torch.optim.Optimizer, loss_fn: Optional[LossFunction], max_grad_norm: Optional[float]
+    ) -> bool:
+        same = self.optimizer() is optimizer and self.max_grad_norm == max_grad_norm
+        return same and _same_loss(self.loss_fn, loss_fn)
+
+
+class _Programs:
+    """What a model's batches are computed by.
+
+    It hangs on the model, which its programs hold, so that all of them are freed together. Copies and files of the
+    model have none.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model)
+        self.training: Optional[_Training] = None
+        self.evaluation: Any = None
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> Tuple[Any, Tuple[()]]:
+        return bool, ()
+
+
+def _programs_of(model: nn.Module) -> _Programs:
+    found = model.__dict__.get(_PROGRAMS)
+    if not isinstance(found, _Programs) or found.model() is not model:
+        found = model.__dict__[_PROGRAMS] = _Programs(model)
+    return found
+
+
+def ipu_train_batch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Optional[LossFunction],
+    *inputs: Any,
+    target: Any = None,
+    max_grad_norm: Optional[float] = None,
+    **keyword_inputs: Any,
+) -> Tuple[Any, torch.Tensor]:
+    """Train on one batch: clear the gradients, run the model, compute the loss, go back and update the weights.
+
+    The first call compiles all of that into one program for the IPU, which later calls with batches of the same shape
+    run. The model and the optimizer stay the ones to save, load and schedule. Modules stay in the modes they are in, so
+    that a layer may be in evaluation mode; other modes are another program.
+
+    Args:
+        model: The model, in training mode.
+        optimizer: Over the model's parameters.
+        loss_fn: Called with the model's output and `target`; the same function in every call. None for a model that
+            returns its own loss: the output itself, its `loss`, or the first or last item with a single element.
+        inputs: What the model is called with.
+        target: The loss function's second argument.
+        max_grad_norm: The norm that gradients are clipped to; for Adam, AdamW, and SGD without momentum.
+        keyword_inputs: What the model is called with by keyword.
+
+    Returns:
+        The model's output and the loss, without gradients.
+
+    Raises:
+        LossError: `loss_fn` is None and there is no loss in the output, or all parameters are frozen.
+        SessionError: A trainer made by create_ipu_trainer trains this model already.
+        ValueError: The optimizer cannot clip gradients on an IPU.
+    """
+    if max_grad_norm is not None:
+        _check_clipping(optimizer)
+    if is_native():
+        return _train_natively(model, optimizer, loss_fn, inputs, keyword_inputs, target, max_grad_norm)
+    from ignite_ipu.session.session import IPUSession
+
+    session = IPUSession.of(model)
+    programs = _programs_of(model)
+    current = programs.training
+    ours = current is not None and session.training is current.program
+    if current is None or not ours or not current.serves(optimizer, loss_fn, max_grad_norm):
+        if ours:
+            session.close()
+            session = IPUSession.of(model)
+        current = programs.training = _prepare(session, model, optimizer, loss_fn, max_grad_norm)
+    _follow_modes(session, current)
+    _, _, output, loss = session.train((inputs, keyword_inputs), target)
+    return output, loss
+
+
+def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) -> Any:
+    """Return the model's output for one batch of any number of samples, in evaluation mode, with the newest weights.
+
+    A batch of fewer samples than before is filled up for the device; of one with more, pieces are evaluated. Where that
+    changes predictions, because the model mixes samples or because rows are steps in time, the model is compiled again
+    for the larger batch, and filling is refused.
+
+    Args:
+        model: The model.
+        inputs: What it is called with.
+        keyword_inputs: What it is called with by keyword.
+    """
+    if is_native():
+        with torch.no_grad():
+            return model(*inputs, **keyword_inputs)
+    from ignite_ipu.program.step import EvaluationStep
+    from ignite_ipu.session.session import IPUSession
+
+    session = IPUSession.of(model)
+    programs = _programs_of(model)
+    program = programs.evaluation
+    if program not in session.evaluations:
+        step = EvaluationStep(model, model_fn=_call)
+        # A batch is one forward, as natively, however many the trainer's calls make.
+        options = session.inference.options(device_iterations=1, replication_factor=1)
+        program = session.inference.prepare(step, options)
+        programs.evaluation = program
+    with modes_kept(model):  # compiling for evaluation changes them
+        return session.inference.predictions(program, (inputs, keyword_inputs))
+
+
+def _check_clipping(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse, natively too, to clip with an optimizer for which PopTorch would clip something else."""
+    from ignite_ipu.optimizers.checks import clipping_problem
+
+    problem = clipping_problem(optimizer)
+    if problem is not None:
+        raise ValueError(f"max_grad_norm: {problem}")
+
+
+def _train_natively(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Optional[LossFunction],
+    inputs: Tuple[Any, ...],
+    keyword_inputs: Dict[str, Any],
+    target: Any,
+    max_grad_norm: Optional[float],
+) -> Tuple[Any, torch.Tensor]:
+    from ignite_ipu.program.tensors.rows import map_tensors
+    from ignite_ipu.program.training_step import find_loss
+
+    optimizer.zero_grad()
+    output = model(*inputs, **keyword_inputs)
+    loss = find_loss(output) if loss_fn is None else loss_fn(output, target)
+    loss.backward()  # type: ignore[no-untyped-call]
+    if max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    optimizer.step()
+    return map_tensors(output, torch.Tensor.detach), loss.detach()
+
+
+def _prepare(
+    session: IPUSession,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Optional[LossFunction],
+    max_grad_norm: Optional[float],
+) -> _Training:
+    from ignite_ipu.optimizers import convert_optimizer
+    from ignite_ipu.program.options import training_options
+    from ignite_ipu.program.training_step import TrainingStep
+
+    session.refuse_second_trainer()
+    step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
+    session.prepare_training(step, convert_optimizer(optimizer, max_grad_norm=max_grad_norm), training_options())
+    return _Training(session.training, weakref.ref(optimizer), loss_fn, max_grad_norm, modes_of(model))
+
+
+def _follow_modes(session: IPUSession, training: _Training) -> None:
+    """Train by another program when modules are in other modes, which a program keeps as they were."""
+    from ignite_ipu.program.options import training_options
+    from ignite_ipu.program.training_step import TrainingStep
+
+    modes = modes_of(session.model)
+    if modes != training.modes:
+        step = TrainingStep(session.model, training.loss_fn, model_fn=_call, keep_modes=True)
+        session.replace_training(step, training_options())
+        training.program, training.modes = session.training, modes
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    inputs, keyword_inputs = batch
+    return model(*inputs, **keyword_inputs)
+
+
+def _same_loss(first: Any, second: Any) -> bool:
+    """Whether two loss functions compute the same: a training function often makes its own at every call."""
+    if first is second:
+        return True
+    if isinstance(first, FunctionType) and isinstance(second, FunctionType):
+        return first.__code__ is second.__code__ and _same_values(_seen_by(first), _seen_by(second))
+    if not isinstance(first, nn.Module) or not isinstance(second, nn.Module) or type(first) is not type(second):
+        return False
+    if first.state_dict() or [*first.children()]:
+        return False
+    own = {name: value for name, value in vars(first).items() if not name.startswith("_")}
+    return own == {name: value for name, value in vars(second).items() if not name.startswith("_")}
+
+
+def _seen_by(function: FunctionType) -> List[Any]:
+    """Return what a function's result depends on besides its arguments and the module around it."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _same_values(first: List[Any], second: List[Any]) -> bool:
+    def same(one: Any, other: Any) -> bool:
+        plain = isinstance(one, (bool, int, float, str)) and type(one) is type(other)
+        return bool(one == other) if plain else _same_loss(one, other)
+
+    return len(first) == len(second) and all(same(one, other) for one, other in zip(first, second))

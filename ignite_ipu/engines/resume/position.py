@@ -1,0 +1,115 @@
+"""Where in its data an engine is, so that a resumed run goes on with the batch that would have come next.
+
+Ignite starts the data anew when a run resumes in the middle of an epoch. Here the pass over the data is started with
+the random states it had, the batches that were used are drawn and dropped, and then the states of the interruption set.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Mapping, Optional
+
+from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
+
+__all__ = ["DataPosition"]
+
+
+class DataPosition:
+    """Counts the batches of one pass over the data.
+
+    Attributes:
+        drawn: Batches drawn in this pass.
+    """
+
+    def __init__(self) -> None:
+        self.drawn = 0
+        self._started: Optional[Dict[str, Any]] = None
+        self._wanted: Optional[Mapping[str, Any]] = None
+        self._afterwards: Optional[Mapping[str, Any]] = None
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return how the pass began and how far it has come."""
+        return {"started": self._started, "drawn": self.drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any], afterwards: Optional[Mapping[str, Any]]) -> None:
+        """Begin the next pass where `state` was taken.
+
+        Args:
+            state: What `state_dict` returned.
+            afterwards: Random states to set then; None to leave them as they are.
+        """
+        self._wanted, self._afterwards = state, afterwards
+
+    def forget(self) -> None:
+        """Begin the next pass at the data's start, whatever was loaded."""
+        self._wanted = None
+
+    def iterate(self, data: Any) -> Iterator[Any]:
+        """Return an iterator over one pass, or over the rest of the one that was loaded."""
+        generator = getattr(data, "generator", None)
+        wanted, self._wanted = self._wanted, None
+        if wanted is None or wanted["started"] is None:
+            return self._begin(data)
+        drawn = int(wanted["drawn"])
+        if generator is None and drawn >= _length(data, drawn + 1):
+            # The pass was over; starting the next one is the engine's business. Samplers draw from a generator of the
+            # loader's at the end of a pass, too: then it is gone through as one that was not over.
+            self._started, self.drawn = dict(wanted["started"]), drawn
+            if self._afterwards is not None:
+                write_random_states(self._afterwards)
+            return iter(())
+        afterwards = self._afterwards or read_random_states()
+        write_random_states(wanted["started"], generator)
+        batches = self._begin(data)
+        for _ in range(drawn):
+            next(batches, None)
+        write_random_states(afterwards, generator)
+        return batches
+
+    def rewind_generator(self, data: Any, over: bool) -> None:
+        """Have a loader's own generator where the pass that was loaded began, for an engine that seeds the host itself.
+
+        Args:
+            data: The loader, of which a pass begins now.
+            over: Whether the pass that was loaded had come to its end, so that the next one begins.
+        """
+        generator = getattr(data, "generator", None)
+        wanted, self._wanted = self._wanted, None
+        if generator is not None and wanted is not None and wanted["started"] is not None:
+            generator.set_state(wanted["started"]["generator"])
+            if over:
+                for _ in data:  # samplers draw at the end of a pass, too
+                    pass
+        self.note_generator(data)
+
+    def note_generator(self, data: Any) -> None:
+        """Note where a loader's own generator is, at the start of a pass that an engine makes itself."""
+        generator = getattr(data, "generator", None)
+        self._started = None if generator is None else read_random_states(generator)
+
+    def _begin(self, data: Any) -> Iterator[Any]:
+        self._started = read_random_states(getattr(data, "generator", None))
+        self.drawn = 0
+        return _Counted(iter(data), self)
+
+
+class _Counted:
+    """An iterator whose position is known."""
+
+    def __init__(self, batches: Iterator[Any], position: DataPosition) -> None:
+        self._batches = batches
+        self._position = position
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._position.drawn += 1
+        return batch
+
+
+def _length(data: Any, otherwise: int) -> int:
+    try:
+        return len(data)
+    except TypeError:
+        return otherwise

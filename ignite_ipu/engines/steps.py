@@ -1,0 +1,121 @@
+"""The step functions behind the engines, for people who build an `Engine` of their own."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from ignite.engine import Engine
+from ignite.engine import _prepare_batch as _ignite_prepare_batch
+from torch import nn
+
+from ignite_ipu.pipeline.placing.request import PipelineRequest
+from ignite_ipu.program.step import EvaluationStep
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["ipu_evaluation_step", "ipu_training_step"]
+
+PrepareBatch = Callable[..., Any]
+Step = Callable[[Engine, Any], Any]
+
+
+def call_model(model: nn.Module, x: Any) -> Any:
+    """Call the model with its inputs: the default `model_fn`."""
+    return model(x)
+
+
+def unchanged(output: Any) -> Any:
+    """Return the output as it is: the default `model_transform`."""
+    return output
+
+
+def loss_item(x: Any, y: Any, y_pred: Any, loss: torch.Tensor) -> Any:
+    """Return the loss as a number: the trainer's default `output_transform`."""
+    return loss.item()
+
+
+def predictions_and_targets(x: Any, y: Any, y_pred: Any) -> Any:
+    """Return what metrics take: the evaluator's default `output_transform`."""
+    return y_pred, y
+
+
+def ipu_training_step(
+    session: IPUSession,
+    *,
+    non_blocking: bool = False,
+    prepare_batch: PrepareBatch = _ignite_prepare_batch,
+    output_transform: Callable[[Any, Any, Any, torch.Tensor], Any] = loss_item,
+    train: Optional[Callable[[Any, Any], Tuple[Any, Any, Any, torch.Tensor]]] = None,
+) -> Step:
+    """Return the step function of a trainer, for an `Engine` of your own.
+
+    As Ignite's, it begins by putting the model in training mode; a module of the loss stays in its own.
+
+    Args:
+        session: The model's session, prepared for training.
+        non_blocking: Handed to `prepare_batch`.
+        prepare_batch: Called with `batch, device=None, non_blocking`; returns inputs and targets.
+        output_transform: Called with `x, y, y_pred, loss`; returns the engine's `state.output`. Targets and inputs are
+            the ones that belong to the predictions, the loss is the mean over the micro-batches that come back.
+        train: Makes the device calls; `session.train` unless given.
+    """
+    make = train or session.train
+
+    def step(engine: Engine, batch: Any) -> Any:
+        program = session.training
+        if program is not None:
+            program.set_modes()
+        x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
+        return output_transform(*make(x, y))
+
+    return step
+
+
+def ipu_evaluation_step(
+    session: IPUSession,
+    *,
+    options: Optional[Callable[[], Any]] = None,
+    pipeline: Optional[PipelineRequest] = None,
+    non_blocking: bool = False,
+    prepare_batch: PrepareBatch = _ignite_prepare_batch,
+    model_transform: Callable[[Any], Any] = unchanged,
+    output_transform: Callable[[Any, Any, Any], Any] = predictions_and_targets,
+    model_fn: Callable[[nn.Module, Any], Any] = call_model,
+    half: bool = False,
+    model: Optional[nn.Module] = None,
+) -> Step:
+    """Return the step function of an evaluator, for an `Engine` of your own; it always uses the newest weights.
+
+    As Ignite's, it begins by putting the model in evaluation mode.
+
+    Args:
+        session: The model's session.
+        options: Gives the `poptorch.Options` of the inference program; derived from the trainer's when None.
+        pipeline: What spreads the model over IPUs; the trainer's layers are put where they train when None.
+        non_blocking: Handed to `prepare_batch`.
+        prepare_batch: Called with `batch, device=None, non_blocking`; returns inputs and targets.
+        model_transform: Turns the model's output into the predictions, inside the compiled program.
+        output_transform: Called with `x, y, y_pred`; returns the engine's `state.output`. Inputs and targets are the
+            ones that belong to the predictions.
+        model_fn: Calls the model with the inputs, inside the compiled program.
+        half: Whether products run in half precision, by the rule of `ignite_ipu.program.forward.half_precision`.
+        model: Which part of the session's model is evaluated; None for all of it.
+    """
+    evaluated = session.model if model is None else model
+    program: Optional[Program] = None
+    trainers = 0
+
+    def step(engine: Engine, batch: Any) -> Any:
+        nonlocal program, trainers
+        if program not in session.evaluations or trainers != session.trainers:
+            module = EvaluationStep(evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
+            wanted = (options or session.inference.options)()
+            program = session.inference.prepare(module, wanted, pipeline, instead_of=program)
+            trainers = session.trainers
+        assert program is not None
+        program.set_modes()
+        x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
+        return output_transform(*session.inference.evaluate(program, x, y))
+
+    return step

@@ -1,0 +1,160 @@
+"""Device calls that can be made again: a copy of all that they change, and what has been called since it was taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.optimizers.saved_state import SavedState, Settings
+
+if TYPE_CHECKING:
+    from ignite_ipu.session.session import IPUSession
+
+__all__ = ["Replay", "Snapshot"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """All that a training call changes, on the host.
+
+    Attributes:
+        weights: Parameters and buffers, in the order of `session.weights`.
+        optimizer: Moments, step counters and hyper-parameters.
+        random_state: The device's random stream; None before the program was compiled.
+    """
+
+    weights: List[torch.Tensor]
+    optimizer: SavedState
+    random_state: Optional[List[int]]
+
+    @classmethod
+    def take(cls, session: IPUSession) -> Snapshot:
+        """Copy everything, for one download of the weights, if they are newer on the device, and one of the rest."""
+        assert session.link is not None
+        return cls(session.weights.read(), session.link.read(), session.random_state())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    leaves: List[Any]
+    settings: Settings
+
+
+class Replay:
+    """Goes back to a snapshot and makes the calls since then once more, which ends where they ended.
+
+    Args:
+        session: What is trained.
+        clock: Returns seconds.
+
+    Attributes:
+        snapshot: The newest one; None before the first call, and when the host has set something since.
+        calls: Calls since then.
+        held_bytes: Memory of their batches.
+    """
+
+    def __init__(self, session: IPUSession, clock: Callable[[], float] = time.monotonic) -> None:
+        self._session = session
+        self._clock = clock
+        self._calls: List[_Call] = []
+        self._set_by_host: Optional[Tuple[Optional[List[torch.Tensor]], Optional[SavedState]]] = None
+        self._example: Tuple[Sequence[Any], Any] = ((), ())
+        self.snapshot: Optional[Snapshot] = None
+        self.held_bytes = 0
+        self._taken_at = 0.0
+
+    @property
+    def calls(self) -> int:
+        return len(self._calls)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the snapshot was taken."""
+        return self._clock() - self._taken_at
+
+    def forget(self) -> None:
+        """Drop the snapshot: something has changed that making the calls again would not change."""
+        self.snapshot = None
+        self._drop_calls()
+
+    def take(self) -> Snapshot:
+        """Take a snapshot; the calls before it need not be kept any more."""
+        self.snapshot = Snapshot.take(self._session)
+        self._drop_calls()
+        self._taken_at = self._clock()
+        return self.snapshot
+
+    def about_to_make(self, leaves: Sequence[Any], batch: Any) -> None:
+        """Keep a call's arguments as an example for compiling, should the program be lost."""
+        self._example = leaves, batch
+
+    def made(self, leaves: Sequence[Any]) -> None:
+        """Keep a call that has succeeded; its batch is copied, since loaders and handlers reuse theirs."""
+        link = self._session.link
+        assert link is not None
+        copies = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._calls.append(_Call(copies, link.settings))
+        self.held_bytes += sum(leaf.numel() * leaf.element_size() for leaf in copies if isinstance(leaf, torch.Tensor))
+
+    def put_back(self, steps: Optional[int] = None) -> None:
+        """Set the host to the snapshot, all IPUs of the training program given up.
+
+        Args:
+            steps: Weight updates to count as made, if it is not to be the count of the snapshot.
+
+        Raises:
+            RuntimeError: There is no snapshot.
+        """
+        session, snapshot = self._session, self.snapshot
+        if snapshot is None or session.training is None or session.link is None:
+            raise RuntimeError("There is no snapshot to go back to.")
+        session.training.abandon()
+        session.weights.put_back(snapshot.weights)
+        session.link.put_back(snapshot.optimizer, steps)
+        session.training.random_state = snapshot.random_state
+
+    def run(self) -> int:
+        """Bring the device to where it was after the last call that succeeded; returns how many calls that took.
+
+        What the host has set since then and not sent yet, it has still.
+        """
+        session, snapshot = self._session, self.snapshot
+        program, link = session.training, session.link
+        if snapshot is None or program is None or link is None:
+            raise RuntimeError("There is no snapshot to go back to.")
+        if self._set_by_host is None:
+            # Once, should this fail and be tried again: going back sets the host, too.
+            self._set_by_host = (
+                session.weights.read() if session.weights.has_unsent() else None,
+                link.read() if link.loaded else None,
+            )
+        self.put_back(link.steps)
+        newest = link.settings
+        if program.executor is not None:
+            link.tell(program.executor, snapshot.optimizer.settings)
+        leaves, batch = self._example
+        if not program.compiled:
+            leaves = program.arguments(*batch)  # the layout that a failed compilation has forgotten
+        program.load(leaves, batch)
+        assert program.executor is not None
+        for call in self._calls:
+            link.tell(program.executor, call.settings)
+            program.executor(*call.leaves)
+            session.weights.trained()
+        link.tell(program.executor, newest)
+        weights, optimizer = self._set_by_host
+        if weights is not None:
+            session.weights.to_host()  # or whoever asks next has PopTorch overwrite what the host has set
+            session.weights.put_back(weights)
+        if optimizer is not None:
+            link.put_back(optimizer)
+        self._set_by_host = None
+        return len(self._calls)
+
+    def _drop_calls(self) -> None:
+        self._set_by_host = None
+        self._calls.clear()
+        self.held_bytes = 0

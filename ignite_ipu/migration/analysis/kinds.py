@@ -1,0 +1,106 @@
+"""What a value in traced code is, as far as it is known, and what is done with it."""
+
+from __future__ import annotations
+
+import ast
+import enum
+from dataclasses import dataclass
+from typing import List, Union
+
+from ignite_ipu.migration.analysis import tensor_methods
+from ignite_ipu.migration.analysis.names import Names, dotted
+
+Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+
+class Kind(enum.Enum):
+    """What a value is, as far as it is known."""
+
+    TENSOR = "tensor"
+    MASK = "boolean tensor"
+    TENSORS = "container of tensors"
+    MODULE = "module"
+    MODULES = "container of modules"
+    PYTHON = "Python value"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is one tensor."""
+        return self in (Kind.TENSOR, Kind.MASK)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something traced code does.
+
+    Attributes:
+        kind: "truth" (branches on a tensor's value), "count" (loops as often as one says), "host" (reads a value to
+            the host), "print", "mutation" (of Python state), "buffer" (a buffer is rebound), "call" (of the operator
+            `name`), "mask" (selects by a boolean tensor), "repeat" (repeats rows as often as a tensor says), "random"
+            (draws a Python or numpy number), "gradient" (backward and the like), "plain" (reads an unregistered
+            tensor), "custom" (a custom autograd function).
+        node: Where.
+        name: The operator, attribute or function concerned.
+        where: The method or function it happens in.
+    """
+
+    kind: str
+    node: ast.expr
+    name: str
+    where: str
+
+
+def join(first: Kind, second: Kind) -> Kind:
+    """Return what is known of a value that is one or the other."""
+    if first is second:
+        return first
+    kinds = {first, second}
+    if kinds <= {Kind.TENSOR, Kind.MASK, Kind.PYTHON}:
+        return Kind.TENSOR if Kind.TENSOR in kinds or Kind.MASK in kinds else Kind.PYTHON
+    if kinds == {Kind.TENSORS, Kind.PYTHON}:
+        return Kind.TENSORS
+    return Kind.UNKNOWN
+
+
+def parameters_of(function: Function) -> List[ast.arg]:
+    """Return a function's parameters in order, keyword-only ones last, without variadic ones."""
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def declared_kind(function: Function, arg: ast.arg) -> Kind:
+    """Return what a parameter's annotation or default says it is."""
+    if arg.annotation is not None:
+        words = {node.id for node in ast.walk(arg.annotation) if isinstance(node, ast.Name)}
+        words |= {node.attr for node in ast.walk(arg.annotation) if isinstance(node, ast.Attribute)}
+        if isinstance(arg.annotation, ast.Constant) and isinstance(arg.annotation.value, str):
+            words.add(arg.annotation.value.split(".")[-1])
+        if words & {"Tensor", "FloatTensor", "LongTensor"}:
+            return Kind.TENSORS if words & _CONTAINER_TYPES else Kind.TENSOR
+        if words and words <= {"int", "float", "bool", "str", "Optional", "None", "Union", "List", "Tuple"}:
+            return Kind.PYTHON
+    positional = [*function.args.posonlyargs, *function.args.args]
+    defaults = dict(zip((a.arg for a in reversed(positional)), reversed(function.args.defaults)))
+    for keyword, keyword_default in zip(function.args.kwonlyargs, function.args.kw_defaults):
+        if keyword_default is not None:
+            defaults[keyword.arg] = keyword_default
+    default = defaults.get(arg.arg)
+    if isinstance(default, ast.Constant) and default.value is not None:
+        return Kind.PYTHON
+    return Kind.UNKNOWN
+
+
+_CONTAINER_TYPES = {"List", "Tuple", "Dict", "Sequence", "Iterable", "Mapping", "list", "tuple", "dict"}
+
+
+def used_as_tensor(function: Function, name: str, names: Names) -> bool:
+    """Whether a parameter is handed to a layer or to torch, or has something only tensors have."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and dotted(node.value) == name and node.attr in tensor_methods.DISTINCTIVE:
+            return True
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name) and node.args[0].id == name:
+            owner = dotted(node.func) or ""
+            resolved = names.resolve(node.func) or ""
+            if owner.startswith("self.") or resolved.startswith(("torch.nn.functional.", "torch.")):
+                return True
+    return False

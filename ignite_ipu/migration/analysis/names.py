@@ -1,0 +1,183 @@
+"""What a name in a program stands for: `nn.Linear` is `torch.nn.Linear`, however it was imported."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import re
+from functools import lru_cache
+from typing import Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple
+
+# Where a class is defined -> where it is documented.
+_CANONICAL: Tuple[Tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"^torch\.nn\.modules\.(?:[a-z_]+\.)?([A-Z]\w*)$", r"torch.nn.\1"),
+        (r"^torch\.nn\.parallel\.(?:distributed\.|data_parallel\.)?(\w*Parallel)$", r"torch.nn.parallel.\1"),
+        (r"^torch\.nn\.DataParallel$", r"torch.nn.parallel.DataParallel"),
+        (r"^torch\.optim\.[a-z]+\.([A-Z]\w*)$", r"torch.optim.\1"),
+        (r"^torch\.utils\.data\.[a-z]+\.([A-Z]\w*)$", r"torch.utils.data.\1"),
+        (r"^torch\.cuda\.amp\.(?:[a-z_]+\.)?(GradScaler|autocast)$", r"torch.amp.\1"),
+        (r"^torch\.amp\.[a-z_]+\.(GradScaler|autocast)$", r"torch.amp.\1"),
+        (r"^torch\.autocast$", r"torch.amp.autocast"),
+        (r"^torch\.autograd\.(?:function\.)?Function$", r"torch.autograd.Function"),
+        (r"^torch\.nn\.utils\.clip_grad\.(\w+)$", r"torch.nn.utils.\1"),
+        (r"^ignite\.engine\.[a-z]+\.([A-Z]\w*)$", r"ignite.engine.\1"),
+        (r"^ignite\.distributed\.(?:auto|launcher|utils)\.(\w+)$", r"ignite.distributed.\1"),
+        (r"^poptorch\.(?:options|enums|ops)\.(\w+)$", r"poptorch.\1"),
+    )
+)
+_MOVES_AND_MODES = ("to", "cuda", "cpu", "float", "half", "double", "eval", "train", "requires_grad_")
+# Their modules are imported to learn what a star stands for.
+_LIBRARIES = ("torch", "ignite")
+# A name in these sub-modules is documented with the sub-module in it.
+_KEPT = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
+
+
+@lru_cache(maxsize=4096)
+def canonical(name: str) -> str:
+    """Return the documented dotted name of something imported from where it is defined."""
+    if name.startswith(_KEPT):
+        return name
+    for pattern, replacement in _CANONICAL:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def dotted(node: ast.AST) -> Optional[str]:
+    """Return the source of a chain of names (`self.model`), or None for anything else."""
+    parts: List[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+class Names:
+    """The imports of a module, and what they make of its names."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.imports: Dict[str, str] = {}
+        self.bound: Set[str] = set()
+        self._starred: List[str] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.asname:
+                        self.imports[alias.asname] = alias.name
+                    else:
+                        top = alias.name.split(".")[0]
+                        self.imports[top] = top
+            elif isinstance(node, ast.ImportFrom):
+                module = "." * node.level + (node.module or "")
+                if node.level == 0 and any(alias.name == "*" for alias in node.names):
+                    self._starred.append(module)
+                    continue
+                for alias in node.names:
+                    separator = "" if module.endswith(".") else "."
+                    self.imports[alias.asname or alias.name] = f"{module}{separator}{alias.name}"
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                self.bound.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                self.bound.add(node.id)
+            elif isinstance(node, ast.arg):
+                self.bound.add(node.arg)
+
+    def resolve(self, node: ast.AST) -> Optional[str]:
+        """Return the documented dotted name a chain of names refers to; a built-in is its own name.
+
+        None for what the program itself defines, and for anything that is no chain of names.
+        """
+        if isinstance(node, ast.Name):
+            if node.id in self.imports:
+                return canonical(self.imports[node.id])
+            for module in reversed(self._starred) if node.id not in self.bound else ():
+                if node.id in _star_names(module):
+                    return canonical(f"{module}.{node.id}")
+            return node.id if node.id not in self.bound and hasattr(builtins, node.id) else None
+        if isinstance(node, ast.Attribute):
+            base = self.resolve(node.value)
+            return None if base is None else canonical(f"{base}.{node.attr}")
+        return None
+
+    def called(self, node: ast.AST) -> Optional[str]:
+        """Return the dotted name of the function or class that a call calls; None when `node` is no such call."""
+        return self.resolve(node.func) if isinstance(node, ast.Call) else None
+
+
+@lru_cache(maxsize=None)
+def _star_names(module: str) -> FrozenSet[str]:
+    """Return what `from module import *` binds, of the libraries whose names rules know; nothing is run for others."""
+    if module.split(".")[0] not in _LIBRARIES:
+        return frozenset()
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return frozenset()
+    public = [name for name in vars(found) if not name.startswith("_")]
+    return frozenset(getattr(found, "__all__", public))
+
+
+def argument(call: ast.Call, name: str, position: Optional[int] = None) -> Optional[ast.expr]:
+    """Return a call's argument by keyword or by position; None when absent."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    if position is None or position >= len(call.args):
+        return None
+    starred = any(isinstance(value, ast.Starred) for value in call.args[: position + 1])
+    return None if starred else call.args[position]
+
+
+def has_hidden_arguments(call: ast.Call) -> bool:
+    """Whether some arguments of a call are not written out: `*args`, `**options`."""
+    starred = any(isinstance(value, ast.Starred) for value in call.args)
+    return starred or any(keyword.arg is None for keyword in call.keywords)
+
+
+def owner_of(node: Optional[ast.AST], *methods: str) -> Optional[str]:
+    """Return the source of the object that one of these methods is called on, "" when it is no chain of names.
+
+    None when `node` is no such call.
+    """
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in methods:
+        return None
+    return dotted(node.func.value) or ""
+
+
+def unmoved(value: ast.expr) -> ast.expr:
+    """Return what is made in `Net().to(device).eval()`: the value without moves and modes."""
+    while owner_of(value, *_MOVES_AND_MODES) is not None:
+        assert isinstance(value, ast.Call)
+        assert isinstance(value.func, ast.Attribute)
+        value = value.func.value
+    return value
+
+
+def constant(node: Optional[ast.AST]) -> object:
+    """Return the value of a literal, negative numbers included; Ellipsis when it is not one."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        value = node.operand.value
+        if isinstance(value, (int, float)):
+            return -value
+    return ...
+
+
+def method_calls(nodes: Iterable[ast.AST], *methods: str) -> Iterator[Tuple[ast.Call, str]]:
+    """Yield the calls of methods of these names, each with the source of the object, "" when it is no chain of names.
+
+    Args:
+        nodes: Where to look: `program.nodes(ast.Call)` for a whole file in its order, `ast.walk(loop)` for a part.
+        methods: Names of methods.
+    """
+    for node in nodes:
+        owner = owner_of(node, *methods)
+        if owner is not None:
+            assert isinstance(node, ast.Call)
+            yield node, owner

@@ -1,0 +1,126 @@
+"""Which of torch's operators and layers PopTorch 3.3 compiles, and with which arguments, by the emulator's table."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Iterator, Optional, Tuple
+
+from ignite_ipu.migration.analysis.names import Names, argument, constant, has_hidden_arguments
+from ignite_ipu.migration.findings import Severity
+
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.trace.operators.table import Restriction
+
+_NO_OPERATORS = (
+    "torch.nn.init.",
+    "torch.nn.utils.",
+    "torch.utils.",
+    "torch.distributions.",
+    "torch.profiler.",
+    "torch.autograd.profiler.",
+)
+# Moves, and what takes values to the host, are other rules' business.
+_OTHER_RULES = frozenset(("cuda", "from_numpy", "item"))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why an operator or layer does not compile.
+
+    Attributes:
+        message: What is wrong, after the operator's name.
+        remedy: The way out; None where the rule's own is all there is.
+    """
+
+    message: str
+    remedy: Optional[str] = None
+
+
+@lru_cache(maxsize=None)
+def problem(name: str) -> Optional[Problem]:
+    """Return why an operator (`torch.x`, `Tensor.x`, `torch.nn.functional.x`) or layer (`torch.nn.X`) does not compile.
+
+    None for what does, and for names that are no operators: there is nothing to compile.
+    """
+    # Imported here: the emulator imports torch, which files without a model do not need.
+    from ignite_ipu.emulator.trace.operators import table as operator_table
+
+    plain = operator_table.undecorated(name)
+    last = name.rsplit(".", 1)[1]
+    if name.startswith(_NO_OPERATORS) or plain in _OTHER_RULES:
+        return None
+    if last[:1].isupper():
+        part = operator_table.layers().get(name)
+    else:
+        part = operator_table.refused(plain)
+        if part is None and not operator_table.compiles(plain) and not last.startswith("_"):
+            return Problem("which the table of operators does not have")
+    if part is None:
+        return None
+    made_of = f" (it is made of {part})" if part and part != operator_table.canonical(plain) else ""
+    return Problem(f"which PopTorch does not compile{made_of}", operator_table.instead(part) or None)
+
+
+def is_made_here(names: Names, call: ast.Call) -> bool:
+    """Tell whether a call's first tensor is one that the same expression creates: a constant, computed on the host."""
+    from ignite_ipu.emulator.trace.operators import table as operator_table
+
+    method = isinstance(call.func, ast.Attribute) and names.resolve(call.func) is None
+    subject = call.func.value if method and isinstance(call.func, ast.Attribute) else argument(call, "input", 0)
+    name = None if subject is None else names.called(subject)
+    return name is not None and operator_table.undecorated(name) in operator_table.groups()["creation"]
+
+
+def refused_arguments(name: str, call: ast.Call) -> Iterator[Tuple[ast.AST, Restriction]]:
+    """Yield the restrictions that a call meets, as far as its text shows them, and where.
+
+    Args:
+        name: The function's, method's (`Tensor.x`) or layer's full name.
+    """
+    from ignite_ipu.emulator.trace.operators import table as operator_table
+
+    method = name.startswith("Tensor.") and not operator_table.restrictions_of(name)
+    listed = f"torch.{name.split('.', 1)[1]}" if method else name
+    order = operator_table.positions(_order_of(listed, call))
+    for restriction in operator_table.restrictions_of(listed):
+        if restriction.loss or restriction.rule or (restriction.replaced and not restriction.instead):
+            continue
+        positions = {each: order[each] - method for each in restriction.argument if each in order}
+        given = [argument(call, each, positions.get(each)) for each in restriction.argument]
+        value = next((node for node in given if node is not None), None)
+        if value is None and (restriction.when != "missing" or has_hidden_arguments(call)):
+            if restriction.when == "always":
+                yield call, restriction
+            continue
+        literal = _literal(value)
+        if (literal is not ... or restriction.when == "given") and restriction.concerns(literal):
+            yield value if value is not None else call, restriction
+
+
+def severity_of(name: str, restriction: Restriction) -> Optional[Severity]:
+    """Return how bad a restriction is: None for an error. What is doubted of a loss is refused by our engines."""
+    return None if restriction.refused or is_loss(name) else Severity.NOTE
+
+
+def is_loss(name: str) -> bool:
+    """Tell whether a function or layer is a loss, which models leave to the code around them."""
+    from ignite_ipu.emulator.trace.operators import table as operator_table
+
+    plain = operator_table.undecorated(name)
+    return plain in operator_table.groups()["losses"] or plain.lower().endswith("loss")
+
+
+def _literal(node: Optional[ast.AST]) -> object:
+    if isinstance(node, (ast.Tuple, ast.List)):
+        values = [constant(element) for element in node.elts]
+        return ... if ... in values else values
+    return None if node is None else constant(node)
+
+
+def _order_of(name: str, call: ast.Call) -> str:
+    """Return the name of the layer or function whose positional arguments a call has."""
+    if name == "torch.nn.RNN" and isinstance(constant(argument(call, "", 3)), bool):
+        return "torch.nn.LSTM"  # before PyTorch 2.1, where the nonlinearity was no positional argument
+    return name

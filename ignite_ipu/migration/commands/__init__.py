@@ -1,0 +1,1 @@
+"""The subcommands that read, rewrite and compare code."""

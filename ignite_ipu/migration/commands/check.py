@@ -1,0 +1,118 @@
+"""`ignite-ipu check`: report what will not work, or will silently differ, on an IPU, without running anything.
+
+`--run` is the one exception: it imports the module it is given, calls the factory, and compiles its model on the
+emulator, to report what only a trace shows.
+
+Exit codes: 0 when nothing is found that fails the check, 1 when something is, 2 when the command itself is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Dict, Optional
+
+from ignite_ipu.cli.command import UserError
+from ignite_ipu.cli.terminal import write_lines
+from ignite_ipu.migration.checker import Report, Run, check_paths
+from ignite_ipu.migration.commands.reports import json_report, report_lines, sarif_report, text_report
+from ignite_ipu.migration.findings import Rule, Severity
+from ignite_ipu.migration.rules import all_rules
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `ignite-ipu check` takes."""
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks and directories to read")
+    parser.add_argument(
+        "--run",
+        metavar="MODULE:FACTORY",
+        help="RUNS YOUR CODE: import the module (or FILE.py:FACTORY), call the factory, which returns (model, "
+        "optimizer, loss_fn, batches) as for `ignite-ipu parity`, or (model, inputs) as for `ignite-ipu plan`, compile "
+        "the model on the emulator, and also report what only that shows: captured values, operators, shapes",
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json", "sarif"), default="text", help="how to write the findings (default: text)"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the findings there instead of to standard output")
+    parser.add_argument("--select", metavar="RULES", help="apply these rules only, separated by commas")
+    parser.add_argument("--ignore", metavar="RULES", help="leave these rules out, separated by commas")
+    parser.add_argument(
+        "--fail-on",
+        choices=("error", "warning", "note", "never"),
+        default="warning",
+        help="the mildest finding that makes the exit code 1 (default: warning)",
+    )
+    parser.add_argument("--list-rules", action="store_true", help="list the rules and stop")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Check the paths and print the findings; return the exit code."""
+    rules = _chosen_rules(args.select, args.ignore)
+    if args.list_rules:
+        width = max(len(name) for name in rules)
+        for rule in rules.values():
+            print(f"{rule.name:<{width}}  {rule.severity.value:<7}  {rule.summary}")
+        return 0
+    if not args.paths and args.run is None:
+        raise UserError("check needs a PATH (a Python file, a notebook or a directory), or --run MODULE:FACTORY")
+    try:
+        report = check_paths(args.paths, rules.values())
+    except FileNotFoundError as error:
+        raise UserError(str(error)) from None
+    if args.run is not None:
+        _run(args.run, report, rules)
+    _write(report, rules, args.format, args.output)
+    if args.fail_on == "never":
+        return 0
+    limit = Severity(args.fail_on).rank
+    return 1 if any(finding.severity.rank <= limit for finding in report.findings) else 0
+
+
+def _run(target: str, report: Report, rules: Dict[str, Rule]) -> None:
+    """Compile the model of `target` and add to the report what that shows."""
+    # Imported here: this is the only part of the command that needs torch and the emulator's compiler.
+    from ignite_ipu.migration.trial.findings import with_traced
+    from ignite_ipu.migration.trial.trial import try_out
+
+    trial = try_out(target)
+    report.findings, suppressed = with_traced(report.findings, trial, target, rules)
+    report.suppressed += suppressed
+    report.run = Run(target, tuple(trial.compiled), tuple(trial.tried))
+
+
+def _write(report: Report, rules: Dict[str, Rule], form: str, output: Optional[str]) -> None:
+    if form == "text" and output is None:
+        write_lines(report_lines(report), sys.stdout)
+        return
+    if form == "sarif":
+        text = sarif_report(report, rules)
+    else:
+        text = text_report(report) if form == "text" else json_report(report)
+    if output is None:
+        print(text)
+        return
+    try:
+        with open(output, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {error.strerror}") from None
+
+
+def _chosen_rules(select: Optional[str], ignore: Optional[str]) -> Dict[str, Rule]:
+    rules = dict(all_rules())
+    for option, text in (("--select", select), ("--ignore", ignore)):
+        if text is None:
+            continue
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        for name in names:
+            if name not in all_rules():
+                raise UserError(f"{option}: there is no rule {name!r}; `ignite-ipu check --list-rules` lists them")
+        if option == "--select":
+            rules = {name: rules[name] for name in sorted(names)}
+        else:
+            rules = {name: rule for name, rule in rules.items() if name not in names}
+    if not rules:
+        raise UserError("no rule is left to apply")
+    # A file that cannot be read must not pass for a clean one.
+    rules["unreadable-source"] = all_rules()["unreadable-source"]
+    return rules

@@ -1,0 +1,104 @@
+"""The docs pages, written from the registries: `python -m ignite_ipu.migration.commands.pages DIRECTORY`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from typing import Dict
+
+from ignite_ipu.migration.findings import Rule
+from ignite_ipu.migration.rewrites import all_rewrites
+from ignite_ipu.migration.rules import all_rules
+
+# "py" rather than "python": the examples are fragments that are read, not run.
+_FENCE = "```py"
+
+
+_ONLY_TRACED = "Only `ignite-ipu check --run MODULE:FACTORY` reports it.\n\n"
+
+
+def rule_page(rule: Rule) -> str:
+    """Return a rule's page."""
+    return f"""# {rule.name}
+
+*{rule.severity.value}* · {rule.summary}
+
+{rule.rationale}
+
+## What to do
+
+{rule.remedy}
+
+## Example
+
+Reported:
+
+{_FENCE}
+{rule.bad.rstrip()}
+```
+
+Not reported:
+
+{_FENCE}
+{rule.good.rstrip()}
+```
+
+{_ONLY_TRACED if rule.traced else ""}Silence it on one line with `# ignite-ipu: ignore[{rule.name}]`.
+"""
+
+
+def rules_page() -> str:
+    """Return the table of all rules."""
+    rows = [
+        f"| [{rule.name}](rules/{rule.name}.md) | {rule.severity.value} | {rule.summary} |"
+        for rule in all_rules().values()
+    ]
+    table = "\n".join(["| Rule | Severity | What it looks for |", "|---|---|---|", *rows])
+    return f"""# Rules of `ignite-ipu check`
+
+An *error* does not work on an IPU or trains wrongly, a *warning* silently differs, a *note* is worth knowing. Errors
+and warnings make the exit code 1; `--fail-on` changes that.
+
+{table}
+
+```{{toctree}}
+:hidden:
+:glob:
+
+rules/*
+```
+"""
+
+
+def rewrites_page() -> str:
+    """Return the page that shows what each rewrite does, as the difference between its example's two sides."""
+    parts = [
+        "# Rewrites of `ignite-ipu migrate`\n",
+        "They are applied in this order. Each leaves alone what it does not fully understand.\n",
+    ]
+    for rewrite in all_rewrites().values():
+        before, after = rewrite.before.splitlines(), rewrite.after.splitlines()
+        lines = [line for line in difflib.ndiff(before, after) if not line.startswith("?")]
+        diff = "\n".join(line.rstrip() for line in lines)
+        parts.append(f"## {rewrite.name}\n\n{rewrite.summary}\n\n```diff\n{diff}\n```\n")
+    return "\n".join(parts)
+
+
+def all_pages() -> Dict[str, str]:
+    """Return every page by its path below the docs directory of this part."""
+    pages = {f"rules/{rule.name}.md": rule_page(rule) for rule in all_rules().values()}
+    return {**pages, "rules.md": rules_page(), "rewrites.md": rewrites_page()}
+
+
+def write_pages(directory: str) -> None:
+    """Write every page."""
+    for name, text in all_pages().items():
+        path = os.path.join(directory, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+if __name__ == "__main__":
+    write_pages(sys.argv[1])

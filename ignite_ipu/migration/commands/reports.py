@@ -1,0 +1,150 @@
+"""Findings written for people, for programs (JSON) and for code hosts (SARIF 2.1.0)."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import groupby
+from typing import Any, Dict, Iterator, Mapping
+from urllib.parse import quote
+
+import ignite_ipu
+from ignite_ipu.cli.terminal import Line, plain
+from ignite_ipu.migration.checker import Report
+from ignite_ipu.migration.findings import Finding, Rule, Severity
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def report_lines(report: Report) -> Iterator[Line]:
+    """Yield the findings for a terminal: one line each, its remedy below, and a summary at the end."""
+    for path, group in groupby(report.findings, key=lambda finding: finding.path):
+        yield Line([(path, "bold")])
+        for finding in group:
+            where = f"{finding.line}:{finding.column}"
+            if finding.cell is not None:
+                where = f"cell {finding.cell}, {where}"
+            severity = (finding.severity.value, _STYLES[finding.severity])
+            yield Line([(f"  {where}: ", ""), severity, (f": {finding.message} ", ""), (f"[{finding.rule}]", "dim")], 6)
+            yield Line([("      ", ""), ("remedy:", "dim"), (f" {finding.remedy}", "")], 14)
+        yield Line([])
+    for path, reason in report.skipped:
+        yield Line([(f"skipped: {path} {reason}", "")])
+    if report.run is not None:
+        yield Line([(report.run.verdict, "")])
+    if report.files or report.run is None:
+        yield Line([(summary(report), "bold")])
+
+
+def text_report(report: Report) -> str:
+    """Return the same as plain text."""
+    return plain(report_lines(report))
+
+
+def summary(report: Report) -> str:
+    """Return one line that counts what was found."""
+    counts = [(report.count(severity), severity.value) for severity in Severity]
+    found = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
+    files = f"{report.files} file{'' if report.files == 1 else 's'}"
+    silenced = f" ({report.suppressed} suppressed)" if report.suppressed else ""
+    return f"{files} checked: {found or 'nothing found'}{silenced}"
+
+
+def json_report(report: Report) -> str:
+    """Return the findings as one JSON object, whose `version` changes when its structure does."""
+    document = {
+        "version": 1,
+        "tool": {"name": "ignite-ipu", "version": ignite_ipu.__version__},
+        "files": report.files,
+        "suppressed": report.suppressed,
+        "counts": {severity.value: report.count(severity) for severity in Severity},
+        "findings": [
+            {
+                "path": finding.path,
+                "cell": finding.cell,
+                "line": finding.line,
+                "column": finding.column,
+                "endLine": finding.end_line,
+                "endColumn": finding.end_column,
+                "rule": finding.rule,
+                "severity": finding.severity.value,
+                "message": finding.message,
+                "remedy": finding.remedy,
+            }
+            for finding in report.findings
+        ],
+        "skipped": [{"path": path, "reason": reason} for path, reason in report.skipped],
+        "run": _run(report),
+    }
+    return json.dumps(document, indent=2)
+
+
+def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
+    """Return the findings as a SARIF 2.1.0 log with the rules that were applied."""
+    order = {name: index for index, name in enumerate(rules)}
+    document = {
+        "$schema": _SARIF_SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "ignite-ipu check",
+                        "version": ignite_ipu.__version__,
+                        "rules": [_sarif_rule(rule) for rule in rules.values()],
+                    }
+                },
+                "columnKind": "unicodeCodePoints",
+                "results": [_sarif_result(finding, order) for finding in report.findings],
+                "invocations": [
+                    {
+                        "executionSuccessful": True,
+                        "properties": {"run": _run(report)},
+                        "toolExecutionNotifications": [
+                            {"level": "note", "message": {"text": f"skipped {path}: {reason}"}}
+                            for path, reason in report.skipped
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _run(report: Report) -> Any:
+    return None if report.run is None else {"target": report.run.target, "compiled": list(report.run.compiled)}
+
+
+def _sarif_rule(rule: Rule) -> Dict[str, Any]:
+    return {
+        "id": rule.name,
+        "shortDescription": {"text": rule.summary},
+        "fullDescription": {"text": rule.rationale},
+        "help": {"text": rule.remedy},
+        "defaultConfiguration": {"level": rule.severity.value},
+    }
+
+
+def _sarif_result(finding: Finding, order: Mapping[str, int]) -> Dict[str, Any]:
+    location: Dict[str, Any] = {
+        "physicalLocation": {
+            "artifactLocation": {"uri": quote(finding.path.replace(os.sep, "/"), safe="/:")},
+            "region": {
+                "startLine": finding.line,
+                "startColumn": finding.column,
+                "endLine": finding.end_line,
+                "endColumn": finding.end_column,
+            },
+        }
+    }
+    if finding.cell is not None:
+        location["logicalLocations"] = [{"name": f"cell {finding.cell}", "kind": "member"}]
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": order.get(finding.rule, -1),
+        "level": finding.severity.value,
+        "message": {"text": f"{finding.message}. {finding.remedy}"},
+        "locations": [location],
+    }

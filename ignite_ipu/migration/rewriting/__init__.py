@@ -1,0 +1,1 @@
+"""Edits of source text that leave the rest byte for byte."""

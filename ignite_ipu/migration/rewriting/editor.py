@@ -1,0 +1,191 @@
+"""What a rewrite is, and the editor it works with.
+
+Rewrites decide on the `ast` that the rules see too, and edit the concrete syntax tree of LibCST, which keeps every
+space and comment. The two are brought together by position.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Callable, Dict, List, Set, Tuple, Union
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.source.file import split_lines
+
+Range = Tuple[int, int, int, int]
+Edit = Callable[[cst.CSTNode], Union[cst.CSTNode, cst.RemovalSentinel, "cst.FlattenSentinel[cst.BaseStatement]"]]
+
+
+class RewriteRefused(Exception):
+    """A file that a rewrite will not touch, with the reason."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something a person should know about a migrated file, or the reason why one was left alone.
+
+    Attributes:
+        line: In the text that the remark is about, from 1.
+        subject: The rewrite or the rule that has something to say.
+        message: What.
+    """
+
+    line: int
+    subject: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One kind of change.
+
+    Attributes:
+        name: Also the module's, the test's and the docs page's.
+        summary: What it changes, one line.
+        before: A smallest program, and
+        after: what becomes of it.
+        apply: Makes the changes.
+    """
+
+    name: str
+    summary: str
+    before: str
+    after: str
+    apply: Callable[[Editor], None]
+
+
+class Editor:
+    """Collects the edits of one rewrite to one file."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.remarks: List[Remark] = []
+        self.needed: Set[str] = set()
+        self.forgotten: Set[str] = set()
+        self.subject = ""
+        self._lines = [line.encode("utf-8") for line in split_lines(program.source.text)]
+        self._edits: Dict[cst.CSTNode, List[Edit]] = {}
+
+    @cached_property
+    def _wrapper(self) -> MetadataWrapper:
+        # Most rewrites have nothing to do in most files, and this is most of their cost.
+        return MetadataWrapper(cst.parse_module(self.program.source.text), unsafe_skip_copy=True)
+
+    @cached_property
+    def _nodes(self) -> Dict[Range, List[cst.CSTNode]]:
+        nodes: Dict[Range, List[cst.CSTNode]] = {}
+        for node, place in self._wrapper.resolve(PositionProvider).items():
+            key = (place.start.line, place.start.column, place.end.line, place.end.column)
+            nodes.setdefault(key, []).append(node)
+        return nodes
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to apply."""
+        return bool(self._edits)
+
+    def replace(self, node: ast.AST, edit: Edit) -> None:
+        """Replace the concrete node of an expression or a simple statement by what `edit` makes of it."""
+        self._edits.setdefault(self._find(node), []).append(edit)
+
+    def expression(self, node: ast.expr, text: str) -> None:
+        """Replace an expression by another, given as text."""
+        new = cst.parse_expression(text)
+        self.replace(node, lambda _: new)
+
+    def source_of(self, node: ast.AST) -> str:
+        """Return an expression's or statement's text as it stands, without the comments around it."""
+        return ast.get_source_segment(self.program.source.text, node) or ""
+
+    def moved_source(self, node: ast.AST, indent: str = "") -> str:
+        """Return a node's text with its further lines set in as for a block that is set in by `indent`."""
+        first, *rest = self.source_of(node).split("\n")
+        texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        own = " " * self.program.statement_of(node).col_offset
+        if all(part.lineno == part.end_lineno for part in texts) and all(line.startswith(own) for line in rest):
+            rest = [f"{indent}{line[len(own) :]}" for line in rest]
+        return "\n".join([first, *rest])
+
+    def remark(self, node: ast.AST, message: str) -> None:
+        """Note something at a node's line."""
+        self.remarks.append(Remark(getattr(node, "lineno", 1), self.subject, message))
+
+    def need(self, name: str, node: ast.AST) -> str:
+        """Have `name` imported from ignite_ipu; returns it.
+
+        Raises:
+            RewriteRefused: The file uses that name for something else.
+        """
+        imported = self.program.names.imports.get(name)
+        if name in self.program.names.bound or (imported is not None and imported != f"ignite_ipu.{name}"):
+            raise RewriteRefused(
+                getattr(node, "lineno", 1), f"the file has a {name!r} of its own, which the rewritten code would hide"
+            )
+        self.needed.add(name)
+        return name
+
+    def forget(self, name: str) -> None:
+        """Have the import of a name removed when nothing uses it any more."""
+        self.forgotten.add(name)
+
+    def finish(self) -> str:
+        """Apply the edits and return the new text."""
+        return self._wrapper.module.visit(_Applier(self._edits)).code
+
+    def _find(self, node: ast.AST) -> cst.CSTNode:
+        wanted = _CONCRETE.get(type(node))
+        for candidate in self._nodes.get(self.range_of(node), []):
+            if wanted is None or isinstance(candidate, wanted):
+                return candidate
+        raise RewriteRefused(getattr(node, "lineno", 1), "its place in the text cannot be found")
+
+    def range_of(self, node: ast.AST) -> Range:
+        """Return a node's first line and column and its last line and end, lines from 1 and columns in characters."""
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+        start = self._column(first, getattr(node, "col_offset", 0))
+        return first, start, last, self._column(last, getattr(node, "end_col_offset", 0))
+
+    def _column(self, line: int, offset: int) -> int:
+        return len(self._lines[line - 1][:offset].decode("utf-8", "ignore"))
+
+
+_CONCRETE: Dict[type, Union[type, Tuple[type, ...]]] = {
+    ast.Call: cst.Call,
+    ast.Constant: (cst.SimpleString, cst.Name, cst.Integer, cst.Float, cst.ConcatenatedString),
+    ast.IfExp: cst.IfExp,
+    ast.Name: cst.Name,
+    ast.Attribute: cst.Attribute,
+    ast.Expr: cst.SimpleStatementLine,
+    ast.Assign: cst.SimpleStatementLine,
+}
+
+
+class _Applier(cst.CSTTransformer):
+    def __init__(self, edits: Dict[cst.CSTNode, List[Edit]]) -> None:
+        super().__init__()
+        self.edits = edits
+
+    def on_leave(  # type: ignore[override]
+        self, original_node: cst.CSTNode, updated_node: cst.CSTNode
+    ) -> Union[cst.CSTNode, cst.RemovalSentinel, cst.FlattenSentinel[cst.BaseStatement]]:
+        result: Union[cst.CSTNode, cst.RemovalSentinel, cst.FlattenSentinel[cst.BaseStatement]] = updated_node
+        for edit in self.edits.get(original_node, ()):
+            assert isinstance(result, cst.CSTNode)
+            result = edit(result)
+        return result
+
+
+def keyword_argument(name: str, value: str) -> cst.Arg:
+    """Return `name=value` as an argument."""
+    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    return cst.Arg(cst.parse_expression(value), keyword=cst.Name(name), equal=equal)

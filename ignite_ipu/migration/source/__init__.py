@@ -1,0 +1,1 @@
+"""Source files and notebooks: found, read, written."""

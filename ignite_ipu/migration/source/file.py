@@ -1,0 +1,122 @@
+"""A file of Python as it lies on disk: its text, and what must be kept to write it back unchanged."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import tokenize
+from dataclasses import dataclass, field
+from typing import List, Optional, Tuple, Union
+
+from ignite_ipu.migration.source.notebook import Notebook, NotebookError
+
+MAXIMUM_BYTES = 10 * 1024 * 1024
+
+
+class SourceError(Exception):
+    """A file that cannot be read as Python.
+
+    Attributes:
+        line: The line at fault, from 1.
+    """
+
+    def __init__(self, message: str, line: int = 1) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file's Python text.
+
+    Attributes:
+        path: The file, as the user named it.
+        text: All of its Python, with the line ends it has on disk; a notebook's code cells one after another.
+        encoding: The codec it is written in.
+        byte_order_mark: Whether it starts with one.
+        notebook: The notebook that `text` was taken from.
+    """
+
+    path: str
+    text: str
+    encoding: str = "utf-8"
+    byte_order_mark: bool = False
+    notebook: Optional[Notebook] = field(default=None, repr=False)
+
+    def locate(self, line: int) -> Tuple[Optional[int], int]:
+        """Return the notebook cell (None for a plain file) and the line in it of a line of `text`."""
+        if self.notebook is None:
+            return None, line
+        return self.notebook.locate(line)
+
+    def encode(self, text: str) -> bytes:
+        """Return the file's new bytes with `text` in place of its Python.
+
+        Raises:
+            UnicodeEncodeError: the file's encoding lacks a character of `text`.
+            NotebookError: the notebook's cells cannot be told apart in `text`.
+        """
+        if self.notebook is not None:
+            text = self.notebook.replace(text)
+        data = text.encode(self.encoding)
+        return codecs.BOM_UTF8 + data if self.byte_order_mark else data
+
+
+def read_source(path: Union[str, os.PathLike[str]]) -> Source:
+    """Read a `.py` or `.ipynb` file.
+
+    Raises:
+        SourceError: The file is too large, binary, not in the encoding it declares, or no notebook; the message says
+            which.
+        OSError: The file cannot be opened.
+    """
+    shown = os.fspath(path)
+    if not os.path.isfile(shown):
+        raise SourceError("is not a regular file")
+    if os.path.getsize(shown) > MAXIMUM_BYTES:
+        raise SourceError(f"is larger than {MAXIMUM_BYTES // (1024 * 1024)} MiB; source files are not")
+    with open(shown, "rb") as file:
+        data = file.read()
+    return decode_source(shown, data)
+
+
+def decode_source(path: str, data: bytes) -> Source:
+    """Turn a file's bytes into its text; as `read_source`."""
+    if b"\0" in data:
+        raise SourceError("contains NUL bytes: it is a binary file or not in an encoding Python reads")
+    if path.endswith(".ipynb"):
+        return _decode_notebook(path, data)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError as error:
+        if "declaration" not in str(error.msg):
+            raise SourceError(f"has no usable encoding: {error.msg}") from None
+        # There is none in the first lines and they are not UTF-8; decoding them says which byte.
+        encoding = "utf-8"
+    marked = data.startswith(codecs.BOM_UTF8)
+    body = data[len(codecs.BOM_UTF8) :] if marked else data
+    encoding = "utf-8" if encoding == "utf-8-sig" else encoding
+    try:
+        text = body.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        raise SourceError(
+            f"byte 0x{body[error.start]:02x} is not valid {encoding}; declare the encoding in the first line, "
+            "for example `# -*- coding: latin-1 -*-`",
+            line,
+        ) from None
+    return Source(path, text, encoding, marked)
+
+
+def _decode_notebook(path: str, data: bytes) -> Source:
+    try:
+        notebook = Notebook.parse(data)
+    except NotebookError as error:
+        raise SourceError(str(error)) from None
+    return Source(path, notebook.text, "utf-8", data.startswith(codecs.BOM_UTF8), notebook)
+
+
+def split_lines(text: str) -> List[str]:
+    """Split at the line ends Python knows (and not, as str.splitlines does, at form feeds and the like)."""
+    return io.StringIO(text, newline=None).read().split("\n")

@@ -1,0 +1,1 @@
+"""Training steps as they are read from source."""

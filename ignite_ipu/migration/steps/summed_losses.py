@@ -1,0 +1,98 @@
+"""Losses summed over the batch by hand: `((output - y) ** 2).sum()` is a loss with reduction="sum", written out.
+
+A sum that is divided by something is taken for a mean, and one of weights for a penalty.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Iterator, List, Set, Tuple
+
+from ignite_ipu.migration.analysis.bindings import names_bound, names_loaded
+from ignite_ipu.migration.analysis.names import dotted
+
+if TYPE_CHECKING:
+    from ignite_ipu.migration.program import Program
+
+_WEIGHTS = {"weight", "bias", "parameters", "named_parameters"}
+
+
+def summed_losses(program: Program) -> List[ast.Call]:
+    """Return the calls of `sum()` that a loss goes backward from, or that a loss function returns."""
+    reader = _Reader(program)
+    for step in program.training.steps:
+        function = step.backward.func
+        assert isinstance(function, ast.Attribute)
+        reader.read(function.value, step.function or program.tree)
+    for name in sorted(program.training.loss_functions):
+        reader.read_called(name)
+    return reader.found
+
+
+class _Reader:
+    """Follows a loss through sums, names and the file's own functions."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._seen: Set[Tuple[int, str]] = set()
+        self.found: List[ast.Call] = []
+
+    def read(self, value: ast.expr, scope: ast.AST) -> None:
+        """Look at a term of a loss that stands in a function, or in the module."""
+        if isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub, ast.Mult)):
+            self.read(value.left, scope)
+            self.read(value.right, scope)
+        elif isinstance(value, ast.UnaryOp):
+            self.read(value.operand, scope)
+        elif isinstance(value, ast.Name):
+            self._read_name(value.id, scope)
+        elif isinstance(value, ast.Call):
+            self._read_call(value, scope)
+
+    def read_called(self, name: str) -> None:
+        """Look at what a function of the file returns, or the forward of a loss module's class."""
+        function = self._program.functions.get(name)
+        if function is None:
+            made = self._program.training.own_losses.get(name)
+            kind = None if made is None else dotted(made.func)
+            function = next((model.method("forward") for model in self._program.models if model.name == kind), None)
+        if function is None or (id(function), "") in self._seen:
+            return
+        self._seen.add((id(function), ""))
+        for node in ast.walk(function):
+            if isinstance(node, ast.Return) and node.value is not None:
+                self.read(node.value, function)
+
+    def _read_name(self, name: str, scope: ast.AST) -> None:
+        if (id(scope), name) in self._seen:
+            return
+        self._seen.add((id(scope), name))
+        for node in ast.walk(scope):
+            if isinstance(node, (ast.Assign, ast.AugAssign)) and name in names_bound(node):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                divides = isinstance(node, ast.AugAssign) and not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult))
+                if not divides and all(isinstance(target, ast.Name) for target in targets):
+                    self.read(node.value, scope)
+
+    def _read_call(self, call: ast.Call, scope: ast.AST) -> None:
+        name = self._program.names.called(call)
+        if name == "torch.sum" and len(call.args) == 1 and not call.keywords:
+            self._note(call, call.args[0], scope)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "sum" and name is None:
+            if not call.args and not call.keywords:
+                self._note(call, call.func.value, scope)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "scale" and call.args:
+            self.read(call.args[0], scope)
+        else:
+            self.read_called(dotted(call.func) or "")
+
+    def _note(self, call: ast.Call, value: ast.expr, scope: ast.AST) -> None:
+        attributes = {part.attr for part in ast.walk(value) if isinstance(part, ast.Attribute)}
+        if not attributes & _WEIGHTS and not names_loaded(value) & set(_names_of_weights(scope)):
+            self.found.append(call)
+
+
+def _names_of_weights(scope: ast.AST) -> Iterator[str]:
+    for node in ast.walk(scope):
+        if isinstance(node, ast.For) and any(getattr(part, "attr", "") in _WEIGHTS for part in ast.walk(node.iter)):
+            yield from names_bound(node.target)

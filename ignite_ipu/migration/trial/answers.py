@@ -1,0 +1,119 @@
+"""What the operators of a forward give natively: answers for a trace that asks for values which are not there.
+
+So a trace goes on after the first thing that PopTorch refuses, and shows the others too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any, Callable, DefaultDict, Dict, List, Optional, Tuple
+from typing import Counter as CounterType
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ignite_ipu.emulator.trace.call_sites import name_of
+from ignite_ipu.migration.trial.places import Place, current_place
+
+_LARGEST = 10_000
+_Key = Tuple[Optional[Place], str]
+
+
+class Answers(TorchFunctionMode):
+    """Keeps the results of the calls made in its context, by line and operator, in order.
+
+    Attributes:
+        doubles: The first operator in each line that computed in double precision, and what it is called with.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubles: Dict[Optional[Place], str] = {}
+        self._results: DefaultDict[_Key, List[Any]] = defaultdict(list)
+        self._taken: CounterType[_Key] = Counter()
+        self._calls = 0
+        self._own_indexing: Any = None
+
+    def __enter__(self) -> Any:
+        self._watch_indexing()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._own_indexing is None:
+            del torch.Tensor.__getitem__
+        else:
+            torch.Tensor.__getitem__ = self._own_indexing  # type: ignore[method-assign]
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _watch_indexing(self) -> None:
+        """Keep what indexing gives also where modes do not see it: they do since PyTorch 2.1."""
+        self._own_indexing = vars(torch.Tensor).get("__getitem__")
+        original: Any = torch.Tensor.__getitem__
+
+        def get_item(tensor: torch.Tensor, index: Any) -> Any:
+            before = self._calls
+            result = original(tensor, index)
+            if self._calls == before:
+                self._keep(original, result)
+            return result
+
+        torch.Tensor.__getitem__ = get_item  # type: ignore[assignment,method-assign]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._keep(func, result)
+        return result
+
+    def _keep(self, func: Callable[..., Any], result: Any) -> None:
+        self._calls += 1
+        name, place = name_of(func), current_place()
+        self._results[place, name].append(_kept(result))
+        if isinstance(result, torch.Tensor) and result.dtype is torch.float64:
+            self.doubles.setdefault(place, name)
+
+    def again(self) -> Answers:
+        """Begin with the first results again, for another trace of the same forward."""
+        self._taken.clear()
+        return self
+
+    def take(self, place: Optional[Place], name: str) -> Any:
+        """Return what the operator gave when it was called for the n-th time in this line, for the n-th asking.
+
+        Raises:
+            LookupError: It was not called there.
+        """
+        results = self._results.get((place, name))
+        if not results:
+            raise LookupError(name)
+        position = self._taken[place, name]
+        self._taken[place, name] += 1
+        return _given(results[min(position, len(results) - 1)])
+
+
+class _Shape:
+    """A large tensor, of which only shape and type are worth keeping."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.size, self.dtype = tuple(tensor.shape), tensor.dtype
+
+    def tensor(self) -> torch.Tensor:
+        return torch.zeros(self.size, dtype=self.dtype)
+
+
+def _kept(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            return _Shape(result) if result.numel() > _LARGEST else result.detach().clone()
+    if isinstance(result, (tuple, list)):
+        return [_kept(item) for item in result]
+    return result
+
+
+def _given(result: Any) -> Any:
+    if isinstance(result, _Shape):
+        return result.tensor()
+    if isinstance(result, list):
+        return tuple(_given(item) for item in result)
+    return result

@@ -1,0 +1,382 @@
+"""One model compiled on the emulator for training and for inference, and what that shows as findings."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.cli.targets import blamed_on, load_factory
+from ignite_ipu.emulator import enums, inferenceModel, options, trainingModel
+from ignite_ipu.emulator.errors import Error
+from ignite_ipu.emulator.trace.call_sites import identifier
+from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
+from ignite_ipu.emulator.values.nested import leaves
+from ignite_ipu.migration.findings import Severity
+from ignite_ipu.migration.trial.answers import Answers
+from ignite_ipu.migration.trial.comparison import differences
+from ignite_ipu.migration.trial.notes import Note, Notes
+from ignite_ipu.migration.trial.places import Place, definition_of, library_line, raised_at
+from ignite_ipu.migration.trial.python_state import watched_attributes
+from ignite_ipu.migration.trial.randomness import watched_generators
+from ignite_ipu.migration.trial.subject import Subject
+from ignite_ipu.migration.trial.survey import Printed, Stopped, Survey, unsupported_operators
+from ignite_ipu.optimizers import OptimizerError, convert_optimizer
+from ignite_ipu.program.forward.losses import check_loss_module
+from ignite_ipu.program.layout import BatchError
+from ignite_ipu.program.step import BatchStep, EvaluationStep, OutputError
+from ignite_ipu.program.tensors.rows import tensors_in
+from ignite_ipu.program.training_step import LossError, TrainingStep
+
+_INT32 = torch.iinfo(torch.int32)
+_STOPPING = {
+    "cuda-device",
+    "data-dependent-control-flow",
+    "dynamic-shape",
+    "failed-trace",
+    "gradient-in-forward",
+    "host-value-in-forward",
+    "rebound-buffer",
+    "restricted-operator",
+    "unregistered-tensor",
+}
+_UNSUPPORTED_OPERATORS = "Unsupported ops found in compiled model"
+
+
+@dataclass
+class Trial:
+    """What compiling a model showed.
+
+    Attributes:
+        notes: In the order in which they were found.
+        factory: Where the factory is defined: the place of what no line of a model is to blame for.
+        compiled: "training", "inference", or both: what there is a program of at the end.
+        tried: What there should be one of.
+    """
+
+    notes: List[Note]
+    factory: Optional[Place]
+    compiled: List[str] = field(default_factory=list)
+    tried: List[str] = field(default_factory=list)
+
+
+def try_out(target: str) -> Trial:
+    """Run the factory, compile its model on the emulator, and tell what that shows.
+
+    Args:
+        target: `MODULE:FACTORY`, or `FILE.py:FACTORY`.
+
+    Raises:
+        UserError: The factory cannot be found, fails, or returns something else than a model with example batches.
+    """
+    with _quietly(), _emulator(), _own_arguments(target):
+        with blamed_on(target):
+            factory = load_factory(target)
+            native, subject = Subject.of(factory()), Subject.of(factory())
+        trial = Trial([], definition_of(factory))
+        notes = Notes(trial.notes)
+        _look_at_batches(subject, notes)
+        if subject.optimizer is not None:
+            _try_training(native, subject, notes, trial)
+        _try_inference(native, subject, notes, trial)
+    return trial
+
+
+def _try_training(native: Subject, subject: Subject, notes: Notes, trial: Trial) -> None:
+    trial.tried.append("training")
+    native.model.train()
+    subject.model.train()
+    answers = _answers(native, notes, training=True)
+    if answers is None:
+        return
+    refused = False
+    try:
+        optimizer = convert_optimizer(subject.optimizer).optimizer
+    except OptimizerError as error:
+        argument = re.search(r"\b\w+=\S+:", str(error))
+        notes.add(f"unsupported-optimizer{'-argument' if argument else ''}", None, str(error).rstrip("."))
+        refused = True
+        parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
+        optimizer = convert_optimizer(torch.optim.SGD(parameters, lr=0.1)).optimizer
+
+    def make(survey: Survey) -> Any:
+        check_loss_module(subject.loss_fn)
+        loss_fn = None if subject.loss_fn is None else _Watched(subject.loss_fn, survey)
+        step = TrainingStep(subject.model, loss_fn, model_fn=_watching(subject, survey, notes))
+        return step, trainingModel(step, options=_options(), optimizer=optimizer)
+
+    if _compile_twice(subject, make, answers, notes) and not refused:
+        trial.compiled.append("training")
+
+
+def _try_inference(native: Subject, subject: Subject, notes: Notes, trial: Trial) -> None:
+    trial.tried.append("inference")
+    native.model.eval()
+    subject.model.eval()
+    answers = _answers(native, notes, training=False)
+    if answers is None:
+        return
+
+    def make(survey: Survey) -> Any:
+        step = EvaluationStep(subject.model, model_fn=_watching(subject, survey, notes))
+        return step, inferenceModel(step, options=_options())
+
+    if _compile_twice(subject, make, answers, notes):
+        trial.compiled.append("inference")
+
+
+def _answers(native: Subject, notes: Notes, training: bool) -> Optional[Answers]:
+    """Run the model natively once; None when that fails already."""
+    x, y = native.batches[0]
+    answers = Answers()
+    try:
+        with torch.set_grad_enabled(training), answers:
+            output = native.call(native.model, x)
+            if training and native.loss_fn is not None:
+                native.loss_fn(output, y)
+    except Exception as error:
+        place = raised_at(error) or definition_of(native.model.forward)
+        notes.add("failed-trace", place, f"natively already: {type(error).__name__}: {_line(error)}")
+        return None
+    given = [*tensors_in((x, y)), *native.model.parameters(), *native.model.buffers()]
+    if not any(tensor.dtype is torch.float64 for tensor in given):
+        for place, name in answers.doubles.items():
+            where = "the model" if place is None else place.where
+            notes.add("unsupported-dtype", place, f"{where} computes {name} in double precision, the device in single")
+    return answers
+
+
+def _compile_twice(subject: Subject, make: Callable[[Survey], Any], answers: Answers, notes: Notes) -> bool:
+    """Compile, and trace once more to see what of the program changes from call to call; tell whether it compiled."""
+    compiled, before = False, len(notes.broken)
+    surveys = [Survey(notes, answers), Survey(Notes(), answers)]
+    for survey in surveys:
+        answers.again()
+        try:
+            step, executor = make(survey)
+        except LossError as error:
+            notes.add("restricted-operator", None, _line(error))
+            return False
+        # What a second trace shows of the state that the first one changed is the second's own affair.
+        watching = survey is surveys[0]
+        state = watched_attributes(subject.model, notes) if watching else contextlib.nullcontext()
+        compiled = _compile(subject, step, executor, survey, state, notes if watching else Notes())
+    first, second = (survey.capture for survey in surveys)
+    if first is None or second is None:
+        return False
+    for name, change in differences(first, second):
+        place = surveys[0].nodes.get(name) or surveys[0].constants.get(name)
+        if not notes.has("python-randomness", place):
+            where = "the model" if place is None else place.where
+            notes.add(
+                "captured-constant",
+                place,
+                f"{where} computes with {change}; the compiled program stays with the first",
+                Severity.ERROR,
+                about="change",
+            )
+    # What was refused was answered, so that the trace could go on.
+    return compiled and not {*_STOPPING, "unsupported-operator"} & {*notes.broken[before:]}
+
+
+def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, state: Any, notes: Notes) -> bool:
+    x, y = subject.batches[0]
+    failed = True
+    try:
+        leaves_of_batch = step.arguments(*((x, y) if isinstance(step, TrainingStep) else (x,)), micro_batches=1)
+        with state, watched_generators(notes), contextlib.redirect_stdout(Printed(sys.stderr, notes)):
+            executor.compile(*leaves_of_batch)
+        failed = False
+    except Stopped:
+        pass
+    except BatchError as error:
+        notes.add("failed-trace", None, _line(error))
+    except (Error, LossError, OutputError) as error:
+        text = _line(error)
+        if _UNSUPPORTED_OPERATORS not in text and not _explained(notes):
+            rule = "rebound-buffer" if "its forward is called" in text else "failed-trace"
+            notes.add(rule, raised_at(error) or definition_of(subject.model.forward), text)
+    except Exception as error:
+        if not _explained(notes):
+            place = raised_at(error) or definition_of(subject.model.forward)
+            inside = "" if raised_at(error) is not None else f" (in {library_line(error)})"
+            notes.add("failed-trace", place, f"the trace stops with {type(error).__name__}: {_line(error)}{inside}")
+    finally:
+        with contextlib.suppress(Error):
+            executor.destroy()
+    if survey.capture is not None:
+        unsupported_operators(survey, notes)
+        _look_at_counters(subject, survey.capture, notes)
+    return not failed
+
+
+def _explained(notes: Notes) -> bool:
+    """Whether something is noted that a failure may follow from, which is then not worth a line of its own."""
+    return any(note.rule in _STOPPING and note.severity is not Severity.NOTE for note in notes.found)
+
+
+def _watching(subject: Subject, survey: Survey, notes: Notes) -> Callable[[nn.Module, Any], Any]:
+    def call(model: nn.Module, x: Any) -> Any:
+        with survey:
+            output = subject.call(model, x)
+        for value in leaves(_plain_values(output)):
+            if isinstance(value, torch.Tensor) and not isinstance(value, IpuTensor):
+                notes.add(
+                    "captured-constant",
+                    definition_of(model.forward),
+                    f"{type(model).__name__}.forward returns a tensor of the host; each call gives back the same",
+                    about="output",
+                )
+        for value in leaves(_plain_values(output)):
+            if isinstance(value, IpuTensor) and value.meta.dtype is torch.int64:
+                notes.add(
+                    "narrowed-dtype",
+                    definition_of(model.forward),
+                    f"{type(model).__name__}.forward returns int64, which comes back as int32",
+                    about="output",
+                )
+        return output
+
+    return call
+
+
+class _Watched(nn.Module):
+    """A loss under the survey."""
+
+    def __init__(self, loss_fn: Callable[[Any, Any], torch.Tensor], survey: Survey) -> None:
+        super().__init__()
+        self.loss_fn = loss_fn
+        self._survey = survey
+
+    def forward(self, output: Any, y: Any) -> torch.Tensor:
+        with self._survey:
+            return self.loss_fn(output, y)
+
+
+def _plain_values(output: Any) -> Any:
+    return list(output.values()) if hasattr(output, "values") and not isinstance(output, torch.Tensor) else output
+
+
+def _look_at_batches(subject: Subject, notes: Notes) -> None:
+    """Note what of the example batches a compiled program does not take, or takes otherwise."""
+    shapes = [[tuple(tensor.shape) for tensor in tensors_in(batch)] for batch in subject.batches]
+    for number, later in enumerate(shapes[1:], start=2):
+        if later == shapes[0]:
+            continue
+        trimmed = [shape[1:] for shape in later] == [shape[1:] for shape in shapes[0]]
+        if number == len(shapes) and trimmed:
+            notes.add("ragged-last-batch", None, f"the last of the {number} batches has {later[0][0]} samples")
+        else:
+            notes.add(
+                "changing-batch-shape",
+                None,
+                f"batch {number} has the shapes {_said(later)}, the first one {_said(shapes[0])}",
+            )
+        break
+    for tensor in tensors_in(subject.batches[0]):
+        if tensor.dtype is torch.float64:
+            notes.add("narrowed-dtype", None, "a batch has float64, of which the device makes float32", about="float")
+    for batch in subject.batches:
+        for tensor in tensors_in(batch):
+            if tensor.dtype is torch.int64 and tensor.numel() and not _fits(tensor):
+                notes.add(
+                    "narrowed-dtype",
+                    None,
+                    f"a batch has the int64 value {int(tensor.max())}, and the device's integers have 32 bits",
+                    Severity.ERROR,
+                    about="overflow",
+                )
+    for name, parameter in subject.model.named_parameters():
+        if parameter.dtype is torch.float64:
+            notes.add("unsupported-dtype", None, f"{name} is float64, of which the device makes float32", about="model")
+
+
+def _look_at_counters(subject: Subject, capture: Capture, notes: Notes) -> None:
+    """Note integer buffers that forward counts in: PopTorch compiles them in as constants."""
+    written = {name for name, traced in capture.constants.items() if capture.is_written(traced.origin)}
+    for prefix, module in subject.model.named_modules():
+        if type(module).__module__.startswith("torch."):
+            continue
+        for name, buffer in module.named_buffers(recurse=False):
+            full = ".".join(part for part in ("model", prefix, name) if part)
+            if not buffer.is_floating_point() and identifier(full) in written:
+                notes.add(
+                    "captured-constant",
+                    definition_of(module.forward),
+                    f"{type(module).__name__}.forward writes into self.{name}, an integer buffer, which is a constant "
+                    "of the program: every call begins with the same value",
+                    Severity.ERROR,
+                    about=name,
+                )
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    return _INT32.min <= int(tensor.min()) and int(tensor.max()) <= _INT32.max
+
+
+def _said(shapes: List[Tuple[int, ...]]) -> str:
+    return ", ".join(str(shape) for shape in shapes)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(getattr(error, "message", error)).split()).rstrip(".")
+
+
+def _options() -> Any:
+    made = options.Options()
+    made.showCompilationProgressBar(False)
+    # Nothing runs, so no IPU is taken.
+    made.connectionType(enums.ConnectionType.Never)
+    return made
+
+
+@contextlib.contextmanager
+def _emulator() -> Iterator[None]:
+    before = os.environ.get(backend.VARIABLE)
+    os.environ[backend.VARIABLE] = "emulator"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[backend.VARIABLE]
+        else:
+            os.environ[backend.VARIABLE] = before
+
+
+@contextlib.contextmanager
+def _own_arguments(target: str) -> Iterator[None]:
+    """Let a module that reads the command line when it is imported see one without arguments, not this command's."""
+    before = sys.argv
+    sys.argv = [target.rpartition(":")[0]]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep standard output for the report, and the emulator's own messages out of sight."""
+    levels = [(logging.getLogger(name), logging.getLogger(name).level) for name in _LOGGERS]
+    try:
+        for each, _ in levels:
+            each.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for each, level in levels:
+            each.setLevel(level)
+
+
+_LOGGERS = ("poptorch::python", "poptorch::cpp", "ignite_ipu")

@@ -1,0 +1,85 @@
+"""Model libraries are told that a model is being traced, in the ways in which they ask."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from ignite_ipu.program.forward.losses import LossError
+
+__all__ = ["declared_as_tracing", "without_checkpointing", "without_generation_cache"]
+
+
+@contextmanager
+def declared_as_tracing() -> Iterator[None]:
+    """Make `torch.jit.is_tracing()` true in the `with` block.
+
+    Model libraries such as transformers ask it before they look at the values of a mask to take a shortcut. A model
+    that is compiled for an IPU has no values to look at, and PopTorch does not answer for them.
+    """
+    with mock.patch.object(torch.jit, "is_tracing", return_value=True):
+        yield
+
+
+@contextmanager
+def without_generation_cache(model: nn.Module) -> Iterator[None]:
+    """Let the `config.use_cache` of transformers models be false in the `with` block.
+
+    Their cache of past keys and values begins with zero-sized tensors, which PopTorch refuses, and only generation
+    reads it. `past_key_values` is then missing in the output.
+    """
+    configs: List[Any] = [getattr(module, "config", None) for module in model.modules()]
+    cached = [config for config in configs if getattr(config, "use_cache", None) is True]
+    for config in cached:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in cached:
+            config.use_cache = True
+
+
+@contextmanager
+def without_checkpointing(training: bool) -> Iterator[None]:
+    """Let `torch.utils.checkpoint` call its function and nothing else in the `with` block.
+
+    What it saves memory with is autograd's, which takes no part in a trace: it asks PyTorch for the module of the
+    device "ipu", and detaches. Its inner functions are replaced, for those who imported `checkpoint` by name.
+
+    Args:
+        training: Whether gradients matter, which natively the reentrant variant may not pass on.
+    """
+    module: Any = torch.utils.checkpoint
+    replaced = {"_checkpoint_without_reentrant_generator": _nothing_around, "_checkpoint_without_reentrant": _called}
+    before = {name: getattr(module, name) for name in replaced if hasattr(module, name)}
+    with mock.patch.object(module.CheckpointFunction, "apply", _called_reentrantly if training else _called):
+        for name in before:
+            setattr(module, name, replaced[name])
+        try:
+            yield
+        finally:
+            for name, original in before.items():
+                setattr(module, name, original)
+
+
+def _called(function: Callable[..., Any], preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _called_reentrantly(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    if torch.is_grad_enabled() and not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
+        raise LossError(
+            "torch.utils.checkpoint with use_reentrant=True (the default of some versions of PyTorch) was given no "
+            "tensor that requires gradients, so natively the layers in it get none. Say use_reentrant=False."
+        )
+    return function(*args)
+
+
+def _nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Yield once, where the checkpointed function is called."""
+    yield

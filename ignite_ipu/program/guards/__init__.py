@@ -1,0 +1,1 @@
+"""Python values that a compiled program depends on."""

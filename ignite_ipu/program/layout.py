@@ -1,0 +1,308 @@
+"""The structure of a batch: taken apart for the device, and compared with what was compiled.
+
+A compiled model takes tensors only, each with samples along dimension 0. A user's batch may nest tensors in tuples,
+lists and dictionaries and hold other values beside them. One rule covers those:
+
+- a number (not a bool) and a 0-dimensional tensor may change from call to call: they travel as tensors with one entry
+  per micro-batch, and the model sees a 0-dimensional tensor;
+- a bool, a string, None and the like become part of the compiled program and may not change afterwards;
+- any other object is part of the compiled program, too, with all that it holds; one with tensors is handed to PopTorch
+  as it is, for the parser registered for its type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import numbers
+from collections import OrderedDict
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from ignite_ipu.program.guards.contents import Contents
+
+__all__ = ["BatchError", "BatchLayout"]
+
+_FROZEN = (
+    bool,
+    np.bool_,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    enum.Enum,
+    slice,
+    range,
+)
+_OBJECTS = ("object", "constant")
+_UNSUPPORTED = (torch.bfloat16, torch.complex64, torch.complex128)
+_INT32 = torch.iinfo(torch.int32)
+
+
+class BatchError(ValueError):
+    """A batch that the compiled model cannot take."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """One place in a batch's structure.
+
+    Attributes:
+        kind: `rows`, `scalar` or `object` where a value was taken out; `frozen` or `constant`; `tuple`, `list` or
+            `dict`.
+        type: Class of the value or container; None for tensors, which may be of any.
+        value: The frozen value, the contents of an object, or the keys of a dictionary.
+        children: Places inside a container.
+    """
+
+    kind: str
+    type: Optional[type] = None
+    value: Any = None
+    children: Tuple[_Node, ...] = ()
+
+
+_ROWS = _Node("rows")
+_SCALAR = _Node("scalar")
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchLayout:
+    """Where the values of a batch lie, what surrounds them, and the tensors' shapes and types."""
+
+    _names: Tuple[str, ...]
+    _parts: Tuple[_Node, ...]
+    _paths: Tuple[str, ...]
+    _tensors: Tuple[Any, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], parts: Sequence[Any], micro_batches: int) -> Tuple[BatchLayout, List[Any]]:
+        """Take a batch apart.
+
+        Args:
+            names: What messages call each part, such as `x` and `y`.
+            parts: The batch's parts, such as inputs and targets.
+            micro_batches: Micro-batches that one call's inputs hold: D * A * (R // G).
+
+        Returns:
+            The layout, and the values to call the compiled model with.
+
+        Raises:
+            BatchError: A tensor does not divide into micro-batches, is empty, or has a type that the device lacks.
+        """
+        values: List[Any] = []
+        paths: List[str] = []
+        nodes = tuple(_take_apart(part, name, values, paths) for name, part in zip(names, parts))
+        leaves = [_leaf(value, path, micro_batches) for value, path in zip(values, paths)]
+        tensors = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
+        return cls(tuple(names), nodes, tuple(paths), tensors), leaves
+
+    def rebuild(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
+        """Return the batch's parts with the given values in place of the ones taken out, in order."""
+        remaining = iter(leaves)
+        return tuple(_put_together(node, remaining) for node in self._parts)
+
+    def check_parsed(self, leaves: Sequence[Any]) -> None:
+        """Refuse objects whose tensors PopTorch has not found: they came through its trace as they are.
+
+        Args:
+            leaves: What the compiled model's forward is called with while it is traced.
+
+        Raises:
+            BatchError: One is there.
+        """
+        found = (node.value for part in self._parts for node in _objects_in(part))
+        given = {id(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)}
+        for contents in found:
+            if contents.tensors and id(contents.value) in given:
+                name = type(contents.value).__qualname__
+                raise BatchError(
+                    f"A batch holds a {name} with tensors, one of shape {tuple(contents.tensors[0].shape)}, which "
+                    "PopTorch does not find: they would be constants of the compiled program. Return a tuple, list or "
+                    "dictionary of them from prepare_batch, or register a parser by poptorch.registerCustomArgParser."
+                )
+
+    def describe(self) -> Dict[str, str]:
+        """Return what a program compiled for this batch depends on: shape and type, or frozen value, by place."""
+        found = {path: _describe(tensor) for path, tensor in zip(self._paths, self._tensors)}
+        for name, node in zip(self._names, self._parts):
+            found.update(_frozen_values(node, name))
+        return found
+
+    def check(self, other: BatchLayout) -> None:
+        """Refuse a batch that differs from this one, the compiled one, in what a compiled program fixes.
+
+        Raises:
+            BatchError: The structure, a frozen value, a shape or a type differs; the message says where.
+        """
+        if self._parts != other._parts:
+            for name, expected, given in zip(self._names, self._parts, other._parts):
+                _compare(expected, given, name)
+        if self._tensors != other._tensors:
+            for path, expected, given in zip(self._paths, self._tensors, other._tensors):
+                if expected != given:
+                    raise BatchError(
+                        f"{path} is now {_describe(given)}, but the model was compiled for {_describe(expected)}: a "
+                        "compiled program has fixed shapes and types. Keep them constant (drop or fill up an "
+                        "incomplete batch, pad to one length, convert in prepare_batch), or recompile."
+                    )
+
+
+def _take_apart(value: Any, path: str, values: List[Any], paths: List[str]) -> _Node:
+    if isinstance(value, torch.Tensor):
+        values.append(value)
+        paths.append(path)
+        return _ROWS if value.dim() else _SCALAR
+    if isinstance(value, _FROZEN):
+        return _Node("frozen", type(value), value)
+    if isinstance(value, numbers.Real):
+        values.append(value)
+        paths.append(path)
+        return _SCALAR
+    if isinstance(value, Mapping):
+        children = tuple(_take_apart(item, f"{path}[{key!r}]", values, paths) for key, item in value.items())
+        return _Node("dict", _dict_type(value), tuple(value), children)
+    if isinstance(value, (list, tuple)):
+        children = tuple(_take_apart(item, f"{path}[{index}]", values, paths) for index, item in enumerate(value))
+        return _Node("list" if isinstance(value, list) else "tuple", type(value), None, children)
+    if isinstance(value, np.ndarray):
+        raise BatchError(
+            f"{path} is a numpy array of shape {value.shape}; a compiled model takes tensors. Convert it in the "
+            "collate_fn or in prepare_batch with torch.as_tensor."
+        )
+    contents = Contents(value)
+    if not contents.tensors and not contents.opaque:
+        return _Node("constant", type(value), contents)
+    values.append(value)
+    paths.append(path)
+    return _Node("object", type(value), contents)
+
+
+def _dict_type(value: Mapping[Any, Any]) -> type:
+    # Tokenizers return mappings of their own, which the compiled model sees as plain dictionaries.
+    return OrderedDict if isinstance(value, OrderedDict) else dict
+
+
+def _put_together(node: _Node, leaves: Iterator[Any]) -> Any:
+    if node.kind == "rows" or node.kind == "object":
+        return next(leaves)
+    if node.kind == "scalar":
+        return next(leaves).reshape(())
+    if node.kind == "frozen":
+        return node.value
+    if node.kind == "constant":
+        return node.value.value
+    items = [_put_together(child, leaves) for child in node.children]
+    if node.type is None:
+        raise RuntimeError(f"A {node.kind} without its type cannot be put together again.")
+    if node.kind == "dict":
+        return node.type(zip(node.value, items))
+    make = getattr(node.type, "_make", node.type)
+    return make(items)
+
+
+def _leaf(value: Any, path: str, micro_batches: int) -> Any:
+    """Return what the device is given for a value."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype in _UNSUPPORTED:
+            raise BatchError(
+                f"{path} has type {value.dtype}, which an IPU does not have. Convert it in prepare_batch, for example "
+                "with .float() or .half()."
+            )
+        if not value.dim():
+            return value.reshape(1).expand(micro_batches).contiguous()
+        if not value.numel():
+            raise BatchError(f"{path} has shape {tuple(value.shape)}; a compiled model takes no empty tensors.")
+        if value.shape[0] % micro_batches:
+            raise BatchError(
+                f"{path} has shape {tuple(value.shape)}; its {value.shape[0]} rows do not divide into the "
+                f"{micro_batches} micro-batches of one call (deviceIterations x gradientAccumulation x "
+                f"replicationFactor). Give it a multiple of {micro_batches} rows, or, if it has no dimension of "
+                "samples, make it a buffer of the model."
+            )
+        return value
+    if not isinstance(value, numbers.Real):
+        return value
+    if isinstance(value, numbers.Integral):
+        if not _INT32.min <= int(value) <= _INT32.max:
+            raise BatchError(f"{path} is {value}, which does not fit the 32 bits of an IPU's integers.")
+        return torch.full((micro_batches,), int(value), dtype=torch.int32)
+    return torch.full((micro_batches,), float(value), dtype=torch.float32)
+
+
+def _compare(expected: _Node, given: _Node, path: str) -> None:
+    """Raise for the first difference between two structures, if there is one."""
+    if expected == given:
+        return
+    if expected.kind == given.kind == "frozen":
+        raise BatchError(
+            f"{path} is now {given.value!r}, but the model was compiled with {expected.value!r}: such a value is part "
+            "of the compiled program. Keep it constant, or turn it into a number or a tensor with one row per sample."
+        )
+    if (expected.kind, expected.type) != (given.kind, given.type):
+        raise BatchError(
+            f"{path} is now {_named(given)}, but the model was compiled for {_named(expected)}. Keep the structure of "
+            "batches constant."
+        )
+    if expected.kind in _OBJECTS:
+        names = expected.value.differing(given.value)
+        raise BatchError(
+            f"{path}, a {_qualname(expected)}, now holds other values than the one that the model was compiled with"
+            f"{': ' if names else ''}{', '.join(names)}. An object is part of the compiled program, with all that it "
+            "holds. Keep it as it is, and hand over what changes as a number or a tensor with one row per sample."
+        )
+    if expected.value != given.value:
+        raise BatchError(
+            f"{path} now has the keys {list(given.value)}, but the model was compiled for {list(expected.value)}, in "
+            "that order. Keep the keys of batches constant."
+        )
+    if len(expected.children) != len(given.children):
+        raise BatchError(
+            f"{path} now has {len(given.children)} items, but the model was compiled for {len(expected.children)}. "
+            "Keep the structure of batches constant."
+        )
+    keys = [repr(key) for key in expected.value] if expected.kind == "dict" else range(len(expected.children))
+    for key, mine, theirs in zip(keys, expected.children, given.children):
+        _compare(mine, theirs, f"{path}[{key}]")
+
+
+def _frozen_values(node: _Node, path: str) -> Iterator[Tuple[str, str]]:
+    if node.kind == "frozen":
+        yield path, repr(node.value)
+    if node.kind == "constant":
+        yield path, f"a {_qualname(node)}"
+    keys = [repr(key) for key in node.value] if node.kind == "dict" else range(len(node.children))
+    for key, child in zip(keys, node.children):
+        yield from _frozen_values(child, f"{path}[{key}]")
+
+
+def _named(node: _Node) -> str:
+    if node.kind == "rows":
+        return "a tensor with rows"
+    if node.kind == "scalar":
+        return "a number or 0-dimensional tensor"
+    if node.kind == "frozen":
+        return repr(node.value)
+    return f"a {node.type.__qualname__}" if node.type is not None else node.kind
+
+
+def _qualname(node: _Node) -> str:
+    return "value" if node.type is None else node.type.__qualname__
+
+
+def _objects_in(node: _Node) -> Iterator[_Node]:
+    if node.kind == "object":
+        yield node
+    for child in node.children:
+        yield from _objects_in(child)
+
+
+def _describe(tensor: Any) -> str:
+    if tensor is None:
+        return "an object"
+    shape, dtype = tensor
+    return f"a {dtype} tensor of shape {tuple(shape)}"

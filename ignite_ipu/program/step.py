@@ -1,0 +1,275 @@
+"""The module that PopTorch compiles: the user's model, called with a batch taken apart into tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.program.forward.autograd_functions import own_backwards_refused
+from ignite_ipu.program.forward.eager import NATIVE, natively
+from ignite_ipu.program.forward.gradient_hooks import GradientHookGuard
+from ignite_ipu.program.forward.half_precision import half_products
+from ignite_ipu.program.forward.losses import LossGuard
+from ignite_ipu.program.forward.model_libraries import (
+    declared_as_tracing,
+    without_checkpointing,
+    without_generation_cache,
+)
+from ignite_ipu.program.guards.attributes import PythonState, changed_by_every
+from ignite_ipu.program.guards.randomness import Draws
+from ignite_ipu.program.guards.reads import reads_noted
+from ignite_ipu.program.layout import BatchLayout
+from ignite_ipu.program.tensors.rows import map_tensors, tensors_in
+
+__all__ = ["BatchStep", "EvaluationStep", "OutputError", "changed_on_host", "check_output", "describe_value"]
+
+
+class OutputError(TypeError):
+    """A model's output that no device can return."""
+
+
+class StagesOfModel(Protocol):
+    """What puts a model's layers on their IPUs while it is traced."""
+
+    def check_ran(self) -> None:
+        """Refuse a forward in which the model itself was not called."""
+
+    def begin_loss(self) -> None:
+        """Open the loss's block, between the model's forward and the loss."""
+
+
+class BatchStep(nn.Module):
+    """A module called with a batch's leaves, which calls the user's model with the batch.
+
+    The user's model stays the child `model`, so that its parameters are named `model.<name>` in the compiled program.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        model_fn: Callable[[nn.Module, Any], Any],
+        model_transform: Callable[[Any], Any],
+        half: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"The model is a {type(model).__qualname__}; a torch.nn.Module is needed.")
+        self.model = model
+        self.model_fn = model_fn
+        self.model_transform = model_transform
+        self.half_products = half
+        self._names = tuple(names)
+        # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
+        self._layout: List[BatchLayout] = []
+        # What puts the model's layers on their IPUs, while it compiles; a list for the same reason.
+        self.placements: List[StagesOfModel] = []
+        self._draws: List[Draws] = []
+
+    def train(self, mode: bool = True) -> BatchStep:
+        """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
+        self.training = mode
+        self.model.train(mode)
+        return self
+
+    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
+        """Return what to call the compiled step with for one batch.
+
+        The first batch decides the layout the step is compiled for; later ones must have the same.
+
+        Args:
+            *parts: The batch's parts: `x, y` for training, `x` for evaluation.
+            micro_batches: Micro-batches that one call's inputs hold: D * A * (R // G).
+
+        Raises:
+            BatchError: The batch does not divide into micro-batches, or differs from the first one.
+        """
+        layout, leaves = BatchLayout.of(self._names, parts, micro_batches)
+        if self._layout:
+            self._layout[0].check(layout)
+        else:
+            self._layout.append(layout)
+        return leaves
+
+    def computes_like(self, other: BatchStep) -> bool:
+        """Tell whether another step compiles to the same program."""
+        mine = (type(self), self.model, self.model_fn, self.model_transform, self.half_products)
+        return mine == (type(other), other.model, other.model_fn, other.model_transform, other.half_products)
+
+    def python_state(self, training: Optional[bool] = None) -> PythonState:
+        """Return what the compiled step has from Python as constants; `training` is that of `PythonState`."""
+        return PythonState(self.model, self.model_fn, self.model_transform, training=training)
+
+    @contextlib.contextmanager
+    def noting(self, draws: Draws) -> Iterator[None]:
+        """Let `draws` note what the model draws while it is traced in the `with` block."""
+        self._draws.append(draws)
+        try:
+            yield
+        finally:
+            self._draws.clear()
+
+    @contextlib.contextmanager
+    def guarded(self, training: bool = False) -> Iterator[bool]:
+        """Refuse what no IPU computes while the model is traced, in training backwards, too; gives whether it is."""
+        traced: bool = backend.poptorch().isRunningOnIpu()
+        if traced:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(NATIVE)
+                if training:
+                    stack.enter_context(own_backwards_refused())
+                    stack.enter_context(GradientHookGuard())
+                for draws in self._draws:
+                    stack.enter_context(draws)
+                with LossGuard(), declared_as_tracing():
+                    with without_checkpointing(training), without_generation_cache(self.model):
+                        yield True
+        else:
+            # On the host PyTorch computes every loss.
+            yield False
+
+    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
+        """Return the names of the Python values that the model reads and that a call of it on the host changes.
+
+        Weights, buffers and random states are left as they are.
+
+        Args:
+            leaves: What a device call would be given, of which one micro-batch is taken.
+            micro_batches: How many there are in it.
+        """
+        x = self.batch([leaf[: len(leaf) // micro_batches] for leaf in leaves])[0]
+        return changed_on_host(self.model, lambda: self.call_model(x))
+
+    def forget_layout(self) -> None:
+        """Let the next batch decide the layout again, for use before a compilation."""
+        self._layout.clear()
+
+    def describe_layout(self) -> Dict[str, str]:
+        """Return what the compiled step depends on in its batches, by place; empty before the first batch."""
+        return self._layout[0].describe() if self._layout else {}
+
+    def batch(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
+        """Return the batch's parts that a call's leaves stand for."""
+        if backend.poptorch().isRunningOnIpu():
+            self._layout[0].check_parsed(leaves)
+        return self._layout[0].rebuild(leaves)
+
+    def call_model(self, x: Any) -> Any:
+        """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""
+        with half_products(self.half_products and backend.poptorch().isRunningOnIpu()):
+            output = self.model_fn(self.model, x)
+            for placed in self.placements:
+                placed.check_ran()
+            output = self.model_transform(output)
+        return map_tensors(output, lambda tensor: tensor)
+
+
+class EvaluationStep(BatchStep):
+    """The module that is compiled for evaluation: it returns the predictions of a micro-batch.
+
+    Args:
+        model: The user's model.
+        model_fn: Calls the model with the inputs.
+        model_transform: Turns the model's output into the predictions, inside the compiled program.
+        half: Whether products run in half precision, by the rule of `ignite_ipu.program.forward.half_precision`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
+        model_transform: Callable[[Any], Any] = lambda output: output,
+        half: bool = False,
+    ) -> None:
+        super().__init__(model, ("x",), model_fn, model_transform, half)
+
+    def forward(self, *leaves: Any) -> Any:
+        """Return the predictions for the leaves of `x`.
+
+        Raises:
+            OutputError: The predictions cannot come back from the device.
+        """
+        (x,) = self.batch(leaves)
+        with self.guarded():
+            y_pred = self.call_model(x)
+        check_output(y_pred)
+        return y_pred
+
+
+def changed_on_host(model: nn.Module, call: Callable[[], Any]) -> List[str]:
+    """Return the names of what every call of a model on the host changes or finds changed.
+
+    Args:
+        model: The model.
+        call: Calls it. Weights, buffers and random states are left as they are.
+    """
+
+    def looked_at(draws: Draws) -> Any:
+        roots = PythonState(model).roots()
+        with _copied_buffers(model), reads_noted(model, model.training, roots, draws):
+            return call()
+
+    # Without gradients PyTorch's checkpoints warn that there are none.
+    with natively(), without_checkpointing(training=False), torch.random.fork_rng(devices=[]), torch.no_grad():
+        return changed_by_every(model, looked_at)[1]
+
+
+@contextlib.contextmanager
+def _copied_buffers(model: nn.Module) -> Iterator[None]:
+    """Give the modules copies of their buffers in the `with` block."""
+    own = [module.__dict__["_buffers"] for module in model.modules()]
+    before = [dict(buffers) for buffers in own]
+    for buffers in own:
+        with torch._C.DisableTorchFunctionSubclass():
+            copies = {name: None if value is None else torch.Tensor.clone(value) for name, value in buffers.items()}
+        buffers.update(copies)
+    try:
+        yield
+    finally:
+        for buffers, values in zip(own, before):
+            buffers.update(values)
+
+
+def check_output(output: Any) -> None:
+    """Refuse an output that would come back without its tensors, or that has none.
+
+    Raises:
+        OutputError: The message says what the output is.
+    """
+    for leaf in _opaque_leaves(output):
+        if any(isinstance(value, torch.Tensor) for value in getattr(leaf, "__dict__", {}).values()):
+            raise OutputError(
+                f"The model's output contains a {type(leaf).__qualname__}, whose tensors PopTorch does not find. Take "
+                "them out with model_transform, for example model_transform=lambda output: output.logits."
+            )
+    if not tensors_in(output):
+        raise OutputError(
+            f"The model's output is {describe_value(output)}, in which there is no tensor, so nothing can come back "
+            "from the device. Return a tensor or a tuple, list or dict of tensors (model_transform can convert it)."
+        )
+
+
+def _opaque_leaves(output: Any) -> Iterator[Any]:
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        for item in output:
+            yield from _opaque_leaves(item)
+    elif not isinstance(output, torch.Tensor):
+        yield output
+
+
+def describe_value(value: Any) -> str:
+    """Return what a message calls a value."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)} items ({', '.join(describe_value(item) for item in value)})"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {list(value)}"
+    return f"a {type(value).__name__}" if value is not None else "None"

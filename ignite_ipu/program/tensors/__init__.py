@@ -1,0 +1,1 @@
+"""Rows, trees and raw reads of tensors, wrapped ones, too."""

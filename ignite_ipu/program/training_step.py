@@ -1,0 +1,176 @@
+"""The model and the loss folded into the one module that PopTorch compiles for training.
+
+PopTorch differentiates one loss per program: the last recognised loss operator that no other consumes. A user's loss
+may be a sum of several, a formula of its own or a value that the model returns, so its scalar always goes through
+`poptorch.identity_loss(loss, reduction="none")` at the very end. That marks it as the loss and makes every loss
+operator it was computed from an ordinary operator again; for a loss that PopTorch would recognise by itself it changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Mapping, Optional, Union
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.program.forward.losses import LossError, check_loss_module
+from ignite_ipu.program.guards.attributes import PythonState
+from ignite_ipu.program.step import BatchStep, check_output, describe_value
+
+__all__ = ["LossError", "TrainingStep", "find_loss"]
+
+
+class TrainingStep(BatchStep):
+    """The module that is compiled for training: it returns the predictions and the loss of a micro-batch.
+
+    Args:
+        model: The user's model.
+        loss_fn: Called with predictions and targets, returns the loss. None if the model returns its own loss; see
+            `find_loss`.
+        model_fn: Calls the model with the inputs.
+        model_transform: Turns the model's output into the predictions, inside the compiled program.
+        predictions: Whether the predictions come back; without them a step moves less data.
+        half: Whether the model's products run in half precision, by the rule of
+            `ignite_ipu.program.forward.half_precision`.
+        keep_modes: Whether modules stay in the modes they are in, instead of the model being put in training mode.
+
+    Raises:
+        LossError: `loss_fn` is, or contains, a loss that no IPU computes.
+        TypeError: `model` is no module, or `loss_fn` not callable.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Optional[Union[Callable[[Any, Any], torch.Tensor], nn.Module]] = None,
+        *,
+        model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
+        model_transform: Callable[[Any], Any] = lambda output: output,
+        predictions: bool = True,
+        half: bool = False,
+        keep_modes: bool = False,
+    ) -> None:
+        super().__init__(model, ("x", "y"), model_fn, model_transform, half)
+        if loss_fn is not None and not callable(loss_fn):
+            raise TypeError(f"loss_fn is {loss_fn!r}; a function or module called with (y_pred, y) is needed.")
+        check_loss_module(loss_fn)
+        # A loss that is a module becomes a child, so that its buffers and parameters move to the device.
+        self.loss_fn = loss_fn
+        self.predictions = predictions
+        self.keep_modes = keep_modes
+
+    def train(self, mode: bool = True) -> TrainingStep:
+        """Set the mode of the model's modules, unless they keep theirs."""
+        if not self.keep_modes:
+            super().train(mode)
+        return self
+
+    def again(self) -> TrainingStep:
+        """Return a step that computes the same, for batches of a layout of its own."""
+        return TrainingStep(
+            self.model,
+            self.loss_fn,
+            model_fn=self.model_fn,
+            model_transform=self.model_transform,
+            predictions=self.predictions,
+            half=self.half_products,
+            keep_modes=self.keep_modes,
+        )
+
+    def python_state(self, training: Optional[bool] = None) -> PythonState:
+        """Return what the compiled step has from Python as constants, the loss's included."""
+        return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn, training=training)
+
+    def forward(self, *leaves: Any) -> Any:
+        """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions.
+
+        Raises:
+            LossError: There is no loss, or it is no scalar that depends on the model.
+            OutputError: The predictions cannot come back from the device.
+        """
+        x, y = self.batch(leaves)
+        with self.guarded(training=True) as traced:
+            y_pred = self.call_model(x)
+            if self.predictions:
+                check_output(y_pred)
+            for placed in self.placements:
+                placed.begin_loss()
+            loss = find_loss(y_pred) if self.loss_fn is None else self.loss_fn(y_pred, y)
+            loss = _scalar(loss, traced)
+            if traced:
+                self._check_differentiable(loss)
+        loss = backend.poptorch().identity_loss(loss, reduction="none")
+        return (y_pred if self.predictions else None), loss
+
+    def _check_differentiable(self, loss: torch.Tensor) -> None:
+        """Refuse a loss from which no way leads back to a weight, as `loss.backward()` does in PyTorch."""
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        # Where a trace keeps no record of what is differentiable, a weight's own sum is not, either.
+        if loss.requires_grad or not trained or not trained[0].sum().requires_grad:
+            return
+        raise LossError(
+            f"The loss, {describe_value(loss)} of {loss.dtype}, reaches none of the {len(trained)} trained parameters, "
+            "so nothing would be trained: on the way from the model's output to it there is a detach(), a no_grad() or "
+            "an operation without gradient, such as argmax() or a comparison. Compute it from the output itself; "
+            "to watch another value, such as an accuracy, attach a metric."
+        )
+
+
+def find_loss(output: Any) -> torch.Tensor:
+    """Return the loss in the output of a model that computes its own.
+
+    It is the output itself, the entry `loss` of a mapping or attribute `loss` of an object, or the first or last item
+    of a tuple, whichever has a single element.
+
+    Raises:
+        LossError: There is none, or first and last item could both be it.
+    """
+    if isinstance(output, torch.Tensor):
+        return output
+    if isinstance(output, Mapping):
+        if output.get("loss") is None:
+            raise LossError(
+                f"The model's output has the keys {list(output)} but no loss under 'loss'. Pass a loss_fn, or make the "
+                "model return its loss (models that take labels return none without them)."
+            )
+        return output["loss"]  # type: ignore[no-any-return]
+    if isinstance(output, (tuple, list)):
+        positions = [0, len(output) - 1] if len(output) > 1 else [0]
+        candidates: List[torch.Tensor] = [output[i] for i in positions if _could_be_loss(output[i])]
+        if len(candidates) == 1:
+            return candidates[0]
+        found = "both its first and last item" if candidates else "neither its first nor its last item"
+        raise LossError(
+            f"No loss_fn was given and the model's output is {describe_value(output)}; {found} could be the loss, "
+            "which is a tensor with one element. Pass loss_fn=lambda output, y: output[i] with the position i of the "
+            "loss."
+        )
+    loss = getattr(output, "loss", None)
+    if loss is None:
+        raise LossError(f"No loss_fn was given and there is no loss in the model's output, {describe_value(output)}.")
+    return loss  # type: ignore[no-any-return]
+
+
+def _scalar(loss: Any, traced: bool) -> torch.Tensor:
+    """Return the loss as a 0-dimensional tensor, or say why it is none."""
+    if not isinstance(loss, torch.Tensor):
+        raise LossError(
+            f"The loss is {describe_value(loss)}, not a tensor. Return the tensor itself, without calling item() or "
+            "float() on it."
+        )
+    if loss.numel() != 1:
+        raise LossError(
+            f"The loss has shape {tuple(loss.shape)}; it must be a scalar, as loss.backward() demands. Reduce it: "
+            "reduction='mean' or 'sum', or call .mean() on it."
+        )
+    if not loss.is_floating_point():
+        raise LossError(f"The loss has type {loss.dtype}, which has no gradient. Compute it in floating point.")
+    if traced and loss.device.type != "ipu":
+        raise LossError("The loss does not depend on the batch or the model: it is a constant of the compiled program.")
+    return loss.reshape(())
+
+
+def _could_be_loss(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()

@@ -1,0 +1,289 @@
+"""Training loops written out: models and optimizers are captured as the script calls them.
+
+Nothing a script trains or evaluates runs on the host: a call of a module with weights records a step or runs an
+inference program, and an update that no captured step makes is refused. (`averages` has the one exception.)
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+import torch.utils.data
+from torch import nn
+
+from ignite_ipu.deferred import (
+    CapturedModel,
+    CaptureSettings,
+    DeferredTensor,
+    capture_model,
+    capture_optimizer,
+    captured,
+)
+from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.model.optimizer import release_optimizer
+from ignite_ipu.program.forward.eager import NATIVE, natively
+from ignite_ipu.running.journal import Journal
+from ignite_ipu.running.ownership import ScriptCode
+from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.substitutes.data_edits import substitute_data
+from ignite_ipu.running.substitutes.engine_weights import EngineWeights
+from ignite_ipu.running.substitutes.exports import is_exported
+from ignite_ipu.running.substitutes.gradients import substitute_gradients
+from ignite_ipu.session.registry import known_session
+from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.weights.model_states import LiveState, live_state
+from ignite_ipu.session.weights.tracker import Weights, named_tensors
+
+__all__ = ["substitute_loops"]
+
+_OURS = ("ignite_ipu.", "poptorch.")
+
+
+def substitute_loops(
+    patches: Patches,
+    code: ScriptCode,
+    journal: Journal,
+    trained: EngineWeights,
+    replication_factor: Optional[int] = None,
+) -> None:
+    """Capture the models and optimizers that the script uses, until the patches are undone.
+
+    Args:
+        patches: Where the replaced attributes are kept.
+        code: What is the script's own.
+        journal: Where substitutions go.
+        trained: What engines train.
+        replication_factor: Replicas that share the micro-batches of an update.
+    """
+    loops = _Loops(code, journal, CaptureSettings(replication_factor=replication_factor))
+    patches.on_undo(loops.release)
+    patches.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
+    patches.set(nn.Module, "named_parameters", loops.named_parameters(nn.Module.named_parameters))
+    patches.set(nn.Module, "state_dict", _state_dict(nn.Module.state_dict))
+    patches.set(CapturedModel, "call", loops.captured_call(CapturedModel.call))
+    patches.set(torch.optim.Optimizer, "__init__", loops.optimizer(torch.optim.Optimizer.__init__))
+    patches.set(torch.Tensor, "backward", loops.host_backward(torch.Tensor.backward))
+    patches.set(DeferredTensor, "backward", loops.backward(DeferredTensor.backward))
+    substitute_gradients(patches, code, journal, trained)
+    substitute_data(patches)
+
+
+def _state_dict(original: Callable[..., Any]) -> Any:
+    """Return what shows the newest weights in a state that a script takes before it trains the model, too."""
+
+    @functools.wraps(original)
+    def state_dict(module: Any, *args: Any, **kwargs: Any) -> Any:
+        state = original(module, *args, **kwargs)
+        if args or kwargs.get("destination") is not None or isinstance(state, LiveState):
+            return state
+        return live_state(state, functools.partial(_weights_of, weakref.ref(module)))
+
+    return state_dict
+
+
+def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
+    """Return the weights of which those of a module are a part, once it is on a device."""
+    module = known()
+    session = None if module is None else known_session(module)
+    if session is None and module is not None:
+        owners = (parameter_of(tensor) for tensor in named_tensors(module).values())
+        owner = next((owner for owner in owners if owner is not None), None)
+        session = None if owner is None else owner[0].whole.session
+    return None if session is None else session.weights
+
+
+class _Loops:
+    """What a script's loops consist of.
+
+    Args:
+        code: What is the script's own.
+        journal: Where substitutions go.
+        settings: How steps are compiled.
+    """
+
+    def __init__(self, code: ScriptCode, journal: Journal, settings: CaptureSettings) -> None:
+        self._code = code
+        self._journal = journal
+        self._settings = settings
+        self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
+        self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+        # Modules that were asked for their parameters since the last optimizer was made, and those it was made for.
+        self._asked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def release(self) -> None:
+        """Give models and optimizers back as the ordinary ones they were, with the newest weights."""
+        for model in {capture.whole for capture in list(self._models)}:
+            model.close()
+        for optimizer, hook in list(self._optimizers.items()):
+            hook.remove()
+            release_optimizer(optimizer)
+
+    def module_call(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if NATIVE.is_on:
+                return original(module, *args, **kwargs)
+            if type(module).__module__.startswith(_OURS):
+                # What PopTorch compiles: the models in it are traced as they are.
+                with natively():
+                    return original(module, *args, **kwargs)
+            if next(module.parameters(), None) is None or torch.utils.data.get_worker_info() is not None:
+                return original(module, *args, **kwargs)
+            if is_exported(module):
+                raise self._journal.refuse(
+                    self._code.current_line(),
+                    f"{type(module).__name__}()",
+                    "what torch.jit makes of a model is no Python that PopTorch could trace. Call the model itself.",
+                )
+            session = self._session_that_trains(module)
+            if session is not None:
+                return self._evaluate(session, module, args, kwargs)
+            for root in self._roots_of(module):
+                self._models.add(capture_model(root, self._settings))
+            self._models.add(capture_model(module, self._settings))
+            return module(*args, **kwargs)
+
+        return __call__
+
+    def named_parameters(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def named_parameters(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._asked.add(module)
+            return original(module, *args, **kwargs)
+
+        return named_parameters
+
+    def captured_call(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def call(capture: CapturedModel, args: Any, kwargs: Any) -> Any:
+            self._models.add(capture)  # an Accelerator has captured it, if nobody else
+            model = capture.model
+            training = torch.is_grad_enabled() and model.training
+            recorded = training or capture.continues_a_step(args, kwargs)
+            became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
+            self._journal.note(self._code.current_line(), f"{type(model).__name__}()", became)
+            return original(capture, args, kwargs)
+
+        return call
+
+    def optimizer(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if type(optimizer).__module__.startswith(_OURS):
+                return
+            self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._refuse_host_step)
+            capture_optimizer(optimizer)
+            self._note_roots(optimizer)
+
+        return __init__
+
+    def host_backward(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            line = self._code.line_of(sys._getframe(1))
+            if line is None:
+                return original(tensor, *args, **kwargs)
+            raise self._journal.refuse(
+                line,
+                "backward()",
+                "this tensor was not computed by a model in training mode with gradients enabled, so it would run on "
+                "the host. Call the model in training mode (to freeze a layer, put that layer in evaluation mode).",
+            )
+
+        return backward
+
+    def backward(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._pending()
+            original(tensor, *args, **kwargs)
+            line = self._code.current_line()
+            for capture, losses in self._pending().items():
+                if losses == before.get(capture, 0):
+                    continue
+                self._journal.note(line, "backward()", "part of the device step")
+                if self._optimizer_of(capture) is None:
+                    raise self._journal.refuse(
+                        line,
+                        "backward()",
+                        f"no optimizer of torch.optim holds the weights of {capture.name}, so "
+                        "they are updated by hand, and the device does not return gradients. Use an optimizer.",
+                    )
+
+        return backward
+
+    def _session_that_trains(self, module: nn.Module) -> Optional[IPUSession]:
+        """Return the session of a model with a trainer of Ignite's that a module is, or is a part of."""
+        wholes = [root for root in self._roots if root is not module and any(part is module for part in root.modules())]
+        sessions = [IPUSession.of(model) for model in (module, *wholes)]
+        return next((session for session in sessions if session.training is not None), None)
+
+    def _evaluate(self, session: IPUSession, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Return what a model computes that a trainer of Ignite's trains, or a part of one."""
+        line = self._code.current_line()
+        if model.training and torch.is_grad_enabled():
+            raise self._journal.refuse(
+                line,
+                f"{type(model).__name__}()",
+                "a trainer trains this model already, and one program trains a model. For a look at what it computes, "
+                "call model.eval() and use torch.no_grad(); what is to be trained belongs into the trainer's model, "
+                "model_fn or loss_fn.",
+            )
+        self._journal.note(line, f"{type(model).__name__}()", "an inference program")
+        evaluation = self._evaluations.get(session)
+        if evaluation is None:
+            evaluation = self._evaluations[session] = CapturedEvaluation(session, self._settings)
+        with torch.no_grad():
+            return evaluation.run(args, kwargs, model)
+
+    def _note_roots(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember the largest modules all of whose parameters an optimizer has been given."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        asked = [module for module in self._asked if not type(module).__module__.startswith(_OURS)]
+        self._asked.clear()
+        found = []
+        for module in asked:
+            own = [id(parameter) for parameter in module.parameters()]
+            if own and held.issuperset(own):
+                found.append(module)
+        inner = {id(child) for module in found for child in module.modules() if child is not module}
+        self._asked.clear()
+        self._roots.update(module for module in found if id(module) not in inner)
+
+    def _roots_of(self, module: nn.Module) -> List[nn.Module]:
+        """Return the modules that optimizers were made for and of which this one is a part."""
+        roots = [root for root in self._roots if root is not module and captured(root) is None]
+        return [root for root in roots if any(child is module for child in root.modules())]
+
+    def _pending(self) -> Dict[CapturedModel, int]:
+        return {capture.whole: len(capture.whole.pending) for capture in list(self._models)}
+
+    def _optimizer_of(self, capture: CapturedModel) -> Optional[torch.optim.Optimizer]:
+        own = {id(parameter) for parameter in capture.session.model.parameters()}
+        for optimizer in list(self._optimizers):
+            if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+                return optimizer
+        return None
+
+    def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        line = self._code.current_line()
+        name = type(optimizer).__name__
+        if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
+            reason = (
+                "it evaluates the loss several times through a closure, which a compiled step cannot. Use SGD, Adam, "
+                "AdamW or RMSprop, and call backward and step() without a closure."
+            )
+        else:
+            reason = (
+                "no captured step computed its gradients, so the update would run on the host. Call the model that "
+                "holds its parameters, and backward() on the loss."
+            )
+        raise self._journal.refuse(line, f"{name}.step()", reason)

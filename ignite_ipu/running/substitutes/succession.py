@@ -1,0 +1,66 @@
+"""One trainer after another: which one of a script's trainers trains a model at present."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Optional, Tuple
+
+from ignite.engine import Engine, Events
+from torch import nn
+
+from ignite_ipu.running.errors import Line
+from ignite_ipu.running.journal import Journal
+from ignite_ipu.session.gpu_wrappers import unwrapped
+from ignite_ipu.session.registry import known_session
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["Succession"]
+
+
+class Succession:
+    """Lets a trainer that a script makes take a model over from the one that it made before.
+
+    One program at a time trains a model: the trainer before may not go on.
+
+    Args:
+        journal: Where refusals go.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._newest: weakref.WeakKeyDictionary[IPUSession, Tuple[Optional[Line], weakref.ref[Engine]]]
+        self._newest = weakref.WeakKeyDictionary()
+
+    def make_way(self, model: Any, line: Optional[Line]) -> str:
+        """Stop the trainer that a model has, for another; returns where it was made, "" if there is none.
+
+        Args:
+            model: The model.
+            line: Where the script makes the other trainer.
+        """
+        session = known_session(unwrapped(model)) if isinstance(model, nn.Module) else None
+        if session is None or session.training is None or session not in self._newest:
+            return ""
+        made, known = self._newest.pop(session)
+        session.stop_training()
+        trainer = known()
+        if trainer is not None:
+            trainer.add_event_handler(Events.ITERATION_STARTED, self._refuse, made, _place(line))
+        return _place(made)
+
+    def add(self, trainer: Any, line: Optional[Line]) -> None:
+        """Note a trainer that the script has made at a line."""
+        self._newest[trainer.ipu] = line, weakref.ref(trainer)
+
+    def _refuse(self, made: Optional[Line], other: str) -> None:
+        raise self._journal.refuse(
+            made,
+            "create_supervised_trainer()",
+            f"another trainer, made at {other}, has taken this one's model over, and one program at a time trains a "
+            "model. Run this trainer to its end before the other is made, or train with one trainer.",
+        )
+
+
+def _place(line: Optional[Line]) -> str:
+    return "an unknown line" if line is None else f"{os.path.basename(line[0])}:{line[1]}"

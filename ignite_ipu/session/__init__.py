@@ -1,0 +1,1 @@
+"""One model, its optimizer, its compiled programs, and who holds the newest weights."""

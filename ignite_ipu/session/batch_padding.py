@@ -1,0 +1,142 @@
+"""Finds out whether predictions change with the rows that fill a batch up, or where a larger batch is cut.
+
+They do when a forward mixes the rows of a batch: batch normalisation without running statistics, a mean over the batch,
+the similarities of all samples; or when rows are no samples, but steps in time. No look at the model tells that, but
+the same rows beside others do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ignite_ipu.listing import listed
+from ignite_ipu.program.tensors.rows import RowsError, map_tensors, tensors_in
+from ignite_ipu.session.program import Program
+
+__all__ = ["FillingCheck"]
+
+
+class FillingCheck:
+    """Calls each program once more when it meets its first batch that has to be filled up."""
+
+    def __init__(self) -> None:
+        self._passed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._cuttable: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By program, a sample of its first batch without filling, to fill up with.
+        self._samples: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
+
+    def checked(self, program: Program, batch: Any, valid: int, call: Callable[[Any], Any]) -> Any:
+        """Return what comes out of a program for the samples of a batch.
+
+        Args:
+            program: The program.
+            batch: What it is called with.
+            valid: Rows of `batch` that are no filling.
+            call: Calls the program, and returns what comes out without what belongs to filling.
+
+        Raises:
+            RowsError: The predictions depend on the filling: the program's forward mixes the samples of a batch.
+        """
+        output = call(batch)
+        if valid < (program.rows or 0):
+            self._check(program, batch, valid, output, call)
+        elif program not in self._samples:
+            self._samples[program] = map_tensors(_row(batch, 0), torch.clone)
+        return output
+
+    def may_cut(self, program: Program, batch: Any, call: Callable[[Any], Any]) -> bool:
+        """Tell whether a larger batch may be cut into pieces of a program's size.
+
+        Args:
+            program: The program.
+            batch: The first piece.
+            call: Calls the program, and returns what comes out.
+        """
+        executor, rows = program.executor, program.rows
+        assert rows is not None
+        if program.micro_batches > 1 or executor in self._cuttable:
+            return True  # what is cut into micro-batches in each call may be cut between them, too
+        if rows == 1:
+            return False
+        half = rows // 2
+        output = call(batch)
+        if any(not tensor.dim() or len(tensor) != rows for tensor in tensors_in(output)):
+            return False
+        # The last rows at another place, and beside others.
+        moved = call(map_tensors(batch, lambda tensor: _moved(tensor, half)))
+        alike = _alike(map_tensors(output, lambda each: each[-half:]), map_tensors(moved, lambda each: each[:half]))
+        if not alike and _alike(output, call(batch)):
+            return False
+        if not _alike(_row(batch, 0), _row(batch, rows - 1)):
+            self._cuttable.add(executor)
+        return True
+
+    def _check(self, program: Program, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
+        rows, executor = program.rows, program.executor
+        assert rows is not None
+        if executor in self._passed or valid % (rows // program.micro_batches) == 0:
+            return  # whole micro-batches of filling are never mixed with samples
+        sample = _row(batch, 0)
+        if _alike(sample, _row(batch, rows - 1)):
+            if program not in self._samples:
+                return  # a single sample, and no other to fill up with
+            sample = self._samples[program]
+        if not _alike(output, call(_refilled(batch, valid, sample))) and _alike(output, call(batch)):
+            raise RowsError(_message(program.step.model, valid, rows))
+        self._passed.add(executor)
+
+
+def _refilled(batch: Any, valid: int, sample: Any) -> Any:
+    samples = iter(tensors_in(sample))
+
+    def refill(tensor: torch.Tensor) -> torch.Tensor:
+        filling = next(samples)
+        if not tensor.dim():
+            return tensor
+        return torch.cat([tensor[:valid], filling.expand(len(tensor) - valid, *tensor.shape[1:])])
+
+    return map_tensors(batch, refill)
+
+
+def _row(batch: Any, number: int) -> Any:
+    """Return one row of a batch, as a batch."""
+    return map_tensors(batch, lambda tensor: tensor[number : number + 1] if tensor.dim() else tensor)
+
+
+def _moved(tensor: torch.Tensor, half: int) -> torch.Tensor:
+    if not tensor.dim():
+        return tensor
+    return torch.cat([tensor[-half:], tensor[:1].expand(len(tensor) - half, *tensor.shape[1:])])
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Tell whether two structures hold the same numbers, but for what rounding does to them."""
+    return all(map(_close, tensors_in(one), tensors_in(other)))
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    tolerance = 1e-5 if one.dtype in (torch.float32, torch.float64) else 1e-2
+    largest = float(one.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.numel() else 0.0
+    return torch.allclose(one.double(), other.double(), rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+
+
+def _message(model: nn.Module, valid: int, rows: int) -> str:
+    norms = [
+        path or "the model"
+        for path, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is None
+    ]
+    why = f" ({listed(norms)} normalises by the batch: it keeps no running statistics)" if norms else ""
+    return (
+        f"An incomplete batch of {valid} samples was filled up to the {rows} rows of a device call, and the filling "
+        f"changes the predictions for the samples: the forward of {type(model).__qualname__} mixes the samples of a "
+        f"batch{why}. Evaluate with a batch_size that divides the number of samples, or leave the incomplete batch out "
+        "with DataLoader(..., drop_last=True); or let the forward treat each sample by itself."
+    )

@@ -1,0 +1,267 @@
+"""How one program's model is put on several IPUs: checked before a compile, and hooked in while it compiles."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, cast
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.pipeline.placing.configure import save_memory
+from ignite_ipu.pipeline.placing.placement import Placement, Planned
+from ignite_ipu.pipeline.placing.request import PipelineRequest
+from ignite_ipu.program.options import OptionsError, check_ipus, is_simulated
+from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.training_step import TrainingStep
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import Plan, Strategy
+
+__all__ = ["Placing"]
+
+logger = logging.getLogger("ignite_ipu")
+
+_ESTIMATED = ("pipelined", "sharded")
+
+
+class Placing:
+    """Where the layers of one program's model run.
+
+    Args:
+        request: What was asked for.
+        step: The module that is compiled.
+        options: The program's `poptorch.Options`; they are not changed.
+        training: Whether the program trains.
+        optimizer: The optimizer that it trains with, None at inference.
+
+    Attributes:
+        placement: The placement, None while "auto" has seen no batch.
+        inference: What evaluators are asked for that ask for nothing themselves.
+        plan: The plan behind it, or what the first batch let us estimate of it; None before, and where neither is.
+
+    Raises:
+        PlanError: The request does not suit the model, or the pipeline is too deep for the batching factors.
+        OptionsError: The IPUs cannot be had.
+    """
+
+    def __init__(
+        self,
+        request: PipelineRequest,
+        step: BatchStep,
+        options: Any,
+        training: bool,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+    ) -> None:
+        self.request, self.inference = request, request.for_inference()
+        self.placement: Optional[Placement] = None
+        self.plan: Optional[Plan] = cast("Plan", request.spec) if isinstance(request.spec, Planned) else None
+        self._step = step
+        self._options = options.clone().autoRoundNumIPUs(True) if request.round_up else options
+        self._training, self._optimizer = training, optimizer
+        # Tensor locations of a plan of ours, none of the user's own.
+        self._memory: Optional[Strategy] = None
+        if self.plan is not None and training:
+            self._memory = self.plan.strategy
+            self._refuse_other_location(self.plan.strategy)
+        if request.automatic:
+            self._check_limit(options.replication_factor, f"replicationFactor {options.replication_factor}")
+        else:
+            self.placement = request.placement(step.model)
+            self._check(self.placement)
+
+    @property
+    def ipus(self) -> Optional[int]:
+        """How many IPUs all replicas take, None while that is not known."""
+        return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
+
+    def prepare(self, leaves: Sequence[Any]) -> None:
+        """Do what needs a batch, before the model is wrapped: plan, or estimate the memory of what was described.
+
+        Args:
+            leaves: What the program is called with.
+
+        Raises:
+            PlanError: No plan fits, or this one needs too much memory.
+        """
+        if self.placement is None:
+            self._plan_from(leaves)
+        elif self.plan is None and self.request.memory_per_ipu is not None:
+            self.plan = self._estimate(self.placement, leaves)
+            if self.plan.fullest > 1:
+                raise PlanError("\n".join(self.plan.problems))
+        elif self.plan is None and self.placement.execution in _ESTIMATED:
+            self._warn_of_memory(self.placement, leaves)
+
+    def configured(self, asked: Any) -> Any:
+        """Return the options to wrap the model with: a copy of those asked for that has the execution strategy.
+
+        A copy, because a loader made from options with explicit stages cannot send them to its worker process.
+        """
+        assert self.placement is not None
+        options = asked.clone()
+        if self.request.round_up:
+            options.autoRoundNumIPUs(True)
+        options.setExecutionStrategy(self.placement.strategy())
+        if self._memory is not None:
+            save_memory(self._memory, options.replication_factor, options)
+        return options
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
+        assert self.placement is not None
+        with self.placement.apply(self._step.model) as applied:
+            self._step.placements.append(applied)
+            try:
+                yield
+            finally:
+                self._step.placements.clear()
+
+    def _check(self, placement: Placement) -> None:
+        options = self._options
+        if placement.loss_ipu is not None and isinstance(self._step, TrainingStep) and self._step.loss_fn is None:
+            raise PlanError(
+                f"The placement puts the loss on IPU {placement.loss_ipu}, but the model computes its own loss, which "
+                "runs with the layers around it. Leave loss_ipu out."
+            )
+        problem = placement.depth_problem(
+            self._training, options.Training.gradient_accumulation, options.device_iterations
+        )
+        if problem is not None:
+            raise PlanError(problem)
+        pipelined = placement.execution == "pipelined" and placement.ipus_per_replica > 1
+        if pipelined and backend.poptorch().OutputMode(options.output_mode).name == "EveryN":
+            raise OptionsError(
+                f"OutputMode.EveryN does not work with a pipeline over {placement.ipus_per_replica} IPUs. Use All, "
+                'Final or Sum, or execution="sharded".'
+            )
+        ipus = check_ipus(options, placement.ipus_per_replica)
+        product = f"{placement.ipus_per_replica} IPUs per replica x replicationFactor {options.replication_factor}"
+        self._check_limit(ipus, product)
+        _check_hardware(ipus, product, options)
+
+    def _check_limit(self, ipus: int, product: str) -> None:
+        limit = self.request.ipus
+        if limit is not None and ipus > limit:
+            raise PlanError(
+                f"{product} takes {ipus} IPUs, but ipus={limit}. Use fewer replicas, fewer stages, or raise ipus."
+            )
+
+    def _refuse_other_location(self, strategy: Strategy) -> None:
+        if (strategy.offload_optimizer or strategy.shard_optimizer) and _optimizer_location(self._options):
+            raise OptionsError(
+                f"The plan says where the optimizer's state is ({strategy.name}), and so do offload=, shard= or the "
+                f"options ({_optimizer_location(self._options)}). Say it in one place only."
+            )
+
+    def _plan_from(self, leaves: Sequence[Any]) -> None:
+        from ignite_ipu.pipeline import Comparison, compare
+
+        request, options = self.request, self._options
+        assert request.ipus is not None
+        comparison = compare(
+            _profile(self._step, leaves, self._micro_batches, self._training, "blocks"),
+            request.ipus,
+            optimizer=self._optimizer or "sgd",
+            machine=request.machine,
+            replicas=options.replication_factor,
+            accumulation=options.Training.gradient_accumulation,
+            device_iterations=options.device_iterations,
+        )
+        plan = Comparison(tuple(filter(self._is_asked_for, comparison.plans))).best
+        self.plan, self.placement = plan, plan.placement()
+        self._memory = plan.strategy if self._training and not _optimizer_location(options) else None
+        self._check(self.placement)
+
+    def _is_asked_for(self, plan: Plan) -> bool:
+        execution = self.request.execution
+        if (
+            execution is not None
+            and plan.ipus_per_replica > 1
+            and plan.strategy.pipelined != (execution == "pipelined")
+        ):
+            return False
+        location = _optimizer_location(self._options)
+        if not location or not self._training:
+            return True
+        return plan.strategy.offload_optimizer == (location.get("onChip") == 0)
+
+    def _warn_of_memory(self, placement: Placement, leaves: Sequence[Any]) -> None:
+        try:
+            self.plan = self._estimate(placement, leaves)
+        except Exception as error:
+            # Only a service: what a model does to shapes alone says nothing about what it does on an IPU.
+            logger.info("The memory that the pipeline needs could not be estimated: %s", error)
+            return
+        if self.plan.fullest > 1:
+            logger.warning(
+                "The pipeline may not fit: %s Compiling goes on, since this is an estimate; memory_per_ipu=%d would "
+                "refuse it.",
+                " ".join(self.plan.problems),
+                self.request.machine.memory,
+            )
+
+    def _estimate(self, placement: Placement, leaves: Sequence[Any]) -> Plan:
+        from ignite_ipu.pipeline import Strategy, plan_placement
+
+        options = self._options
+        if placement.execution not in _ESTIMATED:
+            raise PlanError(f"memory_per_ipu cannot be checked: nothing estimates {placement.execution} execution.")
+        location = _optimizer_location(options)
+        strategy = Strategy(
+            placement.execution == "pipelined",
+            offload_optimizer=location.get("onChip") == 0,
+            shard_optimizer=bool(location.get("useReplicatedTensorSharding")),
+        )
+        names = placement.layers(self._step.model)
+        return plan_placement(
+            _profile(self._step, leaves, self._micro_batches, self._training, names),
+            placement,
+            replicas=options.replication_factor,
+            strategy=strategy,
+            optimizer=self._optimizer or "sgd",
+            machine=self.request.machine,
+            accumulation=options.Training.gradient_accumulation,
+            device_iterations=options.device_iterations,
+        )
+
+    @property
+    def _micro_batches(self) -> int:
+        options = self._options
+        slots = options.replication_factor // options.input_group_size
+        return int(options.device_iterations * options.Training.gradient_accumulation * slots)
+
+
+def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, training: bool, granularity: Any) -> Any:
+    """Measure a micro-batch on the host, loss included."""
+    from ignite_ipu.pipeline import measure
+
+    def run(model: nn.Module, *micro_batch: Any) -> Any:
+        x, *y = step.batch(micro_batch)
+        y_pred = step.model_transform(step.model_fn(model, x))
+        loss_fn = getattr(step, "loss_fn", None)
+        return y_pred if loss_fn is None else loss_fn(y_pred, *y)
+
+    first: List[Any] = [
+        leaf[: leaf.shape[0] // micro_batches] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+    ]
+    return measure(step.model, first, granularity=granularity, training=training, call=run)
+
+
+def _optimizer_location(options: Any) -> Dict[str, int]:
+    """Return what the options say about the optimizer's state, empty if nothing."""
+    locations = options.TensorLocations
+    return dict(locations.location_optimizer) if locations.exists("location_optimizer") else {}
+
+
+def _check_hardware(ipus: int, product: str, options: Any) -> None:
+    if backend.is_emulator() or is_simulated(options):
+        return
+    if not backend.poptorch().ipuHardwareIsAvailable(ipus):
+        raise OptionsError(
+            f"{product} takes {ipus} IPUs, and this machine has no device with so many. Use fewer stages or replicas."
+        )

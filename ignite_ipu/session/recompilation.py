@@ -1,0 +1,112 @@
+"""Finds out whether a model is still the one that its programs were compiled from.
+
+They hold its parameters and buffers of then, and have Python values and whole numbers in buffers as constants.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, List, Optional, Sequence
+
+from torch import nn
+
+from ignite_ipu.program.guards.attributes import FROZEN_REMEDY, changes_in_every_call
+from ignite_ipu.program.guards.registrations import REGISTRATIONS
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.session_errors import SessionError
+
+__all__ = ["ModelChanges", "report_frozen"]
+
+_logger = logging.getLogger("ignite_ipu")
+_PYTHON_CHANGED = (
+    "Python values that the program read while it was traced have changed (%s): it is compiled again. On IPUs each "
+    "compilation takes minutes: make what changes often an input or a buffer."
+)
+_BUFFERS_CHANGED = (
+    "Buffers of integers or booleans, which are compiled into the program, have changed (%s): it is compiled again. On "
+    "IPUs each compilation takes minutes: make what changes often an input or a buffer of floating-point numbers."
+)
+
+
+class ModelChanges:
+    """What has changed in a model since its session began, and since its programs were traced.
+
+    Args:
+        model: The model.
+        weights: Who holds the newest of its weights.
+        compile_again: Has the next call of a program compile it.
+    """
+
+    def __init__(self, model: nn.Module, weights: Weights, compile_again: Callable[[Program], None]) -> None:
+        self._model = model
+        self._weights = weights
+        self._compile_again = compile_again
+        # What had been counted when the model had the tensors of the session.
+        self._registrations = REGISTRATIONS.count
+
+    def refuse_replaced(self) -> None:
+        """Refuse a model, or a loss that is a module, whose tensors are not those of the session.
+
+        Raises:
+            SessionError: Some were replaced, added or removed.
+        """
+        changed = self._weights.replaced(self._model)
+        beside = self._weights.replaced_beside()
+        if changed or beside:
+            what = f"{', '.join(changed)} of the model" if changed else f"{', '.join(beside)} of the trainer"
+            raise SessionError(
+                f"{what} was replaced, added or removed since its session began, but the programs and the optimizer "
+                "hold the tensors of that time. Change parameters in place (with copy_() under torch.no_grad(), or "
+                "load_state_dict), or call trainer.ipu.close() and create the engines again."
+            )
+        self._registrations = REGISTRATIONS.count
+
+    def follow(self, program: Program) -> None:
+        """Have a program compiled again if what it has as constants has changed.
+
+        Raises:
+            SessionError: Parameters or buffers were replaced, added or removed.
+        """
+        if self._registrations != REGISTRATIONS.count:
+            self.refuse_replaced()
+        self._follow(program, program.changed_values(), _PYTHON_CHANGED)
+        self.follow_buffers(program)
+
+    def follow_buffers(self, program: Program) -> None:
+        """Have a program compiled again if whole numbers or booleans in buffers have changed."""
+        if program.constants is not None:
+            self._follow(program, program.constants.changed(), _BUFFERS_CHANGED)
+
+    def _follow(self, program: Program, changed: Sequence[str], message: str) -> None:
+        if changed:
+            self.refuse_replaced()
+            _logger.warning(message, ", ".join(changed))
+            self._compile_again(program)
+
+
+def report_frozen(
+    program: Program, leaves: Sequence[Any], changed: List[str], refuse: Optional[Callable[[str], None]]
+) -> None:
+    """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
+
+    Args:
+        program: The program.
+        leaves: What it is called with.
+        changed: The values.
+        refuse: Called with the reason when forward changes values in every call; None to warn of all.
+    """
+    name = type(program.step.model).__qualname__
+    if refuse is None:
+        _logger.warning(
+            "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
+            "it again: what it changes in every call has the values of the first. %s",
+            name,
+            ", ".join(changed),
+            FROZEN_REMEDY,
+        )
+        return
+    # What the trace set up, such as a cache, stays as it is in another call.
+    changed = program.step.changed_in_a_call(leaves, program.micro_batches)
+    if changed:
+        refuse(changes_in_every_call(f"The forward of {name}", changed))

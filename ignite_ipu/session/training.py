@@ -1,0 +1,172 @@
+"""`Trained`: how a model is trained, by one program after another, and the tie to the user's optimizer."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Callable, List, Optional
+
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
+from ignite_ipu.optimizers.step_hooks import StepHooks
+from ignite_ipu.program.forward.losses import LossError
+from ignite_ipu.program.guards.trainable import Trainable
+from ignite_ipu.program.options import check_ipus
+from ignite_ipu.program.step import BatchStep
+from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.placement import Placing
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.weights.tracker import Weights
+
+__all__ = ["Trained"]
+
+_logger = logging.getLogger("ignite_ipu")
+
+
+class Trained:
+    """The program that trains a model, those that wait until they train it again, and the tie to the optimizer.
+
+    Args:
+        step: The module that trains.
+        conversion: The optimizer.
+        options: `poptorch.Options` for training.
+        weights: Who holds the newest weights.
+        fire: Called with what happens.
+        placing: What puts the model on several IPUs.
+
+    Attributes:
+        program: The program that trains at present; compiled when the first batch comes.
+        link: The tie between the user's optimizer and the device's.
+        hooks: What the user has registered around the optimizer's step.
+        aside: Compiled programs that were kept.
+
+    Raises:
+        OptimizerError: The optimizer does not hold exactly the model's trainable parameters.
+        OptionsError: No IPUs can be had for these options.
+    """
+
+    def __init__(
+        self,
+        step: BatchStep,
+        conversion: Conversion,
+        options: Any,
+        weights: Weights,
+        fire: Callable[[IPUEvents], None],
+        placing: Optional[Placing] = None,
+    ) -> None:
+        self.link = OptimizerLink(conversion, dict(step.named_parameters()))
+        self.hooks = StepHooks(conversion.source)
+        wrap = functools.partial(_wrap, optimizer=conversion.optimizer)
+        self.program = Program(step, options, wrap, True, weights, fire, placing, self.link)
+        self.aside: List[Program] = []
+        self._trainable = Trainable(step)
+        self._weights = weights
+
+    def replace(self, step: BatchStep, options: Any, keep: bool) -> None:
+        """Train by another program from now on, with the weights and the optimizer's state of the one before.
+
+        Args:
+            step: The module that trains.
+            options: `poptorch.Options` for training.
+            keep: Keep the compiled program for `resume`, unless parameters were frozen or unfrozen.
+
+        Raises:
+            OptimizerError: Parameters were unfrozen that the optimizer does not hold.
+            OptionsError: No IPUs can be had for these options.
+        """
+        check_ipus(options)
+        program, changed = self.program, any(self._trainable.change())
+        if changed:
+            check_parameters(self.link.conversion.source, step)
+            self.link.refresh_state()
+            self.drop_aside()
+        if keep and program.compiled and not changed:
+            self._set_aside(program)
+            self.program = program.like(step, options)
+        else:
+            self.program = program.succeeded_by(step, options)
+        self._trainable = Trainable(step)
+        if changed:
+            self.link.send_again(self._trainable.names())
+
+    def resume(self, program: Program) -> None:
+        """Train by an earlier program again, which `replace` has kept.
+
+        Weights and optimizer state go to the host once, and from there to the program when it is loaded.
+        """
+        current = self.program
+        if current.compiled:
+            self._set_aside(current)
+        else:
+            current.destroy()
+            current.unwrap()
+        self.aside.remove(program)
+        program.take_back(current.random_state)
+        self.program = program
+
+    def drop_aside(self, program: Optional[Program] = None) -> None:
+        """Destroy a program that was kept, or all of them."""
+        for kept in [program] if program is not None else list(self.aside):
+            self.aside.remove(kept)
+            kept.destroy()
+
+    def stop(self) -> None:
+        """Give the programs back; the optimizer is an ordinary one again."""
+        self.link.refresh_state()
+        self._weights.to_host()
+        self.program.destroy()
+        self.drop_aside()
+        self.detach()
+
+    def detach(self) -> None:
+        """Make the optimizer an ordinary one again, with the newest state."""
+        self.link.detach()
+
+    def follow_trainable(self) -> None:
+        """Compile again if parameters were frozen or unfrozen.
+
+        Raises:
+            OptimizerError: Parameters were unfrozen that the optimizer does not hold.
+        """
+        change = self._trainable.change()
+        if not any(change):
+            return
+        check_parameters(self.link.conversion.source, self.program.step)
+        if self.program.compiled:
+            _logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", change)
+            self.compile_again()
+        else:
+            # After a release PopTorch's optimizer holds the state, and would drop that of frozen parameters.
+            self.link.refresh_state()
+            self.link.send_again(self._trainable.names())
+        self._trainable.note()
+
+    def check_any_trained(self) -> None:
+        """Refuse to compile a program that trains nothing, where PyTorch refuses to go backward.
+
+        Raises:
+            LossError: All parameters are frozen.
+        """
+        if not self._trainable.names():
+            raise LossError(
+                "The loss has no gradient: all parameters of the model (and of the loss) are frozen, so nothing would "
+                "be trained. Set requires_grad_(True) on those that are to be trained; to compute losses alone, use "
+                "an evaluator."
+            )
+
+    def compile_again(self) -> None:
+        """Have the next call compile, with the weights and the optimizer's state of this moment."""
+        self.link.refresh_state()
+        self._weights.to_host()
+        self.program.destroy()
+        self.link.send_again(self._trainable.names())
+
+    def _set_aside(self, program: Program) -> None:
+        program.set_aside()
+        self.aside.append(program)
+
+
+def _wrap(step: nn.Module, options: Any, optimizer: Any) -> Any:
+    return backend.poptorch().trainingModel(step, options=options, optimizer=optimizer)

@@ -1,0 +1,1 @@
+"""The places of a model's weights: access, copies, sharing."""

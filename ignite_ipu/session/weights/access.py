@@ -1,0 +1,211 @@
+"""What using the tensors of a wrapped model means, beside PopTorch's download of the newest weights.
+
+PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, which download the newest
+weights whatever a tensor is asked for. The same classes do three things more here, and those of `watched_parameters` do
+them for a model that nobody trains:
+
+- They notice when somebody may have written into a weight: asking every tensor whether it was written into takes longer
+  than everything else that happens on the host in a training step.
+- They download for values alone, not for what a tensor is: its class, its shape, whether it is trained.
+- What they hand out is ordinary, so that files need no PopTorch: what is computed from them, copies and pickles.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.program.tensors.raw import gradient_of, plain
+
+__all__ = ["Touches"]
+
+# Through these, memory is written without PyTorch counting it as a change of the tensor.
+_UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
+# What says nothing about a tensor's values, reading and writing.
+_METADATA = frozenset(
+    (
+        *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "dtype", "device", "layout"),
+        *("is_floating_point", "is_complex", "is_sparse", "is_leaf", "grad_fn", "grad", "requires_grad"),
+        *("requires_grad_", "stride", "element_size", "is_contiguous", "_version", "is_cuda", "itemsize", "nbytes"),
+        *("__class__", "__torch_function__", "__torch_dispatch__"),
+    )
+)
+_HOLDER = "_ignite_ipu_touches"
+
+
+class Touches:
+    """What happened to the tensors of a wrapped model since they were last looked at.
+
+    Args:
+        tensors: Its parameters and buffers.
+        before_first: A bound method, held weakly: called before the first download that a touch causes since `forget`.
+        on_host: Whether nobody trains, so that memory which was handed out stays that of the newest values.
+
+    Attributes:
+        any: Whether somebody touched a tensor, in any way that may have written into it.
+        read: Whether somebody touched one in a way that downloads.
+        withheld: Called before a touch that may show values, to refuse it; what asks for none then downloads nothing.
+            None where values may be seen.
+        ended: Whether nobody asks any more.
+    """
+
+    def __init__(
+        self, tensors: Iterable[torch.Tensor], before_first: Callable[[], None], on_host: bool = False
+    ) -> None:
+        self.any = True
+        self.read = self.ended = False
+        self.withheld: Optional[Callable[[], None]] = None
+        self._before_first: Any = weakref.WeakMethod(before_first)
+        self._on_host = on_host
+        self._replaced = False
+        self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        # By the same keys, weakly: `parameter.data`, through which somebody may write for as long as it is there.
+        self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
+        self._classes = _classes_of(tensors)
+        for tensor_class in self._classes:
+            _watch(tensor_class, self)
+
+    def watches(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Tell whether tensors still have the classes that tell here."""
+        return _classes_of(tensors) == self._classes
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._replaced = False
+        kept = {key: alive for key, all_of_them in self._handed_out.items() if (alive := _alive(all_of_them))}
+        self._before = {key: (self._before[key][0], plain(self._before[key][0]).clone()) for key in kept}
+        self._handed_out = kept
+        self.any = bool(kept)
+        self.read = False
+
+    def uncounted_write(self) -> bool:
+        """Tell whether a tensor was written in one of the ways that PyTorch does not count."""
+        return self._replaced or any(not torch.equal(plain(now), then) for now, then in self._before.values())
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is still somebody who asks."""
+        return not self.ended and self._before_first() is not None
+
+    def note(self, reads: bool) -> None:
+        """Take notice of a touch, which may read values or asks for none."""
+        self.any = True
+        if not reads:
+            return
+        if not self.read:
+            self.read = True
+            before_first = self._before_first()
+            if before_first is not None:
+                before_first()
+        if self.withheld is not None:
+            self.withheld()
+
+    def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
+        """Take notice that the memory of a tensor, which holds the newest values, is handed out, by an attribute."""
+        key = id(tensor)
+        if key not in self._before:
+            self._before[key] = (tensor, plain(tensor).clone())
+        if self._on_host and isinstance(by, torch.Tensor):
+            self._handed_out.setdefault(key, []).append(weakref.ref(by))
+
+    def note_replaced(self) -> None:
+        """Take notice that a tensor was given other memory."""
+        self._replaced = True
+
+
+def _classes_of(tensors: Iterable[torch.Tensor]) -> Set[Any]:
+    return set(map(type, tensors)) - {torch.Tensor, nn.Parameter}
+
+
+def _watch(tensor_class: Any, touches: Touches) -> None:
+    known: Optional[List[Touches]] = tensor_class.__dict__.get(_HOLDER)
+    if known is not None:
+        # Models have weights in common, or a program that was set aside trains again.
+        known[:] = [each for each in known if each.serves]
+        known.append(touches)
+        return
+    holder = [touches]
+    setattr(tensor_class, _HOLDER, holder)
+    download = tensor_class.__getattribute__
+    # Any tensor of the class serves to ask PopTorch for the newest weights.
+    any_of_them = torch.Tensor._make_subclass(tensor_class, torch.empty(0))
+
+    def getattribute(self: Any, name: str) -> Any:
+        if name in _METADATA or not hasattr(torch.Tensor, name):
+            with torch._C.DisableTorchFunctionSubclass():
+                return object.__getattribute__(self, name)
+        for touches in holder:
+            touches.note(reads=True)
+        found = download(self, name)
+        if name in _UNCOUNTED:
+            for touches in holder:
+                touches.note_exposed(self, found)
+        return found
+
+    def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reads = _name(func) not in _METADATA
+        for touches in holder:
+            touches.note(reads)
+        if reads:
+            download(any_of_them, "__class__")
+        if func == _SET_DATA and not _same_memory(*args):
+            for touches in holder:
+                touches.note_replaced()
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+        if _name(func) in _UNCOUNTED and isinstance(args[0], tensor_class):
+            for touches in holder:
+                touches.note_exposed(args[0], found)
+        return found
+
+    tensor_class.__getattribute__ = getattribute
+    tensor_class.__torch_function__ = classmethod(torch_function)
+    tensor_class.__deepcopy__, tensor_class.__reduce_ex__ = _deepcopy, _reduce_ex
+    if tensor_class in copyreg.dispatch_table:  # which is asked before the method
+        copyreg.pickle(tensor_class, _reduce_ex)
+
+
+def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
+    duplicate = _ordinary(tensor.detach().clone(), tensor)
+    if isinstance(duplicate, nn.Parameter):
+        with torch._C.DisableTorchFunctionSubclass():
+            duplicate.grad = copy.deepcopy(gradient_of(tensor), memo)
+    memo[id(tensor)] = duplicate
+    return duplicate
+
+
+def _reduce_ex(tensor: torch.Tensor, protocol: Any = 2) -> Any:
+    # The same memory, since files keep what tensors share.
+    ordinary = _ordinary(tensor.detach(), tensor)
+    ordinary.__dict__.update(tensor.__dict__)
+    return ordinary.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _ordinary(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return values as what a tensor was before it was wrapped: a parameter or not."""
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+
+
+def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> List[weakref.ref[torch.Tensor]]:
+    return [reference for reference in references if reference() is not None]
+
+
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _name(func: Any) -> str:
+    """Return the name of a function, or of the attribute that it reads or writes."""
+    name = getattr(func, "__name__", "")
+    return str(getattr(func.__self__, "__name__", "") if name in ("__get__", "__set__") else name)
+
+
+def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether another tensor holds the same values in the same memory, as after `model.to(...)` without effect."""
+    with torch._C.DisableTorchFunctionSubclass():
+        mine, theirs = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (tensor, other)]
+    return mine == theirs

@@ -1,0 +1,371 @@
+"""Who holds the newest weights of a model: the host, the training program or an inference program."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.program.guards.registrations import REGISTRATIONS
+from ignite_ipu.program.tensors.raw import plain, version_of
+from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.weights.access import Touches
+from ignite_ipu.session.weights.watched import unwatch_parameters, watch_parameters
+
+__all__ = ["LostEditError", "Weights", "named_tensors"]
+
+# To a watched tensor: from its entry, from the variable in the loop, and from the call that counts.
+_OUR_REFERENCES = 3
+_MOST_NAMES = 3
+Fire = Callable[[IPUEvents], None]
+
+
+class LostEditError(RuntimeError):
+    """Weights that were written on the host while the device had newer ones, so that the write is lost."""
+
+
+@dataclasses.dataclass
+class _Copy:
+    """One program's weights."""
+
+    executor: Any
+    stale: bool = False
+
+
+class Weights:
+    """The weights of one model in all their places, each copied only when it is stale.
+
+    Args:
+        model: The user's model. Its parameters and buffers are the host's copy.
+        fire: Called with the event after a copy.
+
+    Attributes:
+        withheld: Refuses to bring the newest weights to the host; None where they may be brought.
+        updates: How often the training program was called; a list of one number, for those who outlive this.
+        looks: How often `notice_edits` looked at every tensor.
+        edits: How often the host's weights were found or said to be set.
+
+    PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
+    was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
+    every copy is one of ours.
+    """
+
+    def __init__(self, model: nn.Module, fire: Optional[Fire] = None) -> None:
+        self._fire = fire or (lambda event: None)
+        self._named = named_tensors(model)
+        REGISTRATIONS.follow(self, model.modules())
+        # What is found here is only ever added to: `put_back` goes by the order of an earlier `read`.
+        self._names: List[str] = list(self._named)
+        self._tensors: List[torch.Tensor] = list(self._named.values())
+        self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
+        self._training: Optional[_Copy] = None
+        self._inference: List[_Copy] = []
+        self._host_is_stale = False
+        self.looks = self.edits = 0
+        self._touches: Optional[Touches] = None
+        self._silent: List[int] = []  # while nobody trains: where the tensors are that cannot tell
+        self.withheld: Optional[Callable[[], None]] = None
+        self._lost: List[str] = []
+        self._versions = _count_edits(self._tensors)
+        self.updates = [0]
+        self._watched: List[Tuple[torch.Tensor, int]] = []
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The host's copy: parameters and buffers, the model's first."""
+        return self._tensors
+
+    @property
+    def training_is_stale(self) -> bool:
+        """Whether the host has weights that the training program has not."""
+        return self._training is not None and self._training.stale
+
+    def add(self, executor: Any, training: bool) -> None:
+        """Take charge of an executor's weights; loading its program uploads the host's."""
+        copy = _Copy(executor)
+        if training:
+            self._training = copy
+            self._forget_touches()
+            self._touches = Touches(self._tensors, self._note_first_touch)
+        else:
+            self._inference.append(copy)
+            if self._training is None:
+                self._watch()
+
+    def _watch(self) -> bool:
+        """Notice writes that PyTorch does not count, while nobody trains; returns whether some may have been missed."""
+        watch_parameters(self._tensors)
+        if self._touches is not None and self._touches.watches(self._tensors):
+            return False
+        self._forget_touches()
+        self._touches = Touches(self._tensors, self._note_first_touch, on_host=True)
+        self._silent = [number for number, tensor in enumerate(self._tensors) if type(tensor) is torch.Tensor]
+        return True
+
+    def unwatch(self) -> None:
+        """Let parameters be ordinary ones, for PopTorch to wrap or for whoever goes on with them natively."""
+        if self._training is None:
+            self._forget_touches()
+            unwatch_parameters(self._tensors)
+
+    def _forget_touches(self) -> None:
+        if self._touches is not None:
+            self._touches.ended = True
+        self._touches = None
+
+    def include(self, step: nn.Module) -> bool:
+        """Take charge of what the module of a training program holds beside the model: a loss's buffers and parameters.
+
+        Args:
+            step: The module, whose child `model` is the user's model. To be called before its executor is added.
+
+        Returns:
+            Whether it holds any that were not known.
+        """
+        named = _beside_the_model(step)
+        if named:
+            self._beside[step] = named
+            REGISTRATIONS.follow(self, [module for whole in self._beside for module in whole.modules()])
+        known = {id(tensor) for tensor in self._tensors}
+        new = {name: tensor for name, tensor in named.items() if id(tensor) not in known}
+        self._names += new
+        self._tensors += new.values()
+        self._versions += _count_edits(list(new.values()))
+        return bool(new)
+
+    def leave_out(self, step: nn.Module) -> None:
+        """Let what a module that was included holds beside the model be replaced again."""
+        self._beside.pop(step, None)
+
+    def remove(self, executor: Any) -> None:
+        """Forget an executor that was destroyed."""
+        self._inference = [copy for copy in self._inference if copy.executor is not executor]
+        if self._training is not None and self._training.executor is executor:
+            self._training = None
+            self._forget_touches()
+            self._host_is_stale = False
+        if not self._inference:
+            self.unwatch()
+
+    def trained(self) -> None:
+        """Remember that a training call has changed the weights on the device."""
+        self._host_is_stale = True
+        self.updates[0] += 1
+        for copy in self._inference:
+            copy.stale = True
+
+    def host_changed(self) -> None:
+        """Remember that the host's weights were set, for example by `load_state_dict`: they are now the newest."""
+        self._host_is_stale = False
+        self.edits += 1
+        for copy in (*self._inference, *([self._training] if self._training else ())):
+            copy.stale = True
+        self._versions = _count_edits(self._tensors)
+
+    def notice_edits(self) -> bool:
+        """Find out whether somebody wrote into the host's weights, and tell.
+
+        Costs a look at every tensor if somebody touched one since the last time; else one at the buffers if nobody
+        trains, and next to nothing if somebody does.
+
+        Raises:
+            LostEditError: Somebody wrote through a tensor that shares a weight's memory while the device had newer
+                weights.
+        """
+        touches = self._touches
+        if touches is not None and not touches.any and not self._watched and not self._silently_edited(touches):
+            return False
+        self.looks += 1
+        edited = self._differ()
+        edited |= bool(self._watched) and self._watched_changed()
+        if touches is not None:
+            touches.forget()
+        if self._training is None and self._inference:
+            edited |= self._watch()
+        if self._lost:
+            names, self._lost = self._lost, []
+            self._versions = _count_edits(self._tensors)
+            shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+            raise LostEditError(
+                f"{shown} of the model was written through a tensor that shares its memory (what detach(), a view or "
+                "an index returned before the last training step), while the newest weights were on the device: the "
+                "write is lost. Write into the parameter itself, or take the sharing tensor again after each step."
+            )
+        if not edited:
+            return False
+        self.host_changed()
+        return True
+
+    def has_unsent(self) -> bool:
+        """Tell whether the host has weights that the training program has not, noticed or not; nothing is noticed.
+
+        For use while somebody touches a weight, whose write is still to come.
+        """
+        touches = self._touches
+        return self.training_is_stale or (touches is not None and touches.any and not self._lost and self._differ())
+
+    def _differ(self) -> bool:
+        """Tell whether a tensor was written since edits were noticed last."""
+        touches = self._touches
+        return _count_edits(self._tensors) != self._versions or (touches is not None and touches.uncounted_write())
+
+    def _silently_edited(self, touches: Touches) -> bool:
+        """Tell whether a tensor may have been written that cannot tell: a buffer, while nobody trains."""
+        if self._training is not None:
+            return False
+        if not touches.watches(self._tensors):
+            return True
+        now = _count_edits([self._tensors[number] for number in self._silent])
+        return now != [self._versions[number] for number in self._silent]
+
+    def watch(self, alias: torch.Tensor) -> None:
+        """Let `notice_edits` look for writes through another tensor with the memory of one of the weights."""
+        self.to_host()
+        self._watched.append((alias, alias._version))
+
+    def _watched_changed(self) -> bool:
+        watched, self._watched = self._watched, []
+        changed = False
+        for alias, version in watched:
+            if alias._version != version:
+                if self._host_is_stale:
+                    raise LostEditError(
+                        f"A weight of shape {tuple(alias.shape)} was written through parameter.data from before the "
+                        "last update, where the newest values are not: they are on the device. Read parameter.data "
+                        "again after every optimizer.step()."
+                    )
+                changed = True
+            if sys.getrefcount(alias) > _OUR_REFERENCES:
+                self._watched.append((alias, alias._version))  # it may be written into again
+        return changed
+
+    def replaced(self, model: nn.Module) -> List[str]:
+        """Return the names of parameters and buffers that are not the ones that the model had at first.
+
+        From then on `REGISTRATIONS` counts those that the model's modules of now are given.
+        """
+        REGISTRATIONS.follow(self, [module for whole in (model, *self._beside) for module in whole.modules()])
+        return _differing(self._named, named_tensors(model))
+
+    def replaced_beside(self) -> List[str]:
+        """Return the names of what training programs hold beside the model and that is not what it was at first."""
+        return [name for step, named in self._beside.items() for name in _differing(named, _beside_the_model(step))]
+
+    def to_host(self) -> bool:
+        """Make the host's copy the newest, and tell whether that took a copy."""
+        if not self._host_is_stale or self._training is None:
+            return False
+        if self.withheld is not None:
+            self.withheld()
+        if self._touches is not None:
+            # From now on, who has a tensor with the memory of a weight may write into the newest values.
+            self._touches.note(reads=True)
+        copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
+        self._host_is_stale = False
+        if copied:
+            self._fire(IPUEvents.WEIGHTS_TO_HOST)
+        return copied
+
+    def show(self) -> None:
+        """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
+        self.to_host()
+        if self._touches is not None:
+            self._touches.note(reads=False)
+
+    def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
+        """Let nobody see the newest weights.
+
+        Args:
+            refuse: Called when somebody asks for them, to raise an error; None to show them again.
+        """
+        self.withheld = refuse
+        if self._touches is not None:
+            self._touches.withheld = refuse
+
+    def read(self) -> List[torch.Tensor]:
+        """Return copies of the newest weights and buffers, parameters first, for `put_back`."""
+        self.to_host()
+        return [plain(tensor).clone() for tensor in self._tensors]
+
+    def positions(self, model: nn.Module) -> Dict[str, int]:
+        """Return where in `read`'s list the tensor of each key of the model's state dictionary is."""
+        place = {id(tensor): number for number, tensor in enumerate(self._tensors)}
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        return {name: place[id(tensor)] for name, tensor in named}
+
+    def put_back(self, copies: Sequence[torch.Tensor]) -> None:
+        """Make copies that `read` returned the newest weights, when those on the device are lost."""
+        with torch.no_grad():
+            for tensor, copy in zip(self._tensors, copies):
+                plain(tensor).copy_(copy)
+        self.host_changed()
+
+    def to_training(self) -> bool:
+        """Make the training program's copy the newest, and tell whether that took a copy."""
+        copy = self._training
+        return copy is not None and copy.stale and self._upload(copy)
+
+    def to_inference(self, executor: Optional[Any] = None) -> bool:
+        """Make the copy of an inference program, or of all of them, the newest, and tell whether that took a copy."""
+        copied = False
+        for copy in self._inference:
+            if copy.stale and (executor is None or copy.executor is executor):
+                self.to_host()
+                copied |= self._upload(copy)
+        return copied
+
+    def loaded(self, executor: Any) -> None:
+        """Remember that a program was loaded, which uploaded the host's weights."""
+        for copy in (*self._inference, *([self._training] if self._training else ())):
+            if copy.executor is executor:
+                copy.stale = False
+
+    def _upload(self, copy: _Copy) -> bool:
+        if not copy.executor.isAttachedToDevice():
+            return False  # loading the program uploads them
+        copy.stale = False
+        copy.executor.copyWeightsToDevice()
+        self._fire(IPUEvents.WEIGHTS_TO_DEVICE)
+        return True
+
+    def _note_first_touch(self) -> None:
+        """See what was written without a touch: a touch downloads, and so overwrites it."""
+        if self._host_is_stale:
+            pairs = zip(self._names, self._versions, _count_edits(self._tensors))
+            self._lost += [name for name, before, after in pairs if before != after]
+
+
+def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
+    # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory.
+    with torch._C.DisableTorchFunctionSubclass():
+        return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))
+
+
+def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:
+    names = [*before, *(name for name in now if name not in before)]
+    return [name for name in names if now.get(name) is not before.get(name)]
+
+
+def named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:
+    """Return parameters and buffers by name, without the look at them that makes a wrapped model download."""
+    found: Dict[str, torch.Tensor] = {}
+    for prefix, module in model.named_modules():
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in module.__dict__[kind].items():
+                if tensor is not None:
+                    found[f"{prefix}.{name}" if prefix else name] = tensor
+    return found
+
+
+def _beside_the_model(step: nn.Module) -> Dict[str, torch.Tensor]:
+    """Return by name what a program's module holds outside its child `model`, such as a loss's buffers."""
+    return {
+        f"{prefix}.{name}": tensor
+        for prefix, part in step._modules.items()
+        if part is not None and prefix != "model"
+        for name, tensor in named_tensors(part).items()
+    }
