@@ -17,7 +17,7 @@ from ignite_ipu.cli.launch import Job, command, environment
 from tests.ignite.side import differences
 from tests.test_docs import python_blocks
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _JOB = _ROOT / "tests" / "ignite" / "job.py"
 
 

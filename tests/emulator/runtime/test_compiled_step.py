@@ -12,7 +12,7 @@ from torch import nn
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator import optim as ipu
 from ignite_ipu.emulator.compiler import inductor
-from tests.emulator.test_compiled import (
+from tests.emulator.compiler.test_inductor import (
     Net,
     Prints,
     X,

@@ -12,7 +12,7 @@ from ignite_ipu.emulator.trace.operators import arguments
 from ignite_ipu.emulator.trace.operators import page as operator_page
 from ignite_ipu.emulator.trace.operators import table as operator_table
 
-PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+PAGE = Path(__file__).parents[4] / "docs" / "operators.md"
 
 
 def test_the_page_is_the_one_in_the_documentation():

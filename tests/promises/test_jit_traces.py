@@ -8,7 +8,7 @@ import pytest
 import torch
 from ignite.engine import Events
 
-from tests.test_touches import by_captured_step, by_factory, loader, network
+from tests.session.weights.test_access import by_captured_step, by_factory, loader, network
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
