@@ -6,10 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Dict, List
 
 if TYPE_CHECKING:
-    from ignite_ipu.backend import BackendError as BackendError
     from ignite_ipu.deferred import ipu_step as ipu_step
     from ignite_ipu.deferred.accelerator import IPUAccelerator as IPUAccelerator
-    from ignite_ipu.engines.arguments import UnsupportedArgumentError as UnsupportedArgumentError
     from ignite_ipu.engines.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
     from ignite_ipu.engines.counting import CountEvents as CountEvents
     from ignite_ipu.engines.counting import Counts as Counts
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from ignite_ipu.engines.engine import IPUTrainer as IPUTrainer
     from ignite_ipu.engines.factories import create_ipu_evaluator as create_ipu_evaluator
     from ignite_ipu.engines.factories import create_ipu_trainer as create_ipu_trainer
-    from ignite_ipu.engines.loaders import LoaderError as LoaderError
     from ignite_ipu.engines.loaders import Loaders as Loaders
     from ignite_ipu.engines.portable import auto_model as auto_model
     from ignite_ipu.engines.portable import host_device as host_device
@@ -26,53 +23,58 @@ if TYPE_CHECKING:
     from ignite_ipu.engines.portable import process_backend as process_backend
     from ignite_ipu.engines.steps import ipu_evaluation_step as ipu_evaluation_step
     from ignite_ipu.engines.steps import ipu_training_step as ipu_training_step
-    from ignite_ipu.optimizers import ConstantAttributeError as ConstantAttributeError
-    from ignite_ipu.optimizers import OptimizerError as OptimizerError
+    from ignite_ipu.errors import BackendError as BackendError
+    from ignite_ipu.errors import BatchError as BatchError
+    from ignite_ipu.errors import ConstantAttributeError as ConstantAttributeError
+    from ignite_ipu.errors import IPUError as IPUError
+    from ignite_ipu.errors import LoaderError as LoaderError
+    from ignite_ipu.errors import LossError as LossError
+    from ignite_ipu.errors import LostEditError as LostEditError
+    from ignite_ipu.errors import OptimizerError as OptimizerError
+    from ignite_ipu.errors import OptionsError as OptionsError
+    from ignite_ipu.errors import OutputError as OutputError
+    from ignite_ipu.errors import RowsError as RowsError
+    from ignite_ipu.errors import SessionError as SessionError
+    from ignite_ipu.errors import UnsupportedArgumentError as UnsupportedArgumentError
     from ignite_ipu.optimizers import convert_optimizer as convert_optimizer
     from ignite_ipu.optimizers import convert_optimizer_state as convert_optimizer_state
     from ignite_ipu.program.geometry import BatchGeometry as BatchGeometry
-    from ignite_ipu.program.layout import BatchError as BatchError
-    from ignite_ipu.program.options import OptionsError as OptionsError
     from ignite_ipu.program.options import evaluation_options as evaluation_options
     from ignite_ipu.program.options import training_options as training_options
     from ignite_ipu.program.step import EvaluationStep as EvaluationStep
-    from ignite_ipu.program.step import OutputError as OutputError
-    from ignite_ipu.program.tensors.rows import RowsError as RowsError
-    from ignite_ipu.program.training_step import LossError as LossError
     from ignite_ipu.program.training_step import TrainingStep as TrainingStep
     from ignite_ipu.session.events import IPUEvents as IPUEvents
     from ignite_ipu.session.session import IPUSession as IPUSession
-    from ignite_ipu.session.session import SessionError as SessionError
-    from ignite_ipu.session.weights.tracker import LostEditError as LostEditError
 
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it. A name is imported when it is first used, so that `import ignite_ipu` loads
 # neither torch nor anything else. To add one: a row here, and the same import under TYPE_CHECKING below.
 _EXPORTS: Dict[str, str] = {
-    "BackendError": "ignite_ipu.backend",
-    "BatchError": "ignite_ipu.program.layout",
+    "BackendError": "ignite_ipu.errors",
+    "BatchError": "ignite_ipu.errors",
     "BatchGeometry": "ignite_ipu.program.geometry",
-    "ConstantAttributeError": "ignite_ipu.optimizers",
+    "ConstantAttributeError": "ignite_ipu.errors",
     "CountEvents": "ignite_ipu.engines.counting",
     "Counts": "ignite_ipu.engines.counting",
     "EvaluationStep": "ignite_ipu.program.step",
     "IPUAccelerator": "ignite_ipu.deferred.accelerator",
     "IPUEngine": "ignite_ipu.engines.engine",
+    "IPUError": "ignite_ipu.errors",
     "IPUEvents": "ignite_ipu.session.events",
     "IPUSession": "ignite_ipu.session.session",
     "IPUTrainer": "ignite_ipu.engines.engine",
-    "LoaderError": "ignite_ipu.engines.loaders",
+    "LoaderError": "ignite_ipu.errors",
     "Loaders": "ignite_ipu.engines.loaders",
-    "LossError": "ignite_ipu.program.training_step",
-    "LostEditError": "ignite_ipu.session.weights.tracker",
-    "OptimizerError": "ignite_ipu.optimizers",
-    "OptionsError": "ignite_ipu.program.options",
-    "OutputError": "ignite_ipu.program.step",
-    "RowsError": "ignite_ipu.program.tensors.rows",
-    "SessionError": "ignite_ipu.session.session",
+    "LossError": "ignite_ipu.errors",
+    "LostEditError": "ignite_ipu.errors",
+    "OptimizerError": "ignite_ipu.errors",
+    "OptionsError": "ignite_ipu.errors",
+    "OutputError": "ignite_ipu.errors",
+    "RowsError": "ignite_ipu.errors",
+    "SessionError": "ignite_ipu.errors",
     "TrainingStep": "ignite_ipu.program.training_step",
-    "UnsupportedArgumentError": "ignite_ipu.engines.arguments",
+    "UnsupportedArgumentError": "ignite_ipu.errors",
     "convert_optimizer": "ignite_ipu.optimizers",
     "convert_optimizer_state": "ignite_ipu.optimizers",
     "create_ipu_averages_evaluator": "ignite_ipu.engines.averages",

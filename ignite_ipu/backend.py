@@ -14,17 +14,15 @@ import sys
 from types import ModuleType
 from typing import Optional
 
-__all__ = ["VARIABLE", "BackendError", "choice", "is_emulator", "name", "poptorch"]
+from ignite_ipu.errors import BackendError
+
+__all__ = ["VARIABLE", "choice", "is_emulator", "name", "poptorch"]
 
 VARIABLE = "IGNITE_IPU_BACKEND"
 _CHOICES = ("emulator", "sdk", "native")
 
 _EMULATOR = "ignite_ipu.emulator"
 _logger = logging.getLogger("ignite_ipu")
-
-
-class BackendError(RuntimeError):
-    """The PopTorch that was asked for cannot be had."""
 
 
 def choice() -> Optional[str]:

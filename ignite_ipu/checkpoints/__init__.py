@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ignite_ipu.checkpoints.errors import CheckpointError
 from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
 from ignite_ipu.checkpoints.resuming import newest_checkpoint, resume_from
 from ignite_ipu.checkpoints.writing import CheckpointSaver, write_checkpoint
+from ignite_ipu.errors import CheckpointError
 
 __all__ = [
     "CheckpointError",

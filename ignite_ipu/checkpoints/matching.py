@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping
 import torch
 from torch import nn
 
-from ignite_ipu.listing import listed
+from ignite_ipu.errors import listed
 
 __all__ = ["differences"]
 

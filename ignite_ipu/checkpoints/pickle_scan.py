@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Dict, List, NamedTuple, NoReturn, Optional
 
-from ignite_ipu.checkpoints.errors import CheckpointError
+from ignite_ipu.errors import CheckpointError
 
 __all__ = ["READABLE", "scan_pickle"]
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional
 import numpy as np
 import torch
 
-from ignite_ipu.checkpoints.errors import CheckpointError
+from ignite_ipu.errors import CheckpointError
 
 __all__ = ["read_device_states", "read_random_states", "write_random_states"]
 

@@ -10,8 +10,8 @@ from typing import Any, Dict, Iterator, List, Set, Union
 import torch
 
 from ignite_ipu.checkpoints import plain_pickle
-from ignite_ipu.checkpoints.errors import CheckpointError
 from ignite_ipu.checkpoints.pickle_scan import scan_pickle
+from ignite_ipu.errors import CheckpointError
 
 __all__ = ["check_complete", "read_checkpoint"]
 

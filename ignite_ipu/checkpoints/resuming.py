@@ -12,10 +12,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 import torch
 from torch import nn
 
-from ignite_ipu.checkpoints.errors import CheckpointError
 from ignite_ipu.checkpoints.matching import differences
 from ignite_ipu.checkpoints.plain_states import without_methods
 from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
+from ignite_ipu.errors import CheckpointError
 
 __all__ = ["load_checkpoint", "newest_checkpoint", "resume_from"]
 

@@ -14,8 +14,8 @@ import torch
 from ignite.handlers.checkpoint import BaseSaveHandler
 
 from ignite_ipu.checkpoints.atomic_files import remove_unfinished, whole_file
-from ignite_ipu.checkpoints.errors import CheckpointError
 from ignite_ipu.checkpoints.plain_states import without_methods
+from ignite_ipu.errors import CheckpointError
 
 __all__ = ["CheckpointSaver", "write_checkpoint"]
 

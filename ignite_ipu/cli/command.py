@@ -19,6 +19,7 @@ import traceback
 from typing import Any, Dict, NamedTuple, Optional, Protocol, Sequence, TextIO, cast
 
 import ignite_ipu
+from ignite_ipu.errors import UserError
 
 EXIT_DONE = 0
 EXIT_FINDINGS = 1
@@ -26,19 +27,6 @@ EXIT_USER_ERROR = 2
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-
-
-class UserError(Exception):
-    """What a person asked for cannot be done, and the message says why and what would work; shown without a traceback.
-
-    Args:
-        message: What was wrong, the value, the way out.
-        exit_code: What the process exits with.
-    """
-
-    def __init__(self, message: str, *, exit_code: int = EXIT_USER_ERROR) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class Command(NamedTuple):

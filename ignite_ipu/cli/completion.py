@@ -6,7 +6,8 @@ import argparse
 import shlex
 from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
-from ignite_ipu.cli.command import COMMANDS, CommandParser, UserError, build_parser
+from ignite_ipu.cli.command import COMMANDS, CommandParser, build_parser
+from ignite_ipu.errors import UserError
 
 PROGRAM = "ignite-ipu"
 

@@ -17,8 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List, NamedTuple
 
-from ignite_ipu.cli.command import EXIT_FINDINGS, UserError
+from ignite_ipu.cli.command import EXIT_FINDINGS
 from ignite_ipu.cli.instance import started_by_this_process
+from ignite_ipu.errors import UserError
 
 __all__ = ["Job", "add_arguments", "command", "environment", "main"]
 

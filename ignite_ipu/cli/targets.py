@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, Callable, Iterator
 
-from ignite_ipu.cli.command import UserError
+from ignite_ipu.errors import UserError
 
 __all__ = ["blamed_on", "load_factory"]
 

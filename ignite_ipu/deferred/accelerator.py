@@ -36,7 +36,6 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.gradients import check_all_parameters, gradient_norm
@@ -45,7 +44,7 @@ from ignite_ipu.deferred.model.optimizer import capture_optimizer, release_optim
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.gradient_refusals import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
-from ignite_ipu.engines.arguments import UnsupportedArgumentError
+from ignite_ipu.errors import CaptureError, UnsupportedArgumentError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gpu_wrappers import unwrapped
 

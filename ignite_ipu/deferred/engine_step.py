@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.engine_calls import with_known_values
 from ignite_ipu.deferred.model.capturing import capture_model
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.model.optimizer import capture_optimizer, captured_by
 from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.errors import CaptureError
 
 __all__ = ["ipu_step"]
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Optional, Tuple
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.options import training_options
 
 __all__ = ["CaptureSettings"]

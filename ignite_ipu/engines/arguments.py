@@ -7,12 +7,9 @@ from typing import Any, Optional, Union
 import torch
 
 from ignite_ipu import backend
+from ignite_ipu.errors import UnsupportedArgumentError
 
-__all__ = ["UnsupportedArgumentError", "refuse_unsupported"]
-
-
-class UnsupportedArgumentError(ValueError):
-    """An argument that means something on a GPU and cannot mean it on an IPU."""
+__all__ = ["refuse_unsupported"]
 
 
 def refuse_unsupported(

@@ -15,7 +15,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
-from ignite_ipu.program.layout import BatchError
+from ignite_ipu.errors import BatchError
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows
 from ignite_ipu.session.gpu_wrappers import unwrapped

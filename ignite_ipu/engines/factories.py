@@ -24,11 +24,12 @@ from ignite_ipu.engines.steps import (
     predictions_and_targets,
     unchanged,
 )
+from ignite_ipu.errors import OptionsError
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
-from ignite_ipu.program.options import OptionsError, place_tensors
 from ignite_ipu.program.options import output_mode as _output_mode
+from ignite_ipu.program.options import place_tensors
 from ignite_ipu.program.options import training_options as _training_options
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.gpu_wrappers import unwrapped

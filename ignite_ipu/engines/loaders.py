@@ -18,17 +18,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu import backend
 from ignite_ipu.engines.resume.deterministic import RewindableSampler
+from ignite_ipu.errors import LoaderError
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.rows import row_count
 
-__all__ = ["LoaderError", "Loaders", "ReadyBatches"]
+__all__ = ["Loaders", "ReadyBatches"]
 
 _logger = logging.getLogger("ignite_ipu")
 _POPTORCH_LOGGER = "poptorch::python"
-
-
-class LoaderError(RuntimeError):
-    """Data that cannot feed a compiled model, or a loader that failed."""
 
 
 class _EmptyData(LoaderError, ValueError):

@@ -10,8 +10,7 @@ from ignite_ipu.handlers.optimizer_sync import OptimizerSync
 from ignite_ipu.handlers.preemption import Preemption
 from ignite_ipu.handlers.profiler import PopVisionProfiler
 from ignite_ipu.handlers.recompilation import Recompilation, RecompileWatch
-from ignite_ipu.handlers.recovery.decisions import Decision, RecoveryStatus
-from ignite_ipu.handlers.recovery.handler import Recovery
+from ignite_ipu.handlers.recovery import Decision, Recovery, RecoveryStatus
 from ignite_ipu.handlers.release import DeviceRelease
 from ignite_ipu.handlers.stats import IPUStats
 from ignite_ipu.handlers.weight_sync import WeightSync

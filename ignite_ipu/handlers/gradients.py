@@ -7,8 +7,9 @@ from typing import Callable, Dict, Optional
 import torch
 from ignite.engine import Engine, Events
 
+from ignite_ipu.errors import SessionError
 from ignite_ipu.program.tensors.raw import dtype_of, set_gradient, shape_of
-from ignite_ipu.session.session import IPUSession, SessionError
+from ignite_ipu.session.session import IPUSession
 
 __all__ = ["Gradients"]
 

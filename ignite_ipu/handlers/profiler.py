@@ -7,8 +7,9 @@ from typing import Any, Optional, Union
 
 from ignite.engine import Engine, Events
 
+from ignite_ipu.errors import SessionError
 from ignite_ipu.session.events import IPUEvents
-from ignite_ipu.session.session import IPUSession, SessionError
+from ignite_ipu.session.session import IPUSession
 
 __all__ = ["PopVisionProfiler"]
 

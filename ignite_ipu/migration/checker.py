@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Iterable, List, Optional, Sequence, Tuple
 
 from ignite_ipu.cli.terminal import following
+from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.findings import Finding, Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.comments import EVERY_RULE
 from ignite_ipu.migration.source.discovery import discover
-from ignite_ipu.migration.source.file import Source, SourceError, read_source, split_lines
+from ignite_ipu.migration.source.file import Source, read_source, split_lines
 
 
 @dataclass(frozen=True)

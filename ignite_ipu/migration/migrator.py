@@ -12,13 +12,14 @@ from typing import List, Tuple
 
 import libcst as cst
 
+from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Finding, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rewriting.imports import update_imports
-from ignite_ipu.migration.source.file import Source, SourceError
+from ignite_ipu.migration.source.file import Source
 from ignite_ipu.migration.source.notebook import NotebookError
 
 # What a remedy says of `migrate`, which has just declined.

@@ -7,11 +7,12 @@ import re
 from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union
 
+from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.models import Model, find_models
 from ignite_ipu.migration.analysis.names import Names
 from ignite_ipu.migration.analysis.walker import ForwardAnalysis
-from ignite_ipu.migration.source.file import Source, SourceError
+from ignite_ipu.migration.source.file import Source
 from ignite_ipu.migration.steps.training import Training
 
 Node = TypeVar("Node", bound=ast.AST)

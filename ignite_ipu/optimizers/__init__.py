@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ignite_ipu.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.checks import check_parameters
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
-from ignite_ipu.optimizers.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.kinds import Kind
 from ignite_ipu.optimizers.link import Change, OptimizerLink
 from ignite_ipu.optimizers.receipt import Receipt, Row

@@ -7,8 +7,7 @@ from typing import Collection, List, Optional
 import torch
 from torch import nn
 
-from ignite_ipu.listing import listed
-from ignite_ipu.optimizers.errors import OptimizerError
+from ignite_ipu.errors import OptimizerError, listed
 
 __all__ = ["check_parameters", "clipping_problem"]
 

@@ -14,8 +14,8 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple
 import torch
 
 from ignite_ipu import backend
+from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.checks import clipping_problem
-from ignite_ipu.optimizers.errors import OptimizerError
 from ignite_ipu.optimizers.kinds import Kind, kind_of_device, kind_of_torch
 from ignite_ipu.optimizers.receipt import Receipt, Row
 

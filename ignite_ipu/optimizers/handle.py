@@ -13,7 +13,7 @@ from typing import Any, Dict, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu.optimizers.errors import OptimizerError
+from ignite_ipu.errors import OptimizerError
 
 __all__ = ["StateKeeper", "link_handle"]
 

@@ -8,7 +8,7 @@ from typing import Any, Collection, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.optimizers.errors import OptimizerError
+from ignite_ipu.errors import OptimizerError
 
 __all__ = ["ADAM", "ADAMW", "KINDS", "LAMB", "RMSPROP", "SGD", "Kind", "kind_of_device", "kind_of_torch"]
 

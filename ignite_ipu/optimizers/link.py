@@ -17,8 +17,8 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Opt
 
 import torch
 
+from ignite_ipu.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter, refuse_what_the_device_lacks, remedy_for
-from ignite_ipu.optimizers.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.handle import link_handle
 from ignite_ipu.optimizers.saved_state import SavedState, Settings
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch

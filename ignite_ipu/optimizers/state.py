@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.optimizers.errors import OptimizerError
+from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.kinds import RMSPROP, Kind, kind_of_device, kind_of_torch
 
 __all__ = ["STEP", "convert_optimizer_state", "state_from_torch", "state_to_torch"]

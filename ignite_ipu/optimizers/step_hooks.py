@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ignite_ipu.optimizers.errors import OptimizerError
+from ignite_ipu.errors import OptimizerError
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.tensors.raw import GRADIENT
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, List
 
 if TYPE_CHECKING:
+    from ignite_ipu.errors import PlanError as PlanError
     from ignite_ipu.pipeline.costs.machine import BOW as BOW
     from ignite_ipu.pipeline.costs.machine import MK2 as MK2
     from ignite_ipu.pipeline.costs.machine import Machine as Machine
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.schedule import in_flight as in_flight
     from ignite_ipu.pipeline.costs.schedule import simulate as simulate
     from ignite_ipu.pipeline.costs.slots import Slot as Slot
-    from ignite_ipu.pipeline.errors import PlanError as PlanError
     from ignite_ipu.pipeline.placing.applied import AppliedPlacement as AppliedPlacement
     from ignite_ipu.pipeline.placing.applied import Start as Start
     from ignite_ipu.pipeline.placing.configure import configure as configure
@@ -67,7 +67,7 @@ _EXPORTS = {
     "PipelineRequest": "placing.request",
     "Placement": "placing.placement",
     "Plan": "planning.plan",
-    "PlanError": "errors",
+    "PlanError": ".errors",
     "Profile": "profiling.profile",
     "SavedTensor": "profiling.profile",
     "Scaling": "planning.pod",
@@ -108,7 +108,7 @@ __all__ = [*_EXPORTS]
 def __getattr__(name: str) -> object:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    value = getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
     globals()[name] = value
     return value
 

@@ -10,10 +10,9 @@ from typing import Any, Tuple
 
 from torch import nn
 
-from ignite_ipu.cli.command import UserError
 from ignite_ipu.cli.targets import blamed_on, load_factory
+from ignite_ipu.errors import PlanError, UserError
 from ignite_ipu.pipeline.costs.machine import BOW, MK2, Machine
-from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.planning.comparison import compare
 from ignite_ipu.pipeline.planning.drawing import draw_scaling
 from ignite_ipu.pipeline.planning.plan import Plan, text_table

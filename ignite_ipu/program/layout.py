@@ -21,9 +21,10 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
+from ignite_ipu.errors import BatchError
 from ignite_ipu.program.guards.contents import Contents
 
-__all__ = ["BatchError", "BatchLayout"]
+__all__ = ["BatchLayout"]
 
 _FROZEN = (
     bool,
@@ -42,10 +43,6 @@ _FROZEN = (
 _OBJECTS = ("object", "constant")
 _UNSUPPORTED = (torch.bfloat16, torch.complex64, torch.complex128)
 _INT32 = torch.iinfo(torch.int32)
-
-
-class BatchError(ValueError):
-    """A batch that the compiled model cannot take."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,10 @@ import os
 from typing import Any, Optional, Sequence
 
 from ignite_ipu import backend
+from ignite_ipu.errors import OptionsError
 
 __all__ = [
     "TENSORS",
-    "OptionsError",
     "check_ipus",
     "evaluation_options",
     "is_simulated",
@@ -23,10 +23,6 @@ __all__ = [
 
 _MOST_IPUS = 64
 _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
-
-
-class OptionsError(ValueError):
-    """Options that contradict each other, or that no IPU can run."""
 
 
 def training_options(

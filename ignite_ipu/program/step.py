@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.errors import OutputError
 from ignite_ipu.program.forward.autograd_functions import own_backwards_refused
 from ignite_ipu.program.forward.eager import NATIVE, natively
 from ignite_ipu.program.forward.gradient_hooks import GradientHookGuard
@@ -25,11 +26,7 @@ from ignite_ipu.program.guards.reads import reads_noted
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.rows import map_tensors, tensors_in
 
-__all__ = ["BatchStep", "EvaluationStep", "OutputError", "changed_on_host", "check_output", "describe_value"]
-
-
-class OutputError(TypeError):
-    """A model's output that no device can return."""
+__all__ = ["BatchStep", "EvaluationStep", "changed_on_host", "check_output", "describe_value"]
 
 
 class StagesOfModel(Protocol):

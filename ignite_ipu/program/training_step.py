@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.program.forward.losses import LossError, check_loss_module
+from ignite_ipu.errors import LossError
+from ignite_ipu.program.forward.losses import check_loss_module
 from ignite_ipu.program.guards.attributes import PythonState
 from ignite_ipu.program.step import BatchStep, check_output, describe_value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ignite_ipu.running.errors import RunError
+from ignite_ipu.errors import RunError
 from ignite_ipu.running.journal import Substitution
 from ignite_ipu.running.script import run_module, run_script
 

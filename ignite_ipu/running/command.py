@@ -13,7 +13,7 @@ import traceback
 from types import TracebackType
 from typing import Optional
 
-from ignite_ipu.cli.command import UserError
+from ignite_ipu.errors import UserError
 from ignite_ipu.running.script import run_module, run_script
 
 __all__ = ["add_arguments", "main"]

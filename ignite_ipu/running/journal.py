@@ -8,7 +8,8 @@ import logging
 import os
 from typing import Dict, List, Optional, Tuple
 
-from ignite_ipu.running.errors import Line, RunError
+from ignite_ipu.errors import RunError
+from ignite_ipu.running.ownership import Line
 
 __all__ = ["Journal", "Substitution"]
 

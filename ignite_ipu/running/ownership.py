@@ -11,9 +11,10 @@ from typing import Optional, Tuple
 
 import torch
 
-from ignite_ipu.running.errors import Line
+__all__ = ["Line", "ScriptCode"]
 
-__all__ = ["ScriptCode"]
+Line = Tuple[str, int]
+"""File and number of a line."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

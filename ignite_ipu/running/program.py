@@ -10,7 +10,7 @@ import sys
 import tokenize
 from typing import Iterator, NamedTuple, Optional, Sequence
 
-from ignite_ipu.cli.command import UserError
+from ignite_ipu.errors import UserError
 
 __all__ = ["Program", "module_program", "script_program", "started"]
 

@@ -11,7 +11,7 @@ import tokenize
 from typing import Any, Iterator, List, Optional, Sequence, Set
 
 from ignite_ipu import backend
-from ignite_ipu.running.errors import RunError
+from ignite_ipu.errors import RunError
 from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Patches

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, TextIO
 
-from ignite_ipu import backend
 from ignite_ipu.checkpoints.atomic_files import whole_file
-from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS, UserError
+from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.terminal import Line, write_lines
+from ignite_ipu.errors import BackendError, UserError
 from ignite_ipu.selftest.promise import Promise
 from ignite_ipu.selftest.report import FAILED, Outcome, closing_lines, content, machine, row
 
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         return EXIT_DONE
     try:
         ipus = available()
-    except (backend.BackendError, ValueError) as error:
+    except (BackendError, ValueError) as error:
         raise UserError(str(error)) from error
     progress = _Progress(sys.stderr, len(chosen))
     # Asked for once, and only if somebody reads it: it starts the SDK's own tools.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ignite_ipu.session.processes import ProcessesError
+from ignite_ipu.errors import ProcessesError
 
 __all__ = ["unwrapped"]
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.errors import RowsError
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.program.options import check_ipus, evaluation_options
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.rows import RowsError, join_rows, row_count, split_rows, take_rows
+from ignite_ipu.program.tensors.rows import join_rows, row_count, split_rows, take_rows
 from ignite_ipu.session.batch_padding import FillingCheck
 from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.program import Program

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.errors import OptionsError, PlanError
 from ignite_ipu.pipeline.placing.configure import save_memory
 from ignite_ipu.pipeline.placing.placement import Placement, Planned
 from ignite_ipu.pipeline.placing.request import PipelineRequest
-from ignite_ipu.program.options import OptionsError, check_ipus, is_simulated
+from ignite_ipu.program.options import check_ipus, is_simulated
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.training_step import TrainingStep
 

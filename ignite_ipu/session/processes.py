@@ -16,12 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.errors import ProcessesError
 
-__all__ = ["ProcessesError", "check_same_weights", "describe_processes"]
-
-
-class ProcessesError(RuntimeError):
-    """Processes that would not train one model together."""
+__all__ = ["check_same_weights", "describe_processes"]
 
 
 def connected() -> Tuple[int, int]:

@@ -10,11 +10,11 @@ from typing import Any, Callable, List, Optional, Sequence
 
 from torch import nn
 
+from ignite_ipu.errors import SessionError
 from ignite_ipu.program.guards.attributes import FROZEN_REMEDY, changes_in_every_call
 from ignite_ipu.program.guards.registrations import REGISTRATIONS
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.session_errors import SessionError
 
 __all__ = ["ModelChanges", "report_frozen"]
 

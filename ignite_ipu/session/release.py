@@ -6,9 +6,9 @@ import contextlib
 import logging
 from typing import Iterable, List, Sequence, Tuple
 
+from ignite_ipu.errors import SessionError
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.session_errors import SessionError
 
 __all__ = ["Lost", "give_back", "refuse_losses"]
 

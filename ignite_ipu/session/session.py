@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from ignite_ipu.errors import SessionError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.program.forward.gradient_hooks import GradientHooks
@@ -32,7 +33,6 @@ from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.model_states import follow_states
 from ignite_ipu.session.weights.shared import SharedWeights
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.session_errors import SessionError
 
 __all__ = ["IPUSession", "SessionError"]
 

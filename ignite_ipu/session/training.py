@@ -9,9 +9,9 @@ from typing import Any, Callable, List, Optional
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.errors import LossError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
-from ignite_ipu.program.forward.losses import LossError
 from ignite_ipu.program.guards.trainable import Trainable
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep

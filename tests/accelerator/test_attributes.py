@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu.deferred.accelerator import IPUAccelerator
-from ignite_ipu.engines.arguments import UnsupportedArgumentError
+from ignite_ipu.errors import UnsupportedArgumentError
 from tests.accelerate_state import forget
 
 IMPLEMENTED = """

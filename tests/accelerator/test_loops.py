@@ -18,8 +18,7 @@ from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError, EarlyReadError, captured
 from ignite_ipu.deferred.accelerator import IPUAccelerator
 from ignite_ipu.emulator.device import faults
-from ignite_ipu.engines.arguments import UnsupportedArgumentError
-from ignite_ipu.session.processes import ProcessesError
+from ignite_ipu.errors import ProcessesError, UnsupportedArgumentError
 from tests.accelerate_state import forget
 from tests.half_precision import needs_half_precision
 

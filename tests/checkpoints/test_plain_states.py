@@ -17,8 +17,8 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_trainer
 from ignite_ipu.checkpoints import CheckpointError, read_checkpoint, resume_from, write_checkpoint
 from ignite_ipu.checkpoints.plain_states import without_methods
+from ignite_ipu.errors import RecoveryError
 from ignite_ipu.handlers import Recovery
-from ignite_ipu.handlers.recovery.exit import RecoveryError
 from tests.supervised import pair, task
 
 SCHEDULERS = {

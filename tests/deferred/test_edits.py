@@ -13,7 +13,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
-from ignite_ipu.session.weights.tracker import LostEditError
+from ignite_ipu.errors import LostEditError
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()

@@ -13,7 +13,7 @@ from torch import nn
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
-from ignite_ipu.program.forward.losses import LossError
+from ignite_ipu.errors import LossError
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()

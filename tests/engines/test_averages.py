@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu import create_ipu_trainer
 from ignite_ipu.engines.averages import create_ipu_averages_evaluator
-from ignite_ipu.program.layout import BatchError
+from ignite_ipu.errors import BatchError
 from tests.supervised import network, pair, task
 
 AVERAGES = {

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import OptionsError, create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.program.tensors.rows import RowsError
+from ignite_ipu.errors import RowsError
 from tests.supervised import network, pair, task
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()

@@ -25,7 +25,8 @@ from torch.utils.data import (
 )
 
 from ignite_ipu import backend
-from ignite_ipu.engines.loaders import LoaderError, Loaders
+from ignite_ipu.engines.loaders import Loaders
+from ignite_ipu.errors import LoaderError
 from ignite_ipu.program.geometry import BatchGeometry
 
 poptorch = backend.poptorch()

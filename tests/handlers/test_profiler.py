@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import create_ipu_trainer
+from ignite_ipu.errors import SessionError
 from ignite_ipu.handlers import Gradients, PopVisionProfiler
-from ignite_ipu.session.session import SessionError
 from tests.supervised import assert_same_weights, network, pair, task
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import backend, create_ipu_trainer
+from ignite_ipu.errors import SessionError
 from ignite_ipu.handlers import RecompileWatch
-from ignite_ipu.session.session import SessionError
 from tests.handlers.test_optimizer_sync import WithLoss, batches
 from tests.supervised import network, pair, task
 

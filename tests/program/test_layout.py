@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import backend, create_ipu_trainer, ipu_evaluate_batch, ipu_train_batch
-from ignite_ipu.program.layout import BatchError, BatchLayout
+from ignite_ipu.errors import BatchError
+from ignite_ipu.program.layout import BatchLayout
 
 Point = namedtuple("Point", "x y")
 

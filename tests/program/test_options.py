@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.program.options import OptionsError, check_ipus, evaluation_options, output_mode, training_options
+from ignite_ipu.errors import OptionsError
+from ignite_ipu.program.options import check_ipus, evaluation_options, output_mode, training_options
 
 poptorch = backend.poptorch()
 

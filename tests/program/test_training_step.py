@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.program.layout import BatchError
-from ignite_ipu.program.step import EvaluationStep, OutputError
-from ignite_ipu.program.training_step import LossError, TrainingStep, find_loss
+from ignite_ipu.errors import BatchError, LossError, OutputError
+from ignite_ipu.program.step import EvaluationStep
+from ignite_ipu.program.training_step import TrainingStep, find_loss
 
 poptorch = backend.poptorch()
 

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from ignite_ipu.emulator.device import device
-from ignite_ipu.running import RunError, run_script
+from ignite_ipu.errors import RunError
+from ignite_ipu.running import run_script
 
 
 def outcome(function, path):

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from ignite_ipu.running import RunError
+from ignite_ipu.errors import RunError
 
 HEAD = """
 import json, torch

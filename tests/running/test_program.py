@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from ignite_ipu.cli.command import UserError, main
+from ignite_ipu.cli.command import main
+from ignite_ipu.errors import UserError
 from ignite_ipu.running.program import Program, module_program, script_program
 
 SHOW = """

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.cli.command import UserError
 from ignite_ipu.emulator.device import device
-from ignite_ipu.running import RunError, run_script
+from ignite_ipu.errors import RunError, UserError
+from ignite_ipu.running import run_script
 from ignite_ipu.running.program import module_program, script_program
 from ignite_ipu.running.script import imports
 

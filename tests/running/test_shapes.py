@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ignite_ipu.running import RunError
+from ignite_ipu.errors import RunError
 
 HEAD = """
 import json, numpy as np, torch

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ignite_ipu.running import RunError
+from ignite_ipu.errors import RunError
 
 HEAD = """
 import copy, json, random, numpy as np, torch

@@ -7,7 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ignite_ipu import backend, create_ipu_trainer, ipu_train_batch
-from ignite_ipu.session.processes import ProcessesError, check_same_weights, describe_processes
+from ignite_ipu.errors import ProcessesError
+from ignite_ipu.session.processes import check_same_weights, describe_processes
 from tests.supervised import network, pair, task
 
 

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.errors import RecoveryError, SessionError
 from ignite_ipu.handlers import Recovery
-from ignite_ipu.handlers.recovery.exit import RecoveryError
-from ignite_ipu.session_errors import SessionError
 from tests.supervised import network, task, train_natively
 from tests.taken_ipus import leave_out_others, taken
 

@@ -19,7 +19,7 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUEvents, IPUSession, SessionError, create_ipu_evaluator, create_ipu_trainer, ipu_train_batch
 from ignite_ipu.engines.averages import create_ipu_averages_evaluator
 from ignite_ipu.engines.steps import ipu_evaluation_step
-from ignite_ipu.program.training_step import LossError
+from ignite_ipu.errors import LossError
 from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()

@@ -10,9 +10,9 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.compiled.step import CalledStep
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
 from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.attributes import PythonState, changes_in_every_call
 from ignite_ipu.program.guards.registrations import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.rows import split_rows, take_rows

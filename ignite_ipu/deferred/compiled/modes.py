@@ -7,9 +7,8 @@ from typing import Any, Hashable, List, NamedTuple, Optional
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.listing import listed
+from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.attributes import PythonState
 from ignite_ipu.program.guards.registrations import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.raw import requires_grad

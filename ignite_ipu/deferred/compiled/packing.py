@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.user_code import current_line
 

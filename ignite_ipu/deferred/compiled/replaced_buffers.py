@@ -7,8 +7,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.errors import CaptureError
-from ignite_ipu.listing import listed
+from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.user_code import current_line
 
 __all__ = ["HeldBuffers"]

@@ -12,10 +12,10 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.packing import PackingGuard
 from ignite_ipu.deferred.compiled.replaced_buffers import HeldBuffers
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
 from ignite_ipu.deferred.tensor.gradient_refusals import DerivativeGuard
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import natively
 from ignite_ipu.program.forward.half_precision import half_products
 from ignite_ipu.program.step import BatchStep, changed_on_host

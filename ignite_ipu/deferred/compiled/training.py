@@ -14,11 +14,11 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes, ModesThen
 from ignite_ipu.deferred.compiled.step import CapturedStep, Recipe
-from ignite_ipu.deferred.errors import CaptureError, IPUOutOfMemoryError
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, keep_inputs
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, Recipes, describe_change
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
+from ignite_ipu.errors import CaptureError, IPUOutOfMemoryError
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.program.guards.registrations import NEVER
 from ignite_ipu.program.tensors.rows import join_tensors

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Callable, Container, Dict, List, Optional
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line
 
 if TYPE_CHECKING:

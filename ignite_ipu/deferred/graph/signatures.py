@@ -26,10 +26,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.operations import CLOCK, Input, Number, Plan, Shape, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
 from ignite_ipu.deferred.graph.structure import PLAIN, Structure, is_tensor, put_together, take_apart
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.contents import Same, contents, identity
 
 __all__ = ["PLAIN", "Structure", "is_tensor", "put_together", "take_apart", "take_call_apart", "words"]

@@ -12,10 +12,9 @@ from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Se
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.deferred.tensor.frames import frame_of
-from ignite_ipu.listing import listed
+from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
 from ignite_ipu.program.user_code import current_line
 

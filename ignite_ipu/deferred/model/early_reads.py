@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional, Sequence
 
-from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.graph.engine_calls import CALLS
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
+from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line, current_line
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Any, List
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.structure import put_together, take_apart
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
+from ignite_ipu.errors import CaptureError
 
 __all__ = ["with_gradients"]
 

@@ -6,11 +6,11 @@ from typing import Iterable, Union
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.operations import Operation, Plan, Shape
 from ignite_ipu.deferred.graph.structure import take_apart
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.tensor.tensor import deferred_results
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 
 __all__ = ["check_all_parameters", "gradient_norm"]

@@ -11,8 +11,8 @@ from typing import Any, List, Sequence
 
 from torch import nn
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.model.model import CapturedModel
+from ignite_ipu.errors import CaptureError
 
 __all__ = ["JoinedModels", "join"]
 

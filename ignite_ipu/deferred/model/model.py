@@ -16,7 +16,6 @@ from torch import nn
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.modes import ModesThen
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.graph.operations import Operation, Plan, Shape, Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import own, parameter_of
 from ignite_ipu.deferred.graph.signatures import PlansByModes, seen_before
@@ -33,7 +32,7 @@ from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
 from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results, deferred_values
-from ignite_ipu.listing import listed
+from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 

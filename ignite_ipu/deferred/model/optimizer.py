@@ -13,10 +13,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.model.joined import join
 from ignite_ipu.deferred.model.model import CapturedModel
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import current_line

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 from torch.nn.utils import stateless
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.tensor.frames import frame_of
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 
 if TYPE_CHECKING:

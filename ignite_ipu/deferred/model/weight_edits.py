@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Sequence
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.operations import CLOCK, Input
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 

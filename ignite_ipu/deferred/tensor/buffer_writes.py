@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import words
-from ignite_ipu.listing import listed
+from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.user_code import Line, current_line
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.tensor.frames import TRANSFORMS, called_by, frame_of
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.autograd_functions import OWN_BACKWARD
 from ignite_ipu.program.user_code import current_line
 

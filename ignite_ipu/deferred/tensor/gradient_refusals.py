@@ -6,9 +6,8 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.owners import parameter_of
-from ignite_ipu.listing import listed
+from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.user_code import Line, current_line
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, List, Sequence
 
-from ignite_ipu.deferred.errors import CaptureError, EarlyReadError
 from ignite_ipu.deferred.graph.operations import Input, Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line, current_line
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch.overrides import enable_reentrant_dispatch
 
-from ignite_ipu.deferred.errors import CaptureError
 from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import KEYWORDS, Plans, changing_numbers, inferred_plan, keywords_of
@@ -22,6 +21,7 @@ from ignite_ipu.deferred.tensor.in_place import OPERATORS, OUT_OF_PLACE, diagona
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 
-__all__ = ["EXIT_PREEMPTED", "EXIT_RESET_NEEDED", "Preempted", "RecoveryError", "ResetNeeded", "resume_command"]
+__all__ = ["EXIT_PREEMPTED", "EXIT_RESET_NEEDED", "Preempted", "ResetNeeded", "resume_command"]
 
 EXIT_PREEMPTED = 75
 EXIT_RESET_NEEDED = 76
@@ -24,10 +24,6 @@ class ResetNeeded(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(EXIT_RESET_NEEDED)
-
-
-class RecoveryError(RuntimeError):
-    """A device fault that was not recovered from; the run's state is saved. The cause is PopTorch's exception."""
 
 
 def resume_command() -> str:

@@ -12,8 +12,8 @@ import argparse
 import sys
 from typing import Dict, Optional
 
-from ignite_ipu.cli.command import UserError
 from ignite_ipu.cli.terminal import write_lines
+from ignite_ipu.errors import UserError
 from ignite_ipu.migration.checker import Report, Run, check_paths
 from ignite_ipu.migration.commands.reports import json_report, report_lines, sarif_report, text_report
 from ignite_ipu.migration.findings import Rule, Severity

@@ -15,13 +15,13 @@ import sys
 from dataclasses import dataclass, field
 from typing import Iterator, List, Sequence
 
-from ignite_ipu.cli.command import UserError
 from ignite_ipu.cli.terminal import Line, following, write_lines
+from ignite_ipu.errors import SourceError, UserError, WriteError
 from ignite_ipu.migration.migrator import Migration, migrate_source
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.source.discovery import discover
-from ignite_ipu.migration.source.file import Source, SourceError, decode_source, read_source
-from ignite_ipu.migration.source.writing import WriteError, replace_file, write_new_file
+from ignite_ipu.migration.source.file import Source, decode_source, read_source
+from ignite_ipu.migration.source.writing import replace_file, write_new_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,10 @@ import dataclasses
 import json
 from typing import Any
 
-from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS, UserError
+from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.targets import blamed_on, load_factory
-from ignite_ipu.migration.parity.comparison import ParityError, ParityReport, compare_training
+from ignite_ipu.errors import ParityError, UserError
+from ignite_ipu.migration.parity.comparison import ParityReport, compare_training
 from ignite_ipu.migration.trial.places import raised_at
 
 __all__ = ["add_arguments", "main"]

@@ -21,13 +21,14 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.engines.factories import create_ipu_trainer
 from ignite_ipu.engines.loaders import ReadyBatches
+from ignite_ipu.errors import ParityError
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.migration.parity.layer_outputs import LayerOutputs
 from ignite_ipu.migration.parity.model_call import ModelCall
 from ignite_ipu.program.tensors.rows import join_rows, join_tensors
 from ignite_ipu.program.training_step import find_loss
 
-__all__ = ["Difference", "ParityError", "ParityReport", "Setup", "compare_training"]
+__all__ = ["Difference", "ParityReport", "Setup", "compare_training"]
 
 # How far two results may be apart: this part of the largest value, plus a floor for values that are noise around zero.
 TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
@@ -40,10 +41,6 @@ TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
 
 # What the device makes of a type; other types stay what they are.
 _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float64, torch.float32)}
-
-
-class ParityError(ValueError):
-    """A factory whose results cannot be compared."""
 
 
 @dataclasses.dataclass

@@ -9,21 +9,10 @@ import tokenize
 from dataclasses import dataclass, field
 from typing import List, Optional, Tuple, Union
 
+from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.source.notebook import Notebook, NotebookError
 
 MAXIMUM_BYTES = 10 * 1024 * 1024
-
-
-class SourceError(Exception):
-    """A file that cannot be read as Python.
-
-    Attributes:
-        line: The line at fault, from 1.
-    """
-
-    def __init__(self, message: str, line: int = 1) -> None:
-        super().__init__(message)
-        self.line = line
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ import stat
 from pathlib import Path
 
 from ignite_ipu.checkpoints.atomic_files import whole_file
-
-
-class WriteError(Exception):
-    """A file that was not written; what was there before is still there."""
+from ignite_ipu.errors import WriteError
 
 
 def replace_file(path: str, data: bytes, expected: bytes) -> None:

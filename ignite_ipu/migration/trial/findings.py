@@ -7,9 +7,10 @@ import os
 import re
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
+from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.findings import Finding, Rule, Severity
 from ignite_ipu.migration.source.comments import EVERY_RULE, find_suppressions
-from ignite_ipu.migration.source.file import SourceError, read_source, split_lines
+from ignite_ipu.migration.source.file import read_source, split_lines
 from ignite_ipu.migration.trial.places import Place
 from ignite_ipu.migration.trial.trial import Trial
 

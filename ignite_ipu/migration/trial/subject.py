@@ -9,8 +9,8 @@ from typing import Any, Callable, List, Optional, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.cli.command import UserError
-from ignite_ipu.migration.parity.comparison import ParityError, Setup
+from ignite_ipu.errors import ParityError, UserError
+from ignite_ipu.migration.parity.comparison import Setup
 from ignite_ipu.migration.parity.model_call import ModelCall
 
 _MOST_BATCHES = 64

@@ -20,11 +20,11 @@ from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.refusals import DynamicOutputShape
 from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
 from ignite_ipu.emulator.values.nested import leaves, map_leaves
+from ignite_ipu.errors import LossError
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.answers import Answers
 from ignite_ipu.migration.trial.notes import Notes
 from ignite_ipu.migration.trial.places import Place, current_place
-from ignite_ipu.program.forward.losses import LossError
 
 _DECISIONS = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose", "__index__"}
 _READS = {"item", "tolist", "__int__", "__float__", "__complex__", "_local_scalar_dense"}

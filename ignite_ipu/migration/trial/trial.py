@@ -22,6 +22,7 @@ from ignite_ipu.emulator.trace.call_sites import identifier
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.nested import leaves
+from ignite_ipu.errors import BatchError, LossError, OutputError
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.answers import Answers
 from ignite_ipu.migration.trial.comparison import differences
@@ -33,10 +34,9 @@ from ignite_ipu.migration.trial.subject import Subject
 from ignite_ipu.migration.trial.survey import Printed, Stopped, Survey, unsupported_operators
 from ignite_ipu.optimizers import OptimizerError, convert_optimizer
 from ignite_ipu.program.forward.losses import check_loss_module
-from ignite_ipu.program.layout import BatchError
-from ignite_ipu.program.step import BatchStep, EvaluationStep, OutputError
+from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.rows import tensors_in
-from ignite_ipu.program.training_step import LossError, TrainingStep
+from ignite_ipu.program.training_step import TrainingStep
 
 _INT32 = torch.iinfo(torch.int32)
 _STOPPING = {

@@ -7,7 +7,7 @@ from typing import Dict, Union
 
 from torch.optim import Optimizer
 
-from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.errors import PlanError
 
 
 @dataclass(frozen=True)

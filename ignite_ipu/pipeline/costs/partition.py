@@ -8,7 +8,7 @@ from typing import Callable, Optional, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.errors import PlanError
 
 Matrix = npt.NDArray[np.float64]
 """Entry [i, j] speaks of a stage that holds the layers i up to, not including, j."""

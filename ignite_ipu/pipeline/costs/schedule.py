@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import List, Optional, Sequence, Tuple
 
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.slots import Slot, Slots
-from ignite_ipu.pipeline.errors import PlanError
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Type
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.profiling.layers import layer_names
 
 

@@ -19,6 +19,7 @@ from typing import (
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.checks import (
     accumulation_problem,
     device_iterations_problem,
@@ -26,7 +27,6 @@ from ignite_ipu.pipeline.costs.checks import (
     shared_weight_problems,
 )
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
-from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.placing.applied import AppliedPlacement, Start, order_text
 from ignite_ipu.pipeline.profiling.layers import Granularity, layer_names, select_layers
 from ignite_ipu.pipeline.profiling.profile import Profile

@@ -7,8 +7,8 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from torch import nn
 
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
-from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.placing.placement import EXECUTIONS, Entry, Placement, Planned
 
 Pipeline = Union[Sequence[Entry], Planned, Placement, str]

@@ -6,6 +6,7 @@ from typing import Any, List, Optional, Sequence, Union
 
 from torch.optim import Optimizer
 
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.checks import (
     accumulation_problem,
     device_iterations_problem,
@@ -19,7 +20,6 @@ from ignite_ipu.pipeline.costs.memory import MemoryModel, StageMemory, Strategy
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
 from ignite_ipu.pipeline.costs.schedule import simulate
 from ignite_ipu.pipeline.costs.timing import TimeModel
-from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.placing.applied import order_text
 from ignite_ipu.pipeline.placing.placement import Placement
 from ignite_ipu.pipeline.planning.plan import Plan, StagePlan

@@ -7,10 +7,10 @@ from typing import Dict, List, Optional, Tuple, Union
 
 from torch.optim import Optimizer
 
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.costs.memory import Strategy
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
-from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.planning.drawing import draw_scaling
 from ignite_ipu.pipeline.planning.plan import Plan, html_table, text_table
 from ignite_ipu.pipeline.planning.planner import plan

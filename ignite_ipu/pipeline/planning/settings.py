@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 from typing import Tuple
 
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import Machine
-from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import seconds_text
 

@@ -6,11 +6,11 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import Machine
 from ignite_ipu.pipeline.costs.memory import MemoryModel
 from ignite_ipu.pipeline.costs.partition import Matrix, partition
 from ignite_ipu.pipeline.costs.timing import TimeModel
-from ignite_ipu.pipeline.errors import PlanError
 from ignite_ipu.pipeline.planning.plan import StagePlan
 from ignite_ipu.pipeline.profiling.profile import Profile
 

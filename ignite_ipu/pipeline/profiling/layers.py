@@ -6,7 +6,7 @@ from typing import Dict, List, Sequence, Union
 
 from torch import nn
 
-from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.errors import PlanError
 
 Granularity = Union[str, int, Sequence[str]]
 """`"blocks"`, `"leaves"`, a depth of 1 or more, or the qualified names themselves."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.profiling.layers import Granularity, select_layers
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.profiling.recorder import Recorder

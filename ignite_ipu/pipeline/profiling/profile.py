@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Dict, Tuple
 
-from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.errors import PlanError
 
 
 @dataclass(frozen=True)

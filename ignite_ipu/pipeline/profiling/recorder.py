@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from ignite_ipu.pipeline.errors import PlanError
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.profiling.arithmetic import matmul_flops
 from ignite_ipu.pipeline.profiling.profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
 

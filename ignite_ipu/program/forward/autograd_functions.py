@@ -12,7 +12,7 @@ from typing import Any, Iterator
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.program.forward.losses import LossError
+from ignite_ipu.errors import LossError
 
 __all__ = ["OWN_BACKWARD", "has_own_backward", "own_backwards_refused"]
 

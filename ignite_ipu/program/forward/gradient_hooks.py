@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu.listing import listed
-from ignite_ipu.program.forward.losses import LossError
+from ignite_ipu.errors import LossError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 
 __all__ = ["GradientHookGuard", "GradientHooks"]

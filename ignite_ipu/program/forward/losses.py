@@ -11,9 +11,10 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch.nn.functional as F
 from torch import nn
 
+from ignite_ipu.errors import LossError
 from ignite_ipu.program.function_mode import FunctionGuard
 
-__all__ = ["LossError", "LossGuard", "check_loss_module"]
+__all__ = ["LossGuard", "check_loss_module"]
 
 _WEIGHT = 2  # position of `weight` among the arguments of cross_entropy and nll_loss
 _SMOOTHING = 7  # position of `label_smoothing` among the arguments of cross_entropy
@@ -34,10 +35,6 @@ _HUBER = (
     "{name} does not compile for an IPU. Use delta * F.smooth_l1_loss(y_pred, y, beta=delta), which computes the same."
 )
 _CTC = "{name} with reduction='none' does not compile for an IPU; use 'sum' or 'mean'."
-
-
-class LossError(ValueError):
-    """A loss that cannot be trained with on an IPU."""
 
 
 def check_loss_module(loss_fn: Any) -> None:

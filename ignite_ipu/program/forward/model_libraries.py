@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from ignite_ipu.program.forward.losses import LossError
+from ignite_ipu.errors import LossError
 
 __all__ = ["declared_as_tracing", "without_checkpointing", "without_generation_cache"]
 

@@ -7,7 +7,7 @@ from typing import Dict, List, NamedTuple
 import torch
 from torch import nn
 
-from ignite_ipu.listing import listed
+from ignite_ipu.errors import listed
 from ignite_ipu.program.tensors.raw import requires_grad
 
 __all__ = ["Trainable", "TrainableChange"]

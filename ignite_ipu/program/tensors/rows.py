@@ -12,8 +12,9 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple, Unio
 
 import torch
 
+from ignite_ipu.errors import RowsError
+
 __all__ = [
-    "RowsError",
     "join_rows",
     "join_tensors",
     "map_tensors",
@@ -23,10 +24,6 @@ __all__ = [
     "take_rows",
     "tensors_in",
 ]
-
-
-class RowsError(ValueError):
-    """Tensors whose rows are not one per sample."""
 
 
 def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:

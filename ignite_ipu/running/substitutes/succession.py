@@ -9,8 +9,8 @@ from typing import Any, Optional, Tuple
 from ignite.engine import Engine, Events
 from torch import nn
 
-from ignite_ipu.running.errors import Line
 from ignite_ipu.running.journal import Journal
+from ignite_ipu.running.ownership import Line
 from ignite_ipu.session.gpu_wrappers import unwrapped
 from ignite_ipu.session.registry import known_session
 from ignite_ipu.session.session import IPUSession

@@ -10,22 +10,19 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from ignite_ipu.errors import LostEditError
 from ignite_ipu.program.guards.registrations import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import plain, version_of
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.weights.access import Touches
 from ignite_ipu.session.weights.watched import unwatch_parameters, watch_parameters
 
-__all__ = ["LostEditError", "Weights", "named_tensors"]
+__all__ = ["Weights", "named_tensors"]
 
 # To a watched tensor: from its entry, from the variable in the loop, and from the call that counts.
 _OUR_REFERENCES = 3
 _MOST_NAMES = 3
 Fire = Callable[[IPUEvents], None]
-
-
-class LostEditError(RuntimeError):
-    """Weights that were written on the host while the device had newer ones, so that the write is lost."""
 
 
 @dataclasses.dataclass

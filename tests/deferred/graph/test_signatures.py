@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
-from ignite_ipu.program.forward.losses import LossError
+from ignite_ipu.errors import LossError
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(12, 3, 4, generator=GENERATOR)

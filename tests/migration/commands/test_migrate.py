@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ignite_ipu.cli.command import UserError
+from ignite_ipu.errors import UserError
 from ignite_ipu.migration.commands.migrate import add_arguments, main
 
 BEFORE = "import torch\nx = x.cuda()\n"

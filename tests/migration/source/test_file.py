@@ -6,7 +6,8 @@ import codecs
 
 import pytest
 
-from ignite_ipu.migration.source.file import SourceError, decode_source, read_source
+from ignite_ipu.errors import SourceError
+from ignite_ipu.migration.source.file import decode_source, read_source
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.source.file import SourceError, decode_source
+from ignite_ipu.migration.source.file import decode_source
 from ignite_ipu.migration.source.notebook import Notebook, NotebookError
 
 

@@ -7,8 +7,9 @@ import stat
 
 import pytest
 
+from ignite_ipu.errors import WriteError
 from ignite_ipu.migration.source import writing
-from ignite_ipu.migration.source.writing import WriteError, replace_file, write_new_file
+from ignite_ipu.migration.source.writing import replace_file, write_new_file
 
 OLD, NEW = b"old content\n", b"new content\n" * 1000
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.cli.command import UserError
+from ignite_ipu.errors import UserError
 from ignite_ipu.migration.trial.trial import try_out
 
 MODEL = """

@@ -9,8 +9,7 @@ from torch.nn.modules.module import register_module_full_backward_hook
 from torch.utils.data import DataLoader
 
 from ignite_ipu import IPUAccelerator, create_ipu_trainer
-from ignite_ipu.program.forward.losses import LossError
-from ignite_ipu.session.session import SessionError
+from ignite_ipu.errors import LossError, SessionError
 from tests.accelerate_state import forget
 from tests.supervised import network, task
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ignite_ipu.errors import RowsError
 from ignite_ipu.program.tensors.rows import (
-    RowsError,
     join_rows,
     join_tensors,
     map_tensors,

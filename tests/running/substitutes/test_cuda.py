@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ignite_ipu.running import RunError
+from ignite_ipu.errors import RunError
 
 
 def test_a_script_finds_one_gpu(run):

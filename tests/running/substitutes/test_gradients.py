@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.running import RunError
+from ignite_ipu.errors import RunError
 
 HEAD = """
 import torch

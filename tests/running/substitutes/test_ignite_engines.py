@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ignite_ipu import emulator
-from ignite_ipu.running import RunError
+from ignite_ipu.errors import RunError
 from tests.half_precision import needs_half_precision
 
 HEAD = """

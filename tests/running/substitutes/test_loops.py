@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ignite_ipu import emulator
-from ignite_ipu.running import RunError
+from ignite_ipu.errors import RunError
 
 NUMBER = r"-?\d+\.\d+(?:e-\d+)?"
 HEAD = """

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUSession, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.errors import SessionError
 from ignite_ipu.handlers import Recovery
-from ignite_ipu.session.session import SessionError
 from tests.supervised import assert_same_weights, network, task
 
 LOADER = DataLoader(task(), batch_size=8)

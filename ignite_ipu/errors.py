@@ -1,0 +1,188 @@
+"""Every exception that this library raises, and lists of names in their messages.
+
+Exception
+└── IPUError                            anything of this library's own
+    ├── BackendError                    no PopTorch, or another one than was asked for       (RuntimeError)
+    ├── OptionsError                    options that contradict each other                   (ValueError)
+    ├── UnsupportedArgumentError        an argument that only means something on a GPU       (ValueError)
+    ├── BatchError                      a batch that the compiled model cannot take          (ValueError)
+    ├── RowsError                       rows that are not one per sample                     (ValueError)
+    ├── LoaderError                     data that cannot feed a compiled model               (RuntimeError)
+    ├── LossError                       a loss that cannot be trained with                   (ValueError)
+    ├── OutputError                     a model's output that no device can return           (TypeError)
+    ├── OptimizerError                  an optimizer that an IPU cannot run                  (ValueError)
+    │   └── ConstantAttributeError      a value that was compiled in has been changed
+    ├── SessionError                    engines over one model that contradict each other    (RuntimeError)
+    ├── LostEditError                   weights written where the device had newer ones      (RuntimeError)
+    ├── ProcessesError                  processes that would not train one model together    (RuntimeError)
+    ├── CaptureError                    a loop that cannot run as one device step            (RuntimeError)
+    │   └── EarlyReadError              a value was read before the step has run
+    ├── IPUOutOfMemoryError             a program that does not fit                          (RuntimeError)
+    ├── RecoveryError                   a device fault that was not recovered from           (RuntimeError)
+    ├── CheckpointError                 a checkpoint that is not complete, safe, or fitting  (RuntimeError)
+    ├── PlanError                       a plan, placement or setting that cannot run         (ValueError)
+    ├── ParityError                     a factory whose results cannot be compared           (ValueError)
+    ├── SourceError                     a file that cannot be read as Python
+    ├── WriteError                      a file that was not written
+    └── UserError                       what a person asked of a command cannot be done
+        └── RunError                    a line of a script that cannot run on IPUs
+
+In brackets the class of Python's that an error is, too. What PopTorch raises is PopTorch's: `poptorch.Error`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Tuple
+
+
+class IPUError(Exception):
+    """What goes wrong in code that is moved to IPUs, as this library says it; the base of all its exceptions."""
+
+
+class BackendError(IPUError, RuntimeError):
+    """The PopTorch that was asked for cannot be had."""
+
+
+class OptionsError(IPUError, ValueError):
+    """Options that contradict each other, or that no IPU can run."""
+
+
+class UnsupportedArgumentError(IPUError, ValueError):
+    """An argument that means something on a GPU and cannot mean it on an IPU."""
+
+
+class BatchError(IPUError, ValueError):
+    """A batch that the compiled model cannot take."""
+
+
+class RowsError(IPUError, ValueError):
+    """Tensors whose rows are not one per sample."""
+
+
+class LoaderError(IPUError, RuntimeError):
+    """Data that cannot feed a compiled model, or a loader that failed."""
+
+
+class LossError(IPUError, ValueError):
+    """A loss that cannot be trained with on an IPU."""
+
+
+class OutputError(IPUError, TypeError):
+    """A model's output that no device can return."""
+
+
+class OptimizerError(IPUError, ValueError):
+    """An optimizer that an IPU cannot run, or that does not fit the model it trains.
+
+    Attributes:
+        receipt: The `Receipt` of what would have become of every attribute, where some cannot be converted; None
+            otherwise.
+    """
+
+    def __init__(self, message: str, receipt: Any = None) -> None:
+        super().__init__(message)
+        self.receipt = receipt
+
+
+class ConstantAttributeError(OptimizerError):
+    """A hyper-parameter that is a constant of the compiled program has been changed.
+
+    Attributes:
+        attribute: Name of the hyper-parameter.
+    """
+
+    def __init__(self, attribute: str, message: str) -> None:
+        super().__init__(message)
+        self.attribute = attribute
+
+
+class SessionError(IPUError, RuntimeError):
+    """Engines over one model that contradict each other, a model that cannot go to an IPU, or lost training."""
+
+
+class LostEditError(IPUError, RuntimeError):
+    """Weights that were written on the host while the device had newer ones, so that the write is lost."""
+
+
+class ProcessesError(IPUError, RuntimeError):
+    """Processes that would not train one model together."""
+
+
+class CaptureError(IPUError, RuntimeError):
+    """A training step that cannot run as one device step."""
+
+
+class EarlyReadError(CaptureError):
+    """A value of the captured step was read before the step has run."""
+
+
+class IPUOutOfMemoryError(IPUError, RuntimeError):
+    """A program or its data that do not fit the device.
+
+    The message ends the way memory-retry helpers such as accelerate's `find_executable_batch_size` look for.
+    """
+
+
+class RecoveryError(IPUError, RuntimeError):
+    """A device fault that was not recovered from; the run's state is saved. The cause is PopTorch's exception."""
+
+
+class CheckpointError(IPUError, RuntimeError):
+    """A checkpoint that cannot be written, is not complete, is not safe to read, or is of another model."""
+
+
+class PlanError(IPUError, ValueError):
+    """A plan, a placement or a setting of theirs that cannot run; the message has the numbers and a way out."""
+
+
+class ParityError(IPUError, ValueError):
+    """A factory whose results cannot be compared."""
+
+
+class SourceError(IPUError):
+    """A file that cannot be read as Python.
+
+    Attributes:
+        line: The line at fault, from 1.
+    """
+
+    def __init__(self, message: str, line: int = 1) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class WriteError(IPUError):
+    """A file that was not written; what was there before is still there."""
+
+
+class UserError(IPUError):
+    """What a person asked for cannot be done, and the message says why and what would work; shown without a traceback.
+
+    Args:
+        message: What was wrong, the value, the way out.
+        exit_code: What the process exits with.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class RunError(UserError):
+    """A line of a script that cannot run on IPUs; the run ends there.
+
+    Args:
+        line: File and line number, None where it is not known.
+        reason: Why not, and the way out.
+    """
+
+    def __init__(self, line: Optional[Tuple[str, int]], reason: str) -> None:
+        place = "" if line is None else f"{line[0]}:{line[1]}: "
+        super().__init__(f"{place}{reason}")
+        self.line = line
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first `most` of the names, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
