@@ -103,9 +103,9 @@ def test_an_interrupt_is_no_traceback(command, capsys):
 def test_a_reader_that_stops_reading_is_no_error():
     """As in `ignite-ipu env | head -1`."""
     code = (
-        "import sys\nfrom ignite_ipu import cli, environment\n"
+        "import sys\nfrom ignite_ipu.cli import environment, main\n"
         "environment.render = lambda report: 'line\\n' * 1_000_000\n"
-        "sys.exit(cli.main(['env']))"
+        "sys.exit(main(['env']))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
