@@ -6,17 +6,18 @@ is first asked for, never at import, and one log line says what it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import os
 import sys
 from types import ModuleType
-from typing import Optional
+from typing import Any, ContextManager, Optional
 
 from ignite_ipu.errors import BackendError
 
-__all__ = ["VARIABLE", "choice", "is_emulator", "name", "poptorch"]
+__all__ = ["VARIABLE", "choice", "installed", "is_emulator", "name", "poptorch"]
 
 VARIABLE = "IGNITE_IPU_BACKEND"
 _CHOICES = ("emulator", "sdk", "native")
@@ -63,6 +64,14 @@ def name() -> str:
 def is_emulator() -> bool:
     """Tell whether `poptorch()` is the emulator."""
     return _is_emulator(poptorch())
+
+
+def installed() -> ContextManager[Any]:
+    """Return a context in which `import poptorch` gives `poptorch()`, in this process and those it starts."""
+    if not is_emulator():
+        return contextlib.nullcontext()
+    context: ContextManager[Any] = importlib.import_module(f"{_EMULATOR}.installation").install(import_effects=True)
+    return context
 
 
 @functools.lru_cache(maxsize=None)

@@ -1,62 +1,47 @@
-"""Rooms of the package import only rooms below them, and no file imports itself by way of others."""
+"""Rooms import only rooms below them, and no module imports itself by way of others."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-from typing import Dict, Set
-
 import pytest
 
-import ignite_ipu
+from tests.architecture import circles, imports, rooms
 
-ROOT = Path(ignite_ipu.__file__).parent
-GROUND = {
-    "ignite_ipu.backend",
-    "ignite_ipu.listing",
-    "ignite_ipu.program.guards.modes",
-    "ignite_ipu.program.tensors.raw",
-}
-# What each room may import beside itself and the ground, from the lowest on.
-PIPELINE = {
-    "profiling": {"errors"},
-    "costs": {"errors", "units", "profiling"},
-    "placing": {"errors", "profiling", "costs"},
-    "planning": {"errors", "units", "profiling", "costs", "placing"},
-}
-FILES_OF_PLANS = {"ignite_ipu.checkpoints.atomic_files"}
-
-
-def imported_by(file: Path) -> Set[str]:
-    """Return the modules of the package that a file imports anywhere, for types alone, too."""
-    found = {node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)}
-    modules = {node.module or "" for node in found} | {f"{node.module}.{n.name}" for node in found for n in node.names}
-    return {module for module in modules if module.startswith("ignite_ipu") and exists(module)}
+FLOORS = (
+    ("emulator", "errors"),
+    ("backend",),
+    ("checkpoints", "cli"),
+    ("program",),
+    ("optimizers", "pipeline"),
+    ("session",),
+    ("deferred", "handlers"),
+    ("engines",),
+    ("migration", "running"),
+    ("selftest",),
+)
+BELOW = {room: {name for lower in FLOORS[:floor] for name in lower} for floor, row in enumerate(FLOORS) for room in row}
+# The emulator is one of two PopTorches: whoever wants the one in use asks the backend.
+ASKS_THE_EMULATOR = ("ignite_ipu.migration.trial.", "ignite_ipu.migration.analysis.operators")
+BELOW["handlers"] |= {"engines"}
+MODULES = imports()
 
 
-def exists(module: str) -> bool:
-    path = ROOT.parent.joinpath(*module.split("."))
-    return path.with_suffix(".py").exists() or path.is_dir()
+@pytest.mark.parametrize("room", rooms(MODULES))
+def test_a_room_imports_rooms_below(room):
+    """A row of the table above may import all rows before it."""
+    assert rooms(MODULES)[room] <= BELOW.get(room, {"cli"})
 
 
-@pytest.mark.parametrize("room", PIPELINE)
-def test_rooms_of_the_pipeline_import_what_is_below(room):
-    """A plan is made of costs, and placed on IPUs without the planner."""
-    allowed = GROUND | FILES_OF_PLANS | {f"ignite_ipu.pipeline.{name}" for name in (room, *PIPELINE[room])}
-    for file in (ROOT / "pipeline" / room).glob("*.py"):
-        others = {m for m in imported_by(file) if not any(m == a or m.startswith(f"{a}.") for a in allowed)}
-        assert others - {"ignite_ipu", "ignite_ipu.pipeline"} == set(), file
+def test_the_emulator_is_asked_for_by_few():
+    """Everything else runs with the SDK's PopTorch as it does with the emulator."""
+    users = {name for name, others in MODULES.items() if any(_is_emulator(other) for other in others)}
+    assert {name for name in users if not _is_emulator(name) and not name.startswith(ASKS_THE_EMULATOR)} == set()
 
 
-def test_no_file_of_the_pipeline_is_in_a_circle():
-    """Imports within functions and for types count as others do."""
-    files = {
-        ".".join(("ignite_ipu", *file.relative_to(ROOT).with_suffix("").parts)): imported_by(file)
-        for file in (ROOT / "pipeline").rglob("*.py")
-        if file.name != "__init__.py"
-    }
-    waiting: Dict[str, Set[str]] = {name: imports & files.keys() for name, imports in files.items()}
-    while waiting:
-        ready = {name for name, imports in waiting.items() if not imports & waiting.keys()}
-        assert ready, f"a circle among {sorted(waiting)}"
-        waiting = {name: imports for name, imports in waiting.items() if name not in ready}
+@pytest.mark.parametrize("package", ["ignite_ipu.pipeline"])
+def test_rooms_within_a_package_are_in_no_circle(package):
+    """They lie above each other, too."""
+    assert circles(rooms(MODULES, package)) == []
+
+
+def _is_emulator(module: str) -> bool:
+    return f"{module}.".startswith("ignite_ipu.emulator.")

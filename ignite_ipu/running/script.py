@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import concurrent.futures.thread
-import contextlib
 import os
 import threading
 import tokenize
-from typing import Any, Iterator, List, Optional, Sequence, Set
+from typing import Iterator, List, Optional, Sequence, Set
 
 from ignite_ipu import backend
 from ignite_ipu.errors import RunError
@@ -116,10 +115,7 @@ def _files_of(folder: str, name: str) -> List[str]:
 
 
 def _run_poptorch(program: Program) -> None:
-    from ignite_ipu.emulator.installation import install
-
-    installed: Any = install(import_effects=True) if backend.is_emulator() else contextlib.nullcontext()
-    with installed:
+    with backend.installed():
         program.run()
 
 

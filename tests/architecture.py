@@ -1,0 +1,157 @@
+"""Figures and picture of the package's structure, from its imports: `python -m tests.architecture [PICTURE.svg]`.
+
+A room is a file or package at the top of `ignite_ipu`. Imports for types and within functions count as all others do.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Set, Tuple
+
+import ignite_ipu
+
+ROOT = Path(ignite_ipu.__file__).parent
+PACKAGES = ("emulator", "deferred", "migration", "pipeline")
+Graph = Dict[str, Set[str]]
+
+
+def imports() -> Graph:
+    """Return what each module of the package imports of it; a package's own `__init__` bears the package's name."""
+    files = {_name(file): file for file in sorted(ROOT.rglob("*.py"))}
+    return {name: set(_imported(file, set(files))) - {name} for name, file in files.items()}
+
+
+def rooms(modules: Graph, within: str = "ignite_ipu") -> Graph:
+    """Return what each room of a package imports of the other rooms."""
+    found: Graph = {}
+    for module, others in modules.items():
+        room = _room(module, within)
+        if room:
+            found.setdefault(room, set()).update({_room(other, within) for other in others} - {room, ""})
+    return found
+
+
+def circles(graph: Graph) -> List[Set[str]]:
+    """Return the largest groups in which each imports every other, by way of some."""
+    reached = {name: _reached(name, graph) for name in graph}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted((set(group) for group in groups if group), key=sorted)
+
+
+def floors(graph: Graph) -> Dict[str, int]:
+    """Return on which floor each room lies: above all that it imports; rooms of a circle share one."""
+    groups = circles(graph)
+    together = {name: next((group for group in groups if name in group), {name}) for name in graph}
+    found: Dict[str, int] = {}
+
+    def floor(name: str) -> int:
+        if name not in found:
+            below = {other for each in together[name] for other in graph[each]} - together[name]
+            found.update(dict.fromkeys(together[name], 1 + max(map(floor, below), default=0)))
+        return found[name]
+
+    return {name: floor(name) for name in graph}
+
+
+def loaded_by_a_trainer() -> List[str]:
+    """Return the modules of the planner that are loaded once a trainer has been made."""
+    program = (
+        "import sys, torch, ignite_ipu\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "ignite_ipu.create_ipu_trainer(model, optimizer, torch.nn.functional.mse_loss)\n"
+        "print(*(name for name in sys.modules if name.startswith('ignite_ipu.pipeline.planning.')))"
+    )
+    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+
+
+def figures() -> Dict[str, int]:
+    """Return what is counted of the structure."""
+    modules = imports()
+    house = rooms(modules)
+    return {
+        "entries at the top": len(house),
+        "modules": len(modules),
+        "lines": sum(len(file.read_text(encoding="utf-8").splitlines()) for file in ROOT.rglob("*.py")),
+        "longest module": max(len(file.read_text(encoding="utf-8").splitlines()) for file in ROOT.rglob("*.py")),
+        "floors": max(floors(house).values()),
+        "arrows between rooms": sum(map(len, house.values())),
+        "circles of rooms": len(circles(house)),
+        "circles of modules": len(circles(modules)),
+        **{f"floors of {name}": max(floors(rooms(modules, f"ignite_ipu.{name}")).values()) for name in PACKAGES},
+        **{f"circles in {name}": len(circles(rooms(modules, f"ignite_ipu.{name}"))) for name in PACKAGES},
+        "modules of the planner that a trainer loads": len(loaded_by_a_trainer()),
+    }
+
+
+def draw(house: Graph, into: Path) -> None:
+    """Write the picture: a box for each room, a row for each floor, a line to each room below that it imports.
+
+    A line that goes by way of another room, too, is left out.
+    """
+    placed = floors(house)
+    wide, step, broad = 860, 74, 116
+    high = step * max(placed.values())
+    centre: Dict[str, Tuple[float, float]] = {}
+    for floor in sorted(set(placed.values())):
+        # Each as far to the left or right as what it imports lies.
+        on_floor = [name for name in house if placed[name] == floor]
+        on_floor.sort(key=lambda name: (_mean([centre[each][0] for each in house[name] if each in centre]), name))
+        for i, name in enumerate(on_floor):
+            centre[name] = ((2 * i + 1) * wide / (2 * len(on_floor)), high - (2 * floor - 1) * step / 2)
+    lines = [
+        f'<line x1="{centre[a][0]:.0f}" y1="{centre[a][1] + 15:.0f}" x2="{centre[b][0]:.0f}" y2="{centre[b][1] - 15:.0f}"/>'
+        for a in sorted(house)
+        for b in sorted(house[a])
+        if placed[b] < placed[a] and not any(b in _reached(other, house) for other in house[a] - {b})
+    ]
+    boxes = [
+        f'<rect x="{x - broad / 2:.0f}" y="{y - 15:.0f}" width="{broad}" height="30" rx="4"/>'
+        f'<text x="{x:.0f}" y="{y + 5:.0f}">{name}</text>'
+        for name, (x, y) in sorted(centre.items())
+    ]
+    style = "rect{fill:#eef;stroke:#446}line{stroke:#99b;stroke-width:.7}text{font:14px sans-serif;text-anchor:middle}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}"><style>{style}</style>'
+    into.write_text("\n".join([head, *lines, *boxes, "</svg>", ""]), encoding="utf-8")
+
+
+def _mean(numbers: List[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 0.0
+
+
+def _name(file: Path) -> str:
+    parts = ("ignite_ipu", *file.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported(file: Path, modules: Set[str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in modules else node.module for name in names if {name, node.module} & modules)
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & modules
+
+
+def _room(module: str, within: str) -> str:
+    return module[len(within) + 1 :].partition(".")[0] if module.startswith(f"{within}.") else ""
+
+
+def _reached(name: str, graph: Graph) -> Set[str]:
+    found: Set[str] = set()
+    waiting = [name]
+    while waiting:
+        new = graph[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        draw(rooms(imports()), Path(sys.argv[1]))
+    for what, number in figures().items():
+        print(f"{what:50}{number:>7,}")
