@@ -103,7 +103,7 @@ def draw(house: Graph, into: Path) -> None:
         for i, name in enumerate(on_floor):
             centre[name] = ((2 * i + 1) * wide / (2 * len(on_floor)), high - (2 * floor - 1) * step / 2)
     lines = [
-        f'<line x1="{centre[a][0]:.0f}" y1="{centre[a][1] + 15:.0f}" x2="{centre[b][0]:.0f}" y2="{centre[b][1] - 15:.0f}"/>'
+        _line(centre[a], centre[b])
         for a in sorted(house)
         for b in sorted(house[a])
         if placed[b] < placed[a] and not any(b in _reached(other, house) for other in house[a] - {b})
@@ -116,6 +116,11 @@ def draw(house: Graph, into: Path) -> None:
     style = "rect{fill:#eef;stroke:#446}line{stroke:#99b;stroke-width:.7}text{font:14px sans-serif;text-anchor:middle}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}"><style>{style}</style>'
     into.write_text("\n".join([head, *lines, *boxes, "</svg>", ""]), encoding="utf-8")
+
+
+def _line(above: Tuple[float, float], below: Tuple[float, float]) -> str:
+    (x1, y1), (x2, y2) = above, below
+    return f'<line x1="{x1:.0f}" y1="{y1 + 15:.0f}" x2="{x2:.0f}" y2="{y2 - 15:.0f}"/>'
 
 
 def _mean(numbers: List[float]) -> float:
