@@ -51,10 +51,10 @@ class Rule:
         summary: What the rule looks for, one line.
         rationale: Why it matters on an IPU.
         remedy: What to do about it.
-        bad: A smallest program that breaks the rule.
-        good: The same program mended.
-        check: Yields the places that break the rule. None when only a trace shows them (`check --run`); the examples
-            then have a factory `make`.
+        example: A smallest program that breaks the rule, and the same program mended, as their difference: lines of
+            the first alone begin with `- `, of the second alone with `+ `, and all others with two spaces.
+        check: Yields the places that break the rule. None when only a trace shows them (`check --run`); the example
+            then has a factory `make`.
     """
 
     name: str
@@ -62,14 +62,36 @@ class Rule:
     summary: str
     rationale: str
     remedy: str
-    bad: str
-    good: str
+    example: str
     check: Optional[Callable[[Program], Iterator[Hit]]] = None
 
     @property
     def traced(self) -> bool:
         """Whether only a trace shows it."""
         return self.check is None
+
+    @property
+    def bad(self) -> str:
+        """The program that breaks the rule."""
+        return self._without("+")
+
+    @property
+    def good(self) -> str:
+        """The program mended."""
+        return self._without("-")
+
+    def _without(self, mark: str) -> str:
+        return "".join(f"{line[2:]}\n" for line in self.example.splitlines() if not line.startswith(mark))
+
+
+def each_fact(kind: str, message: str) -> Callable[[Program], Iterator[Hit]]:
+    """Return a check that reports every fact of a kind in traced code; the message names its `{where}` and `{name}`."""
+
+    def check(program: Program) -> Iterator[Hit]:
+        for fact in program.facts_of(kind):
+            yield Hit(fact.node, message.format(where=fact.where, name=fact.name))
+
+    return check
 
 
 @dataclass(frozen=True)

@@ -28,34 +28,22 @@ RULE = Rule(
         "Say options.Training.gradientAccumulation(n), or gradient_accumulation_steps=n of create_ipu_trainer, "
         "and leave the division out."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    loss = criterion(model(x), y)
-    loss.backward()
-    if step % 4 == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-    good="""\
-import torch
-from torch import nn
-
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
+  model = nn.Linear(4, 2)
+  criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+  model.train()
+  for x, y in loader:
++     optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
+-     if step % 4 == 0:
+-         optimizer.step()
+-         optimizer.zero_grad()
++     optimizer.step()
 """,
     check=check,
 )

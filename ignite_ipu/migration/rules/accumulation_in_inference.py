@@ -29,19 +29,13 @@ RULE = Rule(
     summary="Options with gradientAccumulation handed to poptorch.inferenceModel.",
     rationale="There are no gradients to accumulate in inference; PopTorch raises when the wrapper is made.",
     remedy="Make separate options for inference, and use deviceIterations there.",
-    bad="""\
-import poptorch
+    example="""\
+  import poptorch
 
-options = poptorch.Options()
-options.Training.gradientAccumulation(4)
-model = poptorch.inferenceModel(net, options)
-""",
-    good="""\
-import poptorch
-
-options = poptorch.Options()
-options.deviceIterations(4)
-model = poptorch.inferenceModel(net, options)
+  options = poptorch.Options()
+- options.Training.gradientAccumulation(4)
++ options.deviceIterations(4)
+  model = poptorch.inferenceModel(net, options)
 """,
     check=check,
 )

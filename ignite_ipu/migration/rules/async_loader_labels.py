@@ -42,21 +42,14 @@ RULE = Rule(
         "batch's values."
     ),
     remedy="Keep a clone: `labels.append(y.clone())`.",
-    bad="""\
-import poptorch
+    example="""\
+  import poptorch
 
-loader = poptorch.DataLoader(poptorch.Options(), data, mode=poptorch.DataLoaderMode.Async)
-labels = []
-for x, y in loader:
-    labels.append(y)
-""",
-    good="""\
-import poptorch
-
-loader = poptorch.DataLoader(poptorch.Options(), data, mode=poptorch.DataLoaderMode.Async)
-labels = []
-for x, y in loader:
-    labels.append(y.clone())
+  loader = poptorch.DataLoader(poptorch.Options(), data, mode=poptorch.DataLoaderMode.Async)
+  labels = []
+  for x, y in loader:
+-     labels.append(y)
++     labels.append(y.clone())
 """,
     check=check,
 )

@@ -36,28 +36,17 @@ RULE = Rule(
         "optimizer's step() has nothing to do."
     ),
     remedy="Delete backward(), step() and zero_grad().",
-    bad="""\
-import poptorch
-import torch
+    example="""\
+  import poptorch
+  import torch
 
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-training_model = poptorch.trainingModel(model, options, optimizer)
-for x, y in loader:
-    out, loss = training_model(x, y)
-    loss.backward()
-""",
-    good="""\
-import poptorch
-import torch
-
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-training_model = poptorch.trainingModel(model, options, optimizer)
-for x, y in loader:
-    out, loss = training_model(x, y)
+  model = torch.nn.Linear(4, 2)
+  options = poptorch.Options()
+  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+  training_model = poptorch.trainingModel(model, options, optimizer)
+  for x, y in loader:
+      out, loss = training_model(x, y)
+-     loss.backward()
 """,
     check=check,
 )

@@ -17,40 +17,24 @@ RULE = Rule(
         "Make it an input or a floating-point buffer of the model, or compute it with torch from these. A "
         "constant that never changes may stay."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.mask = torch.ones(4)
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
+-         self.mask = torch.ones(4)
++         self.register_buffer("mask", torch.ones(4))
 
-    def forward(self, x):
-        return self.layer(x) * self.mask.to(x.device)
-
-
-def make():
-    return Net(), torch.ones(8, 4)
-""",
-    good="""\
-import torch
-from torch import nn
+      def forward(self, x):
+-         return self.layer(x) * self.mask.to(x.device)
++         return self.layer(x) * self.mask
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("mask", torch.ones(4))
-
-    def forward(self, x):
-        return self.layer(x) * self.mask
-
-
-def make():
-    return Net(), torch.ones(8, 4)
+  def make():
+      return Net(), torch.ones(8, 4)
 """,
 )

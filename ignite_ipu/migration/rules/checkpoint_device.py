@@ -21,17 +21,13 @@ RULE = Rule(
     name="checkpoint-device",
     severity=Severity.WARNING,
     summary="torch.load without map_location.",
-    rationale=("A checkpoint written on a GPU can only be read without one when told where its tensors are to go."),
+    rationale="A checkpoint written on a GPU can only be read without one when told where its tensors are to go.",
     remedy="Add map_location=host_device(). `ignite-ipu migrate` does it.",
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-state = torch.load("model.pt")
-""",
-    good="""\
-import torch
-
-state = torch.load("model.pt", map_location="cpu")
+- state = torch.load("model.pt")
++ state = torch.load("model.pt", map_location="cpu")
 """,
     check=check,
 )

@@ -30,15 +30,11 @@ RULE = Rule(
         "PopTorch traces the plain module itself and cannot trace one that torch.compile or TorchScript has taken over."
     ),
     remedy="Hand the plain module to the trainer; compiling is what the IPU back end does anyway.",
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-model = torch.compile(torch.nn.Linear(2, 2))
-""",
-    good="""\
-import torch
-
-model = torch.nn.Linear(2, 2)
+- model = torch.compile(torch.nn.Linear(2, 2))
++ model = torch.nn.Linear(2, 2)
 """,
     check=check,
 )

@@ -34,23 +34,15 @@ RULE = Rule(
         "setOptimizer with another value is refused."
     ),
     remedy='Pass lr explicitly, or call optimizer.variable_attrs.markAsVariable("lr").',
-    bad="""\
-import poptorch
-import torch
+    example="""\
+  import poptorch
+  import torch
 
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.Adam(model.parameters())
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-""",
-    good="""\
-import poptorch
-import torch
-
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+  model = torch.nn.Linear(4, 2)
+  options = poptorch.Options()
+- optimizer = poptorch.optim.Adam(model.parameters())
++ optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+  scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 """,
     check=check,
 )

@@ -33,17 +33,13 @@ RULE = Rule(
     summary="torch.cuda.synchronize, empty_cache, memory statistics, events, streams, graphs.",
     rationale="They speak of a GPU. Beside an IPU they fail, or measure something else.",
     remedy='Guard them with `if host_device().type == "cuda":`, or use ignite_ipu\'s profiling handlers.',
-    bad="""\
-import torch
+    example="""\
+  import torch
++ from ignite_ipu import host_device
 
-torch.cuda.synchronize()
-""",
-    good="""\
-import torch
-from ignite_ipu import host_device
-
-if host_device().type == "cuda":
-    torch.cuda.synchronize()
+- torch.cuda.synchronize()
++ if host_device().type == "cuda":
++     torch.cuda.synchronize()
 """,
     check=check,
 )

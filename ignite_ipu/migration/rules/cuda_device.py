@@ -58,16 +58,12 @@ RULE = Rule(
         "Use ignite_ipu.host_device() for the device: the CPU beside an IPU, and the GPU in a native run. "
         "`ignite-ipu migrate` does it."
     ),
-    bad="""\
-import torch
+    example="""\
+  import torch
++ from ignite_ipu import host_device
 
-model = torch.nn.Linear(2, 2).to("cuda")
-""",
-    good="""\
-import torch
-from ignite_ipu import host_device
-
-model = torch.nn.Linear(2, 2).to(host_device())
+- model = torch.nn.Linear(2, 2).to("cuda")
++ model = torch.nn.Linear(2, 2).to(host_device())
 """,
     check=check,
 )

@@ -19,7 +19,7 @@ def check(program: Program) -> Iterator[Hit]:
 RULE = Rule(
     name="custom-autograd-function",
     severity=Severity.ERROR,
-    summary=("A subclass of torch.autograd.Function with a backward of its own, in a file that is trained or traced."),
+    summary="A subclass of torch.autograd.Function with a backward of its own, in a file that is trained or traced.",
     rationale=(
         "The device differentiates the traced operators itself; the Python code of a custom backward is never "
         "executed, so training uses other gradients than intended."
@@ -28,25 +28,20 @@ RULE = Rule(
         "Express the operator in torch operations, whose derivatives the compiler knows, or register a custom "
         "operator with poptorch.custom_op."
     ),
-    bad="""\
-import torch
+    example="""\
+  import torch
 
 
-class Clamp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clamp(0, 1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-""",
-    good="""\
-import torch
-
-
-def clamp(x):
-    return x + (x.clamp(0, 1) - x).detach()
+- class Clamp(torch.autograd.Function):
+-     @staticmethod
+-     def forward(ctx, x):
+-         return x.clamp(0, 1)
+-
+-     @staticmethod
+-     def backward(ctx, grad):
+-         return grad
++ def clamp(x):
++     return x + (x.clamp(0, 1) - x).detach()
 """,
     check=check,
 )

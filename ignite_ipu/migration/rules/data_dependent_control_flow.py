@@ -28,35 +28,22 @@ RULE = Rule(
         "Compute both sides and choose with torch.where, or decide from shapes, arguments or self.training, which "
         "are known."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
 
-    def forward(self, x):
-        x = self.layer(x)
-        if x.mean() > 0:
-            x = -x
-        return x
-""",
-    good="""\
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        x = self.layer(x)
-        return torch.where(x.mean() > 0, -x, x)
+      def forward(self, x):
+          x = self.layer(x)
+-         if x.mean() > 0:
+-             x = -x
+-         return x
++         return torch.where(x.mean() > 0, -x, x)
 """,
     check=check,
 )

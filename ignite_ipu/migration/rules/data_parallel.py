@@ -42,15 +42,11 @@ RULE = Rule(
         "Hand the plain model over and say options.replicationFactor(n); launch several processes with "
         "ignite_ipu.process_backend or `ignite-ipu launch`."
     ),
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-model = torch.nn.DataParallel(torch.nn.Linear(2, 2))
-""",
-    good="""\
-import torch
-
-model = torch.nn.Linear(2, 2)
+- model = torch.nn.DataParallel(torch.nn.Linear(2, 2))
++ model = torch.nn.Linear(2, 2)
 """,
     check=check,
 )

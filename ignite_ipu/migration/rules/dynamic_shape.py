@@ -49,34 +49,21 @@ RULE = Rule(
         "Every shape is fixed when the model is compiled, so an operator whose output size depends on values "
         "cannot be compiled."
     ),
-    remedy=("Keep the full shape and mask instead: torch.where(mask, x, 0), x * mask, or a loss with ignore_index."),
-    bad="""\
-import torch
-from torch import nn
+    remedy="Keep the full shape and mask instead: torch.where(mask, x, 0), x * mask, or a loss with ignore_index.",
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
 
-    def forward(self, x):
-        x = self.layer(x)
-        return x[x > 0].sum()
-""",
-    good="""\
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        x = self.layer(x)
-        return torch.where(x > 0, x, torch.zeros_like(x)).sum()
+      def forward(self, x):
+          x = self.layer(x)
+-         return x[x > 0].sum()
++         return torch.where(x > 0, x, torch.zeros_like(x)).sum()
 """,
     check=check,
 )

@@ -12,39 +12,23 @@ RULE = Rule(
         "The model was compiled on the emulator of PopTorch and that failed, as it would on an IPU; the "
         "message is the compiler's."
     ),
-    remedy=("Do what the message says, and check again."),
-    bad="""\
-import torch
-from torch import nn
+    remedy="Do what the message says, and check again.",
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
 
-    def forward(self, x):
-        return self.layer(x).tolist
-
-
-def make():
-    return Net(), torch.ones(8, 4)
-""",
-    good="""\
-import torch
-from torch import nn
+      def forward(self, x):
+-         return self.layer(x).tolist
++         return self.layer(x)
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def make():
-    return Net(), torch.ones(8, 4)
+  def make():
+      return Net(), torch.ones(8, 4)
 """,
 )

@@ -53,25 +53,16 @@ RULE = Rule(
     summary="A setter on poptorch.Options after they were handed to a wrapper or a DataLoader.",
     rationale="Options freeze when they are used; a later change raises.",
     remedy="Set everything first, or change options.clone().",
-    bad="""\
-import poptorch
-import torch
+    example="""\
+  import poptorch
+  import torch
 
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-training_model = poptorch.trainingModel(model, options, optimizer)
-options.deviceIterations(4)
-""",
-    good="""\
-import poptorch
-import torch
-
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-options.deviceIterations(4)
-training_model = poptorch.trainingModel(model, options, optimizer)
+  model = torch.nn.Linear(4, 2)
+  options = poptorch.Options()
+  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
++ options.deviceIterations(4)
+  training_model = poptorch.trainingModel(model, options, optimizer)
+- options.deviceIterations(4)
 """,
     check=check,
 )

@@ -47,29 +47,22 @@ RULE = Rule(
         "For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor). Penalties on "
         "gradients cannot run on an IPU."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
++ from ignite_ipu import create_ipu_trainer
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    norm = model.weight.grad.norm()
-    optimizer.step()
-""",
-    good="""\
-import torch
-from ignite_ipu import create_ipu_trainer
-from torch import nn
-
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+  model = nn.Linear(4, 2)
+- criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+- model.train()
+- for x, y in loader:
+-     optimizer.zero_grad()
+-     loss = criterion(model(x), y)
+-     loss.backward()
+-     norm = model.weight.grad.norm()
+-     optimizer.step()
++ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
 """,
     check=check,
 )

@@ -25,29 +25,22 @@ RULE = Rule(
         "Clip by norm with max_grad_norm, for Adam, AdamW, and SGD without momentum; with momentum PopTorch's SGD "
         "clips the velocity, so that is refused. Clipping by value has no counterpart."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
++ from ignite_ipu import create_ipu_trainer
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-""",
-    good="""\
-import torch
-from ignite_ipu import create_ipu_trainer
-from torch import nn
-
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), max_grad_norm=1.0)
+  model = nn.Linear(4, 2)
+- criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+- model.train()
+- for x, y in loader:
+-     optimizer.zero_grad()
+-     loss = criterion(model(x), y)
+-     loss.backward()
+-     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+-     optimizer.step()
++ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), max_grad_norm=1.0)
 """,
     check=check,
 )

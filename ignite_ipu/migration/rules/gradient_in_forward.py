@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
-from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.program import Program
-
-
-def check(program: Program) -> Iterator[Hit]:
-    """Find gradient computations in traced code."""
-    for fact in program.facts_of("gradient"):
-        yield Hit(fact.node, f"{fact.where} calls {fact.name}, which does not exist inside a compiled program")
-
+from ignite_ipu.migration.findings import Rule, Severity, each_fact
 
 RULE = Rule(
     name="gradient-in-forward",
@@ -23,33 +13,21 @@ RULE = Rule(
         "tensors never run."
     ),
     remedy="Leave gradients to the training step. Gradient penalties and the like are not possible on an IPU.",
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
 
-    def forward(self, x):
-        y = self.layer(x).sum()
-        (grad,) = torch.autograd.grad(y, x, create_graph=True)
-        return grad
+      def forward(self, x):
+-         y = self.layer(x).sum()
+-         (grad,) = torch.autograd.grad(y, x, create_graph=True)
+-         return grad
++         return self.layer(x).sum()
 """,
-    good="""\
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x).sum()
-""",
-    check=check,
+    check=each_fact("gradient", "{where} calls {name}, which does not exist inside a compiled program"),
 )

@@ -21,24 +21,16 @@ RULE = Rule(
     summary="Calls of a trained model under torch.no_grad().",
     rationale="The model's newest weights are brought to the host and evaluated there: right, but slow.",
     remedy="Use create_ipu_evaluator, or ipu_evaluate_batch(model, x). `ignite-ipu migrate` does the latter.",
-    bad="""\
-import torch
+    example="""\
+  import torch
++ from ignite_ipu import ipu_evaluate_batch
 
-model = torch.nn.Linear(2, 2)
-model.eval()
-with torch.no_grad():
-    for x, y in loader:
-        output = model(x)
-""",
-    good="""\
-import torch
-from ignite_ipu import ipu_evaluate_batch
-
-model = torch.nn.Linear(2, 2)
-model.eval()
-with torch.no_grad():
-    for x, y in loader:
-        output = ipu_evaluate_batch(model, x)
+  model = torch.nn.Linear(2, 2)
+  model.eval()
+  with torch.no_grad():
+      for x, y in loader:
+-         output = model(x)
++         output = ipu_evaluate_batch(model, x)
 """,
     check=check,
 )

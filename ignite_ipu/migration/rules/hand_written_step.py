@@ -51,31 +51,21 @@ RULE = Rule(
         "Replace them by ipu_train_batch(model, optimizer, loss_fn, x, target=y), which `ignite-ipu migrate` does "
         "for the common shape."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
++ from ignite_ipu import ipu_train_batch
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
-""",
-    good="""\
-import torch
-from ignite_ipu import ipu_train_batch
-from torch import nn
-
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    _, loss = ipu_train_batch(model, optimizer, criterion, x, target=y)
+  model = nn.Linear(4, 2)
+  criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+  model.train()
+  for x, y in loader:
+-     optimizer.zero_grad()
+-     loss = criterion(model(x), y)
+-     loss.backward()
+-     optimizer.step()
++     _, loss = ipu_train_batch(model, optimizer, criterion, x, target=y)
 """,
     check=check,
 )

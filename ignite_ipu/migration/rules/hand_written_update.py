@@ -57,22 +57,18 @@ RULE = Rule(
         "Use one of the supported optimizers. After a change that is not training (re-initialising, say) load it "
         "with model.load_state_dict."
     ),
-    bad="""\
-import torch
+    example="""\
+  import torch
++ from ignite_ipu import create_ipu_trainer
++ from torch import nn
 
-model = torch.nn.Linear(2, 2)
-with torch.no_grad():
-    for p in model.parameters():
-        p -= 0.1 * p.grad
-""",
-    good="""\
-import torch
-from ignite_ipu import create_ipu_trainer
-from torch import nn
-
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+- model = torch.nn.Linear(2, 2)
+- with torch.no_grad():
+-     for p in model.parameters():
+-         p -= 0.1 * p.grad
++ model = nn.Linear(4, 2)
++ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
++ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
 """,
     check=check,
 )

@@ -26,15 +26,11 @@ RULE = Rule(
         "refuse them."
     ),
     remedy="Leave them out. `ignite-ipu migrate` does it.",
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-""",
-    good="""\
-import torch
-
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+- optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
++ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 """,
     check=check,
 )

@@ -51,33 +51,20 @@ RULE = Rule(
         'Use reduction="mean" or .mean(), or say '
         "options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss(reduction="sum")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
-""",
-    good="""\
-import torch
-from torch import nn
-
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
+  model = nn.Linear(4, 2)
+- criterion = nn.CrossEntropyLoss(reduction="sum")
++ criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+  model.train()
+  for x, y in loader:
+      optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
+      optimizer.step()
 """,
     check=check,
 )

@@ -33,15 +33,11 @@ RULE = Rule(
         'Give create_ipu_trainer amp_mode="amp", which multiplies in half precision, with loss_scaling or scaler=True '
         "for the loss; or train in half precision with model.half(), or in float32."
     ),
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-scaler = torch.cuda.amp.GradScaler()
-""",
-    good="""\
-import torch
-
-model = torch.nn.Linear(2, 2).half()
+- scaler = torch.cuda.amp.GradScaler()
++ model = torch.nn.Linear(2, 2).half()
 """,
     check=check,
 )

@@ -35,25 +35,16 @@ RULE = Rule(
         "between reaches the layers but not the copy, and one set later nothing at all."
     ),
     remedy="Set the mode before wrapping. `ignite-ipu migrate` does it where the two stand together.",
-    bad="""\
-import poptorch
-import torch
+    example="""\
+  import poptorch
+  import torch
 
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-inference_model = poptorch.inferenceModel(model, options)
-model.eval()
-""",
-    good="""\
-import poptorch
-import torch
-
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-model.eval()
-inference_model = poptorch.inferenceModel(model, options)
+  model = torch.nn.Linear(4, 2)
+  options = poptorch.Options()
+  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
++ model.eval()
+  inference_model = poptorch.inferenceModel(model, options)
+- model.eval()
 """,
     check=check,
 )

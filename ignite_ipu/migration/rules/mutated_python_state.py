@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
-from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.program import Program
-
-
-def check(program: Program) -> Iterator[Hit]:
-    """Find writes to Python state in traced code."""
-    for fact in program.facts_of("mutation"):
-        yield Hit(fact.node, f"{fact.where} changes {fact.name}; that happens once, while tracing, and never again")
-
+from ignite_ipu.migration.findings import Rule, Severity, each_fact
 
 RULE = Rule(
     name="mutated-python-state",
@@ -26,35 +16,22 @@ RULE = Rule(
         "Register a tensor with register_buffer and change it in place (`self.steps.add_(1)`), or return the "
         "value from forward."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.calls = 0
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
+-         self.calls = 0
++         self.register_buffer("calls", torch.zeros(()))
 
-    def forward(self, x):
-        self.calls += 1
-        return self.layer(x)
+      def forward(self, x):
+-         self.calls += 1
++         self.calls.add_(1.0)
+          return self.layer(x)
 """,
-    good="""\
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls.add_(1.0)
-        return self.layer(x)
-""",
-    check=check,
+    check=each_fact("mutation", "{where} changes {name}; that happens once, while tracing, and never again"),
 )

@@ -13,39 +13,23 @@ RULE = Rule(
         "index beyond 2**31 becomes another one, which is reported as an error where the example batches have "
         "one."
     ),
-    remedy=("Keep integers below 2**31 and convert results where 64 bits are needed: output.long()."),
-    bad="""\
-import torch
-from torch import nn
+    remedy="Keep integers below 2**31 and convert results where 64 bits are needed: output.long().",
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
 
-    def forward(self, x):
-        return self.layer(x).argmax(1)
-
-
-def make():
-    return Net(), torch.ones(8, 4)
-""",
-    good="""\
-import torch
-from torch import nn
+      def forward(self, x):
+-         return self.layer(x).argmax(1)
++         return self.layer(x)
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def make():
-    return Net(), torch.ones(8, 4)
+  def make():
+      return Net(), torch.ones(8, 4)
 """,
 )

@@ -37,19 +37,16 @@ RULE = Rule(
     name="native-ignite-engine",
     severity=Severity.ERROR,
     summary="create_supervised_trainer, create_supervised_evaluator and supervised_*_step.",
-    rationale=("Their step calls loss.backward() and optimizer.step(), which an IPU does inside one compiled program."),
+    rationale="Their step calls loss.backward() and optimizer.step(), which an IPU does inside one compiled program.",
     remedy=(
         "Use create_ipu_trainer and create_ipu_evaluator, which take the same arguments. `ignite-ipu migrate` does it."
     ),
-    bad="""\
-from ignite.engine import create_supervised_trainer
+    example="""\
+- from ignite.engine import create_supervised_trainer
++ from ignite_ipu import create_ipu_trainer
 
-trainer = create_supervised_trainer(model, optimizer, loss)
-""",
-    good="""\
-from ignite_ipu import create_ipu_trainer
-
-trainer = create_ipu_trainer(model, optimizer, loss)
+- trainer = create_supervised_trainer(model, optimizer, loss)
++ trainer = create_ipu_trainer(model, optimizer, loss)
 """,
     check=check,
 )

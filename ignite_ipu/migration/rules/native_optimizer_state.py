@@ -36,25 +36,16 @@ RULE = Rule(
         "momentum, and a resumed run starts from zero."
     ),
     remedy="Use poptorch.optim, whose state_dict() reads the device.",
-    bad="""\
-import poptorch
-import torch
+    example="""\
+  import poptorch
+  import torch
 
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-training_model = poptorch.trainingModel(model, options, optimizer)
-torch.save(optimizer.state_dict(), 'state.pt')
-""",
-    good="""\
-import poptorch
-import torch
-
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-training_model = poptorch.trainingModel(model, options, optimizer)
-torch.save(optimizer.state_dict(), 'state.pt')
+  model = torch.nn.Linear(4, 2)
+  options = poptorch.Options()
+- optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
++ optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+  training_model = poptorch.trainingModel(model, options, optimizer)
+  torch.save(optimizer.state_dict(), 'state.pt')
 """,
     check=check,
 )

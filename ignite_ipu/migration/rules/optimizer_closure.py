@@ -35,28 +35,21 @@ RULE = Rule(
         "Compute loss and backward in the step and call step() without arguments; an algorithm that needs several "
         "evaluations per step, such as LBFGS, cannot run on an IPU."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
++ from ignite_ipu import create_ipu_trainer
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step(lambda: loss)
-""",
-    good="""\
-import torch
-from ignite_ipu import create_ipu_trainer
-from torch import nn
-
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+  model = nn.Linear(4, 2)
+- criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+- model.train()
+- for x, y in loader:
+-     optimizer.zero_grad()
+-     loss = criterion(model(x), y)
+-     loss.backward()
+-     optimizer.step(lambda: loss)
++ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
 """,
     check=check,
 )

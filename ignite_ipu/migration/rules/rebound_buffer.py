@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
-from ignite_ipu.migration.findings import Hit, Rule, Severity
-from ignite_ipu.migration.program import Program
-
-
-def check(program: Program) -> Iterator[Hit]:
-    """Find assignments to buffers and parameters."""
-    for fact in program.facts_of("buffer"):
-        yield Hit(fact.node, f"{fact.where} puts another tensor in place of the registered self.{fact.name}")
-
+from ignite_ipu.migration.findings import Rule, Severity, each_fact
 
 RULE = Rule(
     name="rebound-buffer",
@@ -23,35 +13,21 @@ RULE = Rule(
         "in place."
     ),
     remedy="Change the buffer in place: `self.mean.copy_(...)`, `self.mean.mul_(0.9).add_(...)`.",
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("mean", torch.zeros(()))
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
+          self.register_buffer("mean", torch.zeros(()))
 
-    def forward(self, x):
-        self.mean = 0.9 * self.mean + 0.1 * x.mean()
-        return self.layer(x)
+      def forward(self, x):
+-         self.mean = 0.9 * self.mean + 0.1 * x.mean()
++         self.mean.mul_(0.9).add_(0.1 * x.mean())
+          return self.layer(x)
 """,
-    good="""\
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, x):
-        self.mean.mul_(0.9).add_(0.1 * x.mean())
-        return self.layer(x)
-""",
-    check=check,
+    check=each_fact("buffer", "{where} puts another tensor in place of the registered self.{name}"),
 )

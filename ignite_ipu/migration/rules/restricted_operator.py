@@ -43,15 +43,11 @@ RULE = Rule(
         "without class weights or label smoothing and so on. What its sources alone say is a note."
     ),
     remedy="Use the form the message names.",
-    bad="""\
-from torch import nn
+    example="""\
+  from torch import nn
 
-layer = nn.LSTM(4, 8, num_layers=2)
-""",
-    good="""\
-from torch import nn
-
-layer = nn.LSTM(4, 8)
+- layer = nn.LSTM(4, 8, num_layers=2)
++ layer = nn.LSTM(4, 8)
 """,
     check=check,
 )

@@ -35,32 +35,19 @@ RULE = Rule(
         "optimizer only."
     ),
     remedy="Call training_model.setOptimizer(optimizer) after scheduler.step().",
-    bad="""\
-import poptorch
-import torch
+    example="""\
+  import poptorch
+  import torch
 
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-training_model = poptorch.trainingModel(model, options, optimizer)
-for x, y in loader:
-    out, loss = training_model(x, y)
-scheduler.step()
-""",
-    good="""\
-import poptorch
-import torch
-
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-training_model = poptorch.trainingModel(model, options, optimizer)
-for x, y in loader:
-    out, loss = training_model(x, y)
-scheduler.step()
-training_model.setOptimizer(optimizer)
+  model = torch.nn.Linear(4, 2)
+  options = poptorch.Options()
+  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+  scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+  training_model = poptorch.trainingModel(model, options, optimizer)
+  for x, y in loader:
+      out, loss = training_model(x, y)
+  scheduler.step()
++ training_model.setOptimizer(optimizer)
 """,
     check=check,
 )

@@ -52,35 +52,21 @@ RULE = Rule(
         "Give one optimizer several parameter groups where the losses can be added up; otherwise train this model "
         "natively."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-head_optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
-    head_optimizer.step()
-""",
-    good="""\
-import torch
-from torch import nn
-
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
+  model = nn.Linear(4, 2)
+  criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+- head_optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+  model.train()
+  for x, y in loader:
+      optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
+      optimizer.step()
+-     head_optimizer.step()
 """,
     check=check,
 )

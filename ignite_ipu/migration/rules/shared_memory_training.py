@@ -26,16 +26,11 @@ RULE = Rule(
         "without locks."
     ),
     remedy="Train in one process and say options.replicationFactor(n), whose replicas stay in step.",
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-model = torch.nn.Linear(2, 2)
-model.share_memory()
-""",
-    good="""\
-import torch
-
-model = torch.nn.Linear(2, 2)
+  model = torch.nn.Linear(2, 2)
+- model.share_memory()
 """,
     check=check,
 )

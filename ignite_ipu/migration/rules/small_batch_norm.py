@@ -33,17 +33,12 @@ RULE = Rule(
         "iterations or replicas, and micro-batches are small so that they fit."
     ),
     remedy="Use GroupNorm or LayerNorm, or keep the micro-batch large enough.",
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-loader = torch.utils.data.DataLoader(data, batch_size=4)
-""",
-    good="""\
-import torch
-
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GroupNorm(2, 4))
-loader = torch.utils.data.DataLoader(data, batch_size=4)
+- model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
++ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GroupNorm(2, 4))
+  loader = torch.utils.data.DataLoader(data, batch_size=4)
 """,
     check=check,
 )

@@ -37,25 +37,16 @@ RULE = Rule(
         "one keeps those of its first call."
     ),
     remedy="Make the training executor first, or call inference_model.copyWeightsToDevice() before evaluating.",
-    bad="""\
-import poptorch
-import torch
+    example="""\
+  import poptorch
+  import torch
 
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-inference_model = poptorch.inferenceModel(model)
-training_model = poptorch.trainingModel(model, options, optimizer)
-""",
-    good="""\
-import poptorch
-import torch
-
-model = torch.nn.Linear(4, 2)
-options = poptorch.Options()
-optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-training_model = poptorch.trainingModel(model, options, optimizer)
-inference_model = poptorch.inferenceModel(model)
+  model = torch.nn.Linear(4, 2)
+  options = poptorch.Options()
+  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
++ training_model = poptorch.trainingModel(model, options, optimizer)
+  inference_model = poptorch.inferenceModel(model)
+- training_model = poptorch.trainingModel(model, options, optimizer)
 """,
     check=check,
 )

@@ -66,34 +66,21 @@ RULE = Rule(
         "Python would skip the steps in between."
     ),
     remedy="Keep the state in a buffer that forward updates in place, or start each sequence afresh.",
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    out, hidden = model(x, hidden)
-    loss = criterion(out, y)
-    loss.backward()
-    optimizer.step()
-""",
-    good="""\
-import torch
-from torch import nn
-
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
+  model = nn.Linear(4, 2)
+  criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+  model.train()
+  for x, y in loader:
+      optimizer.zero_grad()
+-     out, hidden = model(x, hidden)
+-     loss = criterion(out, y)
++     loss = criterion(model(x), y)
+      loss.backward()
+      optimizer.step()
 """,
     check=check,
 )

@@ -26,11 +26,9 @@ RULE = Rule(
     summary="`# ignite-ipu: ignore[...]` with a name that is no rule's.",
     rationale="A misspelt suppression suppresses nothing, and one for a rule that is gone should go too.",
     remedy="Correct the name; `ignite-ipu check --list-rules` shows them all.",
-    bad="""\
-x = 1  # ignite-ipu: ignore[cuda-devices]
-""",
-    good="""\
-x = 1  # ignite-ipu: ignore[cuda-device]
+    example="""\
+- x = 1  # ignite-ipu: ignore[cuda-devices]
++ x = 1  # ignite-ipu: ignore[cuda-device]
 """,
     check=check,
 )

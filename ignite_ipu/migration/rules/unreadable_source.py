@@ -19,11 +19,9 @@ RULE = Rule(
     summary="Syntax errors, undecodable bytes, binary files, broken notebooks.",
     rationale="Nothing can be said about such a file.",
     remedy="Mend the file, or leave it out of the paths given.",
-    bad="""\
-model = (
-""",
-    good="""\
-model = ()
+    example="""\
+- model = (
++ model = ()
 """,
     check=check,
 )

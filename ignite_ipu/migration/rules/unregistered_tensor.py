@@ -36,33 +36,20 @@ RULE = Rule(
         "PopTorch refuses to mix the two."
     ),
     remedy='Register it: self.register_buffer("scale", torch.ones(4)).',
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.scale = torch.ones(4)
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
+-         self.scale = torch.ones(4)
++         self.register_buffer("scale", torch.ones(4))
 
-    def forward(self, x):
-        return self.layer(x) * self.scale
-""",
-    good="""\
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("scale", torch.ones(4))
-
-    def forward(self, x):
-        return self.layer(x) * self.scale
+      def forward(self, x):
+          return self.layer(x) * self.scale
 """,
     check=check,
 )

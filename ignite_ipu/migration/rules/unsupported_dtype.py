@@ -34,15 +34,11 @@ RULE = Rule(
         "complex numbers cannot be used."
     ),
     remedy="Use float32, or model.half() for half precision.",
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-model = torch.nn.Linear(2, 2).to(torch.bfloat16)
-""",
-    good="""\
-import torch
-
-model = torch.nn.Linear(2, 2).half()
+- model = torch.nn.Linear(2, 2).to(torch.bfloat16)
++ model = torch.nn.Linear(2, 2).half()
 """,
     check=check,
 )

@@ -37,31 +37,19 @@ RULE = Rule(
         "Rewrite it with supported operators, or run the model once on the emulator (`ignite-ipu check --run`) to "
         "be sure."
     ),
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
+  class Net(nn.Module):
+      def __init__(self):
+          super().__init__()
+          self.layer = nn.Linear(4, 4)
 
-    def forward(self, x):
-        return torch.linalg.svd(self.layer(x)).S
-""",
-    good="""\
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.linalg.norm(self.layer(x))
+      def forward(self, x):
+-         return torch.linalg.svd(self.layer(x)).S
++         return torch.linalg.norm(self.layer(x))
 """,
     check=check,
 )

@@ -39,15 +39,11 @@ RULE = Rule(
         "Choose the nearest of them: AdamW for Adagrad, NAdam, RAdam and Adamax; RMSprop for Adadelta and Rprop; "
         "there is none for LBFGS."
     ),
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
-""",
-    good="""\
-import torch
-
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+- optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
++ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 """,
     check=check,
 )

@@ -38,15 +38,11 @@ RULE = Rule(
         "want to maximise."
     ),
     remedy="For maximize negate the loss; leave amsgrad and differentiable out; give lr as a number.",
-    bad="""\
-import torch
+    example="""\
+  import torch
 
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01, maximize=True)
-""",
-    good="""\
-import torch
-
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+- optimizer = torch.optim.Adam(model.parameters(), lr=0.01, maximize=True)
++ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 """,
     check=check,
 )

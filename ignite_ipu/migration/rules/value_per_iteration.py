@@ -40,34 +40,20 @@ RULE = Rule(
         "the host in between, and shows the mean of the whole call."
     ),
     remedy="Read it every N iterations, or collect it with a metric.",
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
-    total = total + loss.item()
-""",
-    good="""\
-import torch
-from torch import nn
-
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
+  model = nn.Linear(4, 2)
+  criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+  model.train()
+  for x, y in loader:
+      optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
+      optimizer.step()
+-     total = total + loss.item()
 """,
     check=check,
 )

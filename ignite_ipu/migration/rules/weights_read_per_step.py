@@ -37,39 +37,24 @@ RULE = Rule(
     name="weights-read-per-step",
     severity=Severity.NOTE,
     summary="Averaged copies of a model (EMA, SWA) updated in the training loop, and weights looked at there.",
-    rationale=("The newest weights are on the device; touching them on the host brings all of them back, each time."),
+    rationale="The newest weights are on the device; touching them on the host brings all of them back, each time.",
     remedy="Average at the end of an epoch, or every N iterations.",
-    bad="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-average = torch.optim.swa_utils.AveragedModel(model)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
-    average.update_parameters(model)
-""",
-    good="""\
-import torch
-from torch import nn
-
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-average = torch.optim.swa_utils.AveragedModel(model)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
-average.update_parameters(model)
+  model = nn.Linear(4, 2)
+  criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+  average = torch.optim.swa_utils.AveragedModel(model)
+  model.train()
+  for x, y in loader:
+      optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
+      optimizer.step()
+-     average.update_parameters(model)
++ average.update_parameters(model)
 """,
     check=check,
 )
