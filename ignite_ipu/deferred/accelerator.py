@@ -36,11 +36,11 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
-from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.gradients import check_all_parameters, gradient_norm
-from ignite_ipu.deferred.model.model import CapturedModel
-from ignite_ipu.deferred.model.optimizer import capture_optimizer, release_optimizer
+from ignite_ipu.deferred.model.held import release_optimizer
+from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.gradient_refusals import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
@@ -277,12 +277,12 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             return models[0]
         with torch._C.DisableTorchFunctionSubclass():
             first = parameters if isinstance(parameters, torch.Tensor) else next(iter(parameters), None)
-            owner = None if first is None else parameter_of(first)
+            owner = None if first is None else owner_of(first)
         if owner is None:
             raise UnsupportedArgumentError(
                 "clip_grad_norm_ was called with parameters of no prepared model: prepare the model first."
             )
-        return owner[0]
+        return owner
 
     # -- values ---------------------------------------------------------------------------------------------------
 

@@ -10,16 +10,19 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.graph.engine_calls import with_known_values
+from ignite_ipu.deferred.graph.step_graph import CALLS
 from ignite_ipu.deferred.model.capturing import capture_model
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.model.optimizer import capture_optimizer, captured_by
 from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
 
-__all__ = ["ipu_step"]
+__all__ = ["ipu_step", "with_known_values"]
 
 Step = Callable[..., Any]
+# What is looked into. Handlers may read deferred tensors in anything else.
+_NESTED = (torch.Tensor, tuple, list, dict)
 
 
 def ipu_step(
@@ -96,6 +99,20 @@ def ipu_step(
         capture_optimizer(each)
         captured_by(each)
     return _Step(train_step, captures)
+
+
+def with_known_values(step: Step, *args: Any, **kwargs: Any) -> Any:
+    """Return what a step function returns, with plain tensors where the values are known.
+
+    The others come with an update that has yet to run. They stay deferred, so that nothing is run for what no handler
+    reads.
+    """
+    before, CALLS.current = CALLS.current, object()
+    try:
+        output = step(*args, **kwargs)
+    finally:
+        CALLS.current = before
+    return known_in(output) if isinstance(output, _NESTED) else output
 
 
 class _Step:

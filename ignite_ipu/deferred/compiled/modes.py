@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Hashable, List, NamedTuple, Optional
+from typing import List, Optional
 
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.attributes import PythonState
@@ -15,38 +16,7 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Modes", "ModesThen", "refuse_replaced"]
-
-
-class ModesThen(NamedTuple):
-    """The modes at one moment.
-
-    Attributes:
-        of: Whose they are.
-        training: Whether each module is in training mode.
-        trained: Whether each parameter requires gradients.
-        names, values: The Python values that the modules' code reads.
-        parts: The modules and their hooks.
-    """
-
-    of: Modes
-    training: List[bool]
-    trained: List[bool]
-    names: List[str]
-    values: List[Hashable]
-    parts: List[Any]
-
-    def difference(self, now: ModesThen) -> str:
-        """Return in words what has changed."""
-        if self.training != now.training:
-            return "modules were put in training or evaluation mode"
-        if self.trained != now.trained:
-            return "parameters were frozen or unfrozen"
-        if self.parts != now.parts:
-            return "modules or hooks were replaced, added or removed"
-        pairs = zip(now.names, self.values, now.values)
-        names = [name for name, old, new in pairs if old != new] if self.names == now.names else []
-        return f"Python values that its code reads have changed ({', '.join(dict.fromkeys(names)) or 'others'})"
+__all__ = ["Modes", "refuse_replaced"]
 
 
 class Modes:

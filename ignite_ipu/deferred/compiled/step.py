@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from typing import Any, Dict, FrozenSet, Hashable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -13,6 +11,7 @@ from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.packing import PackingGuard
 from ignite_ipu.deferred.compiled.replaced_buffers import HeldBuffers
 from ignite_ipu.deferred.graph.operations import name_of
+from ignite_ipu.deferred.graph.step_graph import Recipe
 from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
 from ignite_ipu.deferred.tensor.gradient_refusals import DerivativeGuard
 from ignite_ipu.errors import CaptureError
@@ -21,68 +20,7 @@ from ignite_ipu.program.forward.half_precision import half_products
 from ignite_ipu.program.step import BatchStep, changed_on_host
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["CalledStep", "CapturedStep", "Recipe", "RecipeStep"]
-
-
-@dataclasses.dataclass(frozen=True)
-class RecipeStep:
-    """One operation of a recipe.
-
-    Attributes:
-        function: What to call; None for the model.
-        structure: Its arguments without the leaves.
-        leaves: For each leaf `("value", operation, result)`, `("input", position)`, `("number", position)` or
-            `("parameter", name)`.
-        grad: Whether gradients flow through it.
-        line: Where the user's code has it, for messages.
-        part: Which submodule is the model, of those that are trained together.
-    """
-
-    function: Any
-    structure: Structure
-    leaves: Tuple[Tuple[Any, ...], ...]
-    grad: bool
-    line: Line
-    part: str = ""
-
-    @functools.cached_property
-    def key(self) -> Hashable:
-        """Equal for operations that compute the same."""
-        return (self.function, self.structure.key, self.leaves, self.grad, self.part)
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What one micro-batch computes.
-
-    Attributes:
-        steps: The operations in order.
-        losses: `(operation, result)` of each loss; their sum is differentiated.
-        inputs: Shape and type of each input.
-        numbers: How many floats the arithmetic has.
-        loss: The loss if it is what the device's loss is: alone, and without dimensions.
-    """
-
-    steps: Tuple[RecipeStep, ...]
-    losses: Tuple[Tuple[int, int], ...]
-    inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
-    numbers: int
-    loss: Optional[Tuple[int, int]]
-
-    @functools.cached_property
-    def key(self) -> Hashable:
-        """Equal for recipes that compile to the same program."""
-        return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
-
-    @property
-    def called_at(self) -> Line:
-        """Where the model was called first."""
-        return next(step.line for step in self.steps if step.function is None)
-
-    @functools.cached_property
-    def body(self) -> Hashable:
-        """Equal for recipes that differ in the shapes of tensors alone, as that of an incomplete batch does."""
-        return tuple([(step.function, step.structure.key, step.grad, step.part) for step in self.steps])
+__all__ = ["CalledStep", "CapturedStep"]
 
 
 class CapturedStep(BatchStep):

@@ -12,10 +12,10 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.compiled.modes import Modes, ModesThen
-from ignite_ipu.deferred.compiled.step import CapturedStep, Recipe
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, keep_inputs
-from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, Recipes, describe_change
+from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.step import CapturedStep
+from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, keep_inputs
+from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, Recipe, Recipes, describe_change
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, IPUOutOfMemoryError

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Container, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line
 
-if TYPE_CHECKING:
-    from ignite_ipu.deferred.compiled.modes import ModesThen
-    from ignite_ipu.deferred.model.model import CapturedModel
-
-__all__ = ["CLOCK", "Input", "Number", "Operation", "Plan", "Shape", "Value", "by_number", "keep_inputs", "name_of"]
+__all__ = [
+    "CLOCK",
+    "Input",
+    "ModesThen",
+    "Number",
+    "Operation",
+    "Plan",
+    "Shape",
+    "Value",
+    "by_number",
+    "keep_inputs",
+    "name_of",
+]
 
 _META = torch.device("meta")
 # Before PyTorch 2.1 no storage tells whether its memory is PyTorch's: none counts as if it were.
@@ -108,7 +117,7 @@ class Input:
         tensor: torch.Tensor,
         shape: Optional[Shape] = None,
         parameter: Optional[str] = None,
-        model: Optional[CapturedModel] = None,
+        model: Optional[Captured] = None,
     ) -> None:
         self.tensor = tensor
         self._shape = shape
@@ -225,6 +234,37 @@ class Value:
         return False
 
 
+class ModesThen(NamedTuple):
+    """The modes of a captured model at one moment.
+
+    Attributes:
+        of: What found them, one for each model.
+        training: Whether each module is in training mode.
+        trained: Whether each parameter requires gradients.
+        names, values: The Python values that the modules' code reads.
+        parts: The modules and their hooks.
+    """
+
+    of: object
+    training: List[bool]
+    trained: List[bool]
+    names: List[str]
+    values: List[Hashable]
+    parts: List[Any]
+
+    def difference(self, now: ModesThen) -> str:
+        """Return in words what has changed."""
+        if self.training != now.training:
+            return "modules were put in training or evaluation mode"
+        if self.trained != now.trained:
+            return "parameters were frozen or unfrozen"
+        if self.parts != now.parts:
+            return "modules or hooks were replaced, added or removed"
+        pairs = zip(now.names, self.values, now.values)
+        names = [name for name, old, new in pairs if old != new] if self.names == now.names else []
+        return f"Python values that its code reads have changed ({', '.join(dict.fromkeys(names)) or 'others'})"
+
+
 class Plan:
     """What all calls of one kind have in common; calls are of one kind if they have the same plan object.
 
@@ -281,7 +321,7 @@ class Operation:
     __slots__ = ("__weakref__", "done", "kept", "leaves", "line", "model", "number", "plan", "problem", "results")
     kept: List[Any]
 
-    def __init__(self, plan: Plan, model: Optional[CapturedModel], leaves: Sequence[Any], line: Line) -> None:
+    def __init__(self, plan: Plan, model: Optional[Captured], leaves: Sequence[Any], line: Line) -> None:
         self.number = CLOCK.now = CLOCK.now + 1
         self.plan = plan
         self.model = model

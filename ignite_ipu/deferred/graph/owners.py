@@ -1,22 +1,54 @@
-"""Which captured model a tensor belongs to, as its parameter or buffer."""
+"""Captured models as what is recorded knows them, and the tensors that are theirs: parameters and buffers."""
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 
-if TYPE_CHECKING:
-    from ignite_ipu.deferred.model.model import CapturedModel
+from ignite_ipu.program.user_code import Line
 
-__all__ = ["OWNED", "own", "parameter_of"]
+__all__ = ["OWNED", "Captured", "own", "parameter_of"]
 
-OWNED: Dict[int, Tuple[weakref.ref[CapturedModel], str]] = {}
+
+class Captured(Protocol):
+    """A captured model.
+
+    Attributes:
+        path: Where in the whole's model it is.
+        pending: Losses that went backward since the last update.
+    """
+
+    path: str
+    pending: List[Any]
+
+    @property
+    def name(self) -> str:
+        """The model's name in messages."""
+
+    @property
+    def whole(self) -> Captured:
+        """The captured model that runs the updates: this, or the one that it is trained as a part of."""
+
+    def owns(self, name: str, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is the model's parameter or buffer of this name."""
+
+    def backward(self, loss: Any) -> None:
+        """Take a loss that went backward."""
+
+    def run_early(self, value: Any, what: str) -> None:
+        """Run the update before `optimizer.step()`, for a value that somebody reads."""
+
+    def joined(self, others: Sequence[Any], line: Line) -> List[Any]:
+        """Return what trains this and other models that the loss at a line is computed by, joined where one does."""
+
+
+OWNED: Dict[int, Tuple[weakref.ref[Captured], str]] = {}
 """By `id`: who owns a tensor, and its name there. An id may be another tensor's by now; `parameter_of` finds out."""
 
 
-def own(model: CapturedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+def own(model: Captured, tensors: Mapping[str, torch.Tensor]) -> None:
     """Let a captured model own tensors, by their names, as long as it lives."""
     reference = weakref.ref(model)
     for name, tensor in tensors.items():
@@ -24,7 +56,7 @@ def own(model: CapturedModel, tensors: Mapping[str, torch.Tensor]) -> None:
     weakref.finalize(model, _forget, [id(tensor) for tensor in tensors.values()], reference).atexit = False
 
 
-def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[CapturedModel, str]]:
+def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[Captured, str]]:
     """Return which captured model has a tensor, and under which name; None for any other tensor."""
     found = OWNED.get(id(tensor))
     if found is None:
@@ -33,7 +65,7 @@ def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[CapturedModel, str]]:
     return (model, name) if model is not None and model.owns(name, tensor) else None
 
 
-def _forget(keys: List[int], reference: weakref.ref[CapturedModel]) -> None:
+def _forget(keys: List[int], reference: weakref.ref[Captured]) -> None:
     for key in keys:
         if key in OWNED and OWNED[key][0] is reference:
             del OWNED[key]

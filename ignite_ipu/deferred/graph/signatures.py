@@ -7,7 +7,6 @@ first time; afterwards its arguments lead to the plan, and recording costs nothi
 from __future__ import annotations
 
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Container,
@@ -26,14 +25,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.deferred.graph.operations import CLOCK, Input, Number, Plan, Shape, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, Input, ModesThen, Number, Plan, Shape, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
 from ignite_ipu.deferred.graph.structure import PLAIN, Structure, is_tensor, put_together, take_apart
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line
-
-if TYPE_CHECKING:
-    from ignite_ipu.deferred.compiled.modes import ModesThen
 
 __all__ = ["KEYWORDS", "Plans", "PlansByModes", "changing_numbers", "inferred_plan", "keywords_of", "seen_before"]
 

@@ -2,21 +2,99 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import operator
-from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
+import threading
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.compiled.step import Recipe, RecipeStep
-from ignite_ipu.deferred.graph.engine_calls import CALLS
 from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Value, by_number
+from ignite_ipu.deferred.graph.structure import Structure
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["Loss", "MicroBatch", "Recipes", "ancestors", "describe_change"]
+__all__ = ["CALLS", "Loss", "MicroBatch", "Recipe", "RecipeStep", "Recipes", "ancestors", "describe_change"]
 
 _MOST = 1024
 _BITS = 20
 _tensor: Callable[[Input], torch.Tensor] = operator.attrgetter("tensor")
+
+
+class _Calls(threading.local):
+    """The calls of engines' step functions in this thread.
+
+    A step function that accumulates returns before the update of its loss has run, and its handlers run in between.
+
+    Attributes:
+        current: Stands for the innermost one that has not returned, None outside of all.
+    """
+
+    current: Optional[object] = None
+
+
+CALLS = _Calls()
+
+
+@dataclasses.dataclass(frozen=True)
+class RecipeStep:
+    """One operation of a recipe.
+
+    Attributes:
+        function: What to call; None for the model.
+        structure: Its arguments without the leaves.
+        leaves: For each leaf `("value", operation, result)`, `("input", position)`, `("number", position)` or
+            `("parameter", name)`.
+        grad: Whether gradients flow through it.
+        line: Where the user's code has it, for messages.
+        part: Which submodule is the model, of those that are trained together.
+    """
+
+    function: Any
+    structure: Structure
+    leaves: Tuple[Tuple[Any, ...], ...]
+    grad: bool
+    line: Line
+    part: str = ""
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for operations that compute the same."""
+        return (self.function, self.structure.key, self.leaves, self.grad, self.part)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What one micro-batch computes.
+
+    Attributes:
+        steps: The operations in order.
+        losses: `(operation, result)` of each loss; their sum is differentiated.
+        inputs: Shape and type of each input.
+        numbers: How many floats the arithmetic has.
+        loss: The loss if it is what the device's loss is: alone, and without dimensions.
+    """
+
+    steps: Tuple[RecipeStep, ...]
+    losses: Tuple[Tuple[int, int], ...]
+    inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
+    numbers: int
+    loss: Optional[Tuple[int, int]]
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for recipes that compile to the same program."""
+        return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
+
+    @property
+    def called_at(self) -> Line:
+        """Where the model was called first."""
+        return next(step.line for step in self.steps if step.function is None)
+
+    @functools.cached_property
+    def body(self) -> Hashable:
+        """Equal for recipes that differ in the shapes of tensors alone, as that of an incomplete batch does."""
+        return tuple([(step.function, step.structure.key, step.grad, step.part) for step in self.steps])
 
 
 class Loss:

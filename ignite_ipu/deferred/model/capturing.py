@@ -7,9 +7,9 @@ from typing import Any, Callable, Optional
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
-from ignite_ipu.deferred.model.model import CapturedModel
+from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.model.optimizer import joined_by_optimizers
 from ignite_ipu.deferred.settings import CaptureSettings
 
 __all__ = ["capture_model", "captured"]
@@ -33,9 +33,9 @@ def capture_model(
     if existing is not None:
         return existing
     with torch._C.DisableTorchFunctionSubclass():
-        owners = {owner[0] for owner in map(parameter_of, model.parameters()) if owner is not None}
+        owners = {owner for owner in map(owner_of, model.parameters()) if owner is not None}
     part_of = next((owner for owner in owners if any(module is model for module in owner.model.modules())), None)
-    capture = CapturedModel(model, settings, postponed, clip_remedy, part_of)
+    capture = CapturedModel(model, settings, joined_by_optimizers, postponed, clip_remedy, part_of)
     model.__dict__[CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = capturing_class(own_class)

@@ -5,17 +5,14 @@ Until that step comes, PyTorch would have the weights of before; the device has 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
-from ignite_ipu.deferred.graph.engine_calls import CALLS
 from ignite_ipu.deferred.graph.operations import Value
-from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.step_graph import CALLS, Loss, ancestors
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line, current_line
-
-if TYPE_CHECKING:
-    from ignite_ipu.deferred.model.model import CapturedModel
 
 __all__ = ["EarlyUpdate", "check_early_read"]
 
@@ -49,11 +46,14 @@ class EarlyUpdate:
         )
 
 
-def check_early_read(model: CapturedModel, value: Value, what: str, line: Line) -> None:
+def check_early_read(
+    model: Captured, postponed: Callable[[], Optional[str]], value: Value, what: str, line: Line
+) -> None:
     """Refuse to run an update for a value that somebody reads, unless it is complete but for `optimizer.step()`.
 
     Args:
         model: What would run the update.
+        postponed: Returns why it cannot run yet, None if it can.
         value: What is read.
         what: How it is read, in words.
         line: Where.
@@ -73,7 +73,7 @@ def check_early_read(model: CapturedModel, value: Value, what: str, line: Line) 
             f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
             f"not gone backward. {remedy}"
         )
-    reason = model.postponed() or _left_by_its_step(model.pending)
+    reason = postponed() or _left_by_its_step(model.pending)
     if reason is not None:
         raise EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple, cast
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.compiled.modes import ModesThen
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import Operation, Plan, Shape, Value, keep_inputs
+from ignite_ipu.deferred.graph.operations import ModesThen, Operation, Plan, Shape, Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import own, parameter_of
 from ignite_ipu.deferred.graph.signatures import PlansByModes, seen_before
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -25,6 +24,7 @@ from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, check_early_read
 from ignite_ipu.deferred.model.evaluation_outputs import with_gradients
+from ignite_ipu.deferred.model.held import held_parameters, is_trained, release_optimizer
 from ignite_ipu.deferred.model.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.model.transforms import refuse_transforms
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
@@ -36,7 +36,7 @@ from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["CapturedModel"]
+__all__ = ["CapturedModel", "owner_of"]
 
 _logger = logging.getLogger("ignite_ipu")
 
@@ -47,6 +47,7 @@ class CapturedModel:
     Args:
         model: The user's model.
         settings: How steps are compiled.
+        join: Returns what trains captured models that the loss at a line is computed by, and tells it its optimizer.
         postponed: Called when a value is read between backward and `optimizer.step()`: returns why the update cannot
             run yet, None if it can.
         clip_remedy: What the loop does to clip gradients, for whoever uses `parameter.grad`; when None, `.grad` stays
@@ -67,6 +68,7 @@ class CapturedModel:
         self,
         model: nn.Module,
         settings: CaptureSettings,
+        join: Callable[[Sequence[CapturedModel], Line], List[CapturedModel]],
         postponed: Callable[[], Optional[str]] = lambda: None,
         clip_remedy: Optional[str] = None,
         part_of: Optional[CapturedModel] = None,
@@ -78,6 +80,7 @@ class CapturedModel:
         self.parts: List[CapturedModel] = []
         self.settings = settings
         self.pending: List[Loss] = []
+        self._join = join
         self.postponed = postponed
         self._early: Optional[EarlyUpdate] = None
         # Where the last update was made, as long as its gradients have not been cleared.
@@ -111,7 +114,7 @@ class CapturedModel:
 
     def like(self, model: nn.Module) -> CapturedModel:
         """Return what captures another model in the same way, for `join`."""
-        return CapturedModel(model, self.settings, self.postponed, self._clip_remedy, joins=True)
+        return CapturedModel(model, self.settings, self._join, self.postponed, self._clip_remedy, joins=True)
 
     def owns(self, name: str, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is the model's parameter or buffer of this name."""
@@ -135,7 +138,7 @@ class CapturedModel:
         whole = self.whole
         whole._buffer_writes.check_evaluation(self)
         output = whole.evaluation.run(args, kwargs, self.model)
-        return with_gradients(output, (args, kwargs), self._is_trained()) if torch.is_grad_enabled() else output
+        return with_gradients(output, (args, kwargs), is_trained(self.model)) if torch.is_grad_enabled() else output
 
     def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         """Tell whether the model is called with what a step has yet to compute."""
@@ -156,11 +159,6 @@ class CapturedModel:
             "after optimizer.step(); or, as a part of the step, in training mode (layers in it may be in evaluation "
             "mode), or with requires_grad_(False) on all its parameters."
         )
-
-    def _is_trained(self) -> bool:
-        from ignite_ipu.deferred.model.optimizer import is_trained
-
-        return is_trained(self)
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: PlansByModes) -> Any:
         whole, line = self.whole, current_line(above=3)
@@ -215,7 +213,7 @@ class CapturedModel:
         Raises:
             CaptureError: Some of it is trained as a model of its own, or its code cannot be compiled.
         """
-        owners = {owner[0] for owner in map(parameter_of, self.model.parameters()) if owner is not None}
+        owners = {owner for owner in map(owner_of, self.model.parameters()) if owner is not None}
         if owners - {self.whole}:
             names = " and ".join(sorted(owner.name for owner in owners - {self.whole}))
             raise CaptureError(
@@ -261,8 +259,6 @@ class CapturedModel:
         self._edits.look()
         self.training.modes.check_trained(loss)
         if not self._gradients.placed:
-            from ignite_ipu.deferred.model.optimizer import held_parameters
-
             self._gradients.refuse_those_of_before(held_parameters)
             self._gradients.place()
         if self.pending or self.training.accumulates or self.postponed() is not None:
@@ -362,7 +358,7 @@ class CapturedModel:
             EarlyReadError: The value's loss has not gone backward, or the update is not complete.
         """
         line = current_line()
-        check_early_read(self, value, what, line)
+        check_early_read(self, self.postponed, value, what, line)
         if self.training.optimizer is None:
             self._find_optimizer()
         # Which may train several models as one.
@@ -386,6 +382,10 @@ class CapturedModel:
                 "zero_grad() and backward() before each step(), and read values after it."
             )
         self.training.change_optimizer(optimizer)
+
+    def joined(self, others: Sequence[CapturedModel], line: Line) -> List[CapturedModel]:
+        """Return what trains this and other models that the loss at a line is computed by, joined where one does."""
+        return self._join([self, *others], line)
 
     def join(self, parts: List[CapturedModel]) -> None:
         """Run the updates and evaluations of other captured models, which are parts of this one's model."""
@@ -417,8 +417,6 @@ class CapturedModel:
         Raises:
             SessionError: Something on the device could not be copied; the capture has ended all the same.
         """
-        from ignite_ipu.deferred.model.optimizer import release_optimizer
-
         if self.whole is not self:
             return self.whole.close()
         if self.pending:
@@ -461,11 +459,15 @@ class CapturedModel:
             self._gradients.place()
 
     def _find_optimizer(self) -> None:
-        from ignite_ipu.deferred.model.optimizer import find_optimizers
-
-        find_optimizers()
+        self._join([self], current_line())
         if self.training.optimizer is None:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
+
+
+def owner_of(tensor: torch.Tensor) -> Optional[CapturedModel]:
+    """Return the captured model that has a tensor as its parameter or buffer, None for any other tensor."""
+    found = parameter_of(tensor)
+    return None if found is None else cast(CapturedModel, found[0])
 
 
 def _give_up(loss: Loss, problem: str) -> None:

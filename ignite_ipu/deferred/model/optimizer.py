@@ -8,78 +8,54 @@ from __future__ import annotations
 
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.model.held import MODEL, OPTIMIZERS, is_held
 from ignite_ipu.deferred.model.joined import join
-from ignite_ipu.deferred.model.model import CapturedModel
+from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.tensors.raw import requires_grad
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = [
-    "capture_optimizer",
-    "captured_by",
-    "find_optimizers",
-    "held_parameters",
-    "is_held",
-    "is_trained",
-    "release_optimizer",
-]
-
-_MODEL = "_ignite_ipu_model"
-_OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+__all__ = ["capture_optimizer", "captured_by", "joined_by_optimizers"]
 
 
 def capture_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer run captured updates from now on, if it holds the parameters of a captured model."""
-    _OPTIMIZERS.add(optimizer)
+    OPTIMIZERS.add(optimizer)
     optimizer.__dict__["step"] = MethodType(_step, optimizer)
     optimizer.__dict__["zero_grad"] = MethodType(_zero_grad, optimizer)
     optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
 
 
-def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer its own methods back."""
-    for name in ("step", "zero_grad", "add_param_group", _MODEL):
-        optimizer.__dict__.pop(name, None)
-    _OPTIMIZERS.discard(optimizer)
+def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[CapturedModel]:
+    """Return what trains captured models, joined as far as they have an optimizer or a loss in common.
 
+    They know their optimizers then. Of several optimizers of one model the one counts that could train it alone; which
+    one does, its `step()` says. Frozen models that no optimizer holds become parts of the one that is trained, if one
+    is.
 
-def find_optimizers() -> None:
-    """Join the models that have an optimizer in common, and let models know their optimizers.
-
-    Of several optimizers of one model the one counts that could train it alone; which one does, its `step()` says.
+    Args:
+        models: What a loss is computed by.
+        line: Where that loss goes backward.
     """
-    optimizers = list(_OPTIMIZERS)
+    optimizers = list(OPTIMIZERS)
     for optimizer in optimizers:
         _joined(optimizer)
     for optimizer in sorted(optimizers, key=lambda optimizer: not _trains_alone(optimizer)):
         model = _joined(optimizer)
         if model is not None and model.training.optimizer is None:
             captured_by(optimizer)
-
-
-def is_trained(model: CapturedModel) -> bool:
-    """Tell whether some optimizer holds a parameter of a model that requires gradients."""
-    held = held_parameters()
-    with torch._C.DisableTorchFunctionSubclass():
-        return any(id(parameter) in held and requires_grad(parameter) for parameter in model.model.parameters())
-
-
-def is_held(model: CapturedModel) -> bool:
-    """Tell whether some optimizer holds a parameter of a model."""
-    held = held_parameters()
-    return any(id(parameter) in held for parameter in model.model.parameters())
-
-
-def held_parameters() -> Set[int]:
-    """Return the ids of the parameters that some optimizer holds."""
-    return {id(each) for optimizer in list(_OPTIMIZERS) for group in optimizer.param_groups for each in group["params"]}
+    wholes = list(dict.fromkeys(model.whole for model in models))
+    trained = [model for model in wholes if is_held(model.model) or not model.is_frozen]
+    if len(wholes) == 1 or len(trained) != 1:
+        return wholes
+    frozen = [model for model in wholes if model is not trained[0]]
+    return [join([*trained, *frozen], f"The loss at {line} is computed by")]
 
 
 def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
@@ -90,7 +66,7 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
     Raises:
         CaptureError: These models share modules, or the model has another optimizer for some of its parameters.
     """
-    known: Optional[weakref.ref[CapturedModel]] = optimizer.__dict__.get(_MODEL)
+    known: Optional[weakref.ref[CapturedModel]] = optimizer.__dict__.get(MODEL)
     model = None if known is None else known()
     if model is not None and model.whole is model and model.training.prepared:
         return model
@@ -106,24 +82,17 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
             "but a device step updates all weights by one. Use one optimizer with a parameter group for each part, "
             "which may have a learning rate of its own."
         )
-    optimizer.__dict__[_MODEL] = weakref.ref(model)
+    optimizer.__dict__[MODEL] = weakref.ref(model)
     return model
 
 
 def _joined(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
     """Return the captured model whose parameters an optimizer holds, after joining it from several where need be."""
-    found: Dict[int, CapturedModel] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            owner = parameter_of(parameter)
-            if owner is not None:
-                found[id(owner[0])] = owner[0]
-    models: List[CapturedModel] = list(found.values())
-    return (
-        join(models, f"The {type(optimizer).__name__} holds parameters of")
-        if len(models) > 1
-        else next(iter(models), None)
-    )
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    models = [model for model in dict.fromkeys(map(owner_of, held)) if model is not None]
+    if len(models) > 1:
+        return join(models, f"The {type(optimizer).__name__} holds parameters of")
+    return models[0] if models else None
 
 
 def _trains_alone(optimizer: torch.optim.Optimizer) -> bool:

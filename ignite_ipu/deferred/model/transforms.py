@@ -6,17 +6,15 @@ Neither is it what autocast makes of a call.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import torch
 from torch.nn.utils import stateless
 
+from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
-
-if TYPE_CHECKING:
-    from ignite_ipu.deferred.model.model import CapturedModel
 
 __all__ = ["refuse_transforms"]
 
@@ -38,7 +36,7 @@ def _question(asks: Callable[..., bool]) -> Callable[[], bool]:
 _autocasts = _question(torch.is_autocast_enabled)
 
 
-def refuse_transforms(model: CapturedModel) -> None:
+def refuse_transforms(model: Captured) -> None:
     """Refuse a call of a model within a function of `torch.func`, or under autocast.
 
     Raises:

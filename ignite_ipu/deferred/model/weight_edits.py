@@ -5,16 +5,14 @@ PyTorch has computed the loss by then; the device computes it together with the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 from ignite_ipu.deferred.graph.operations import CLOCK, Input
+from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
-
-if TYPE_CHECKING:
-    from ignite_ipu.deferred.model.model import CapturedModel
 
 __all__ = ["WeightEdits"]
 
@@ -38,7 +36,7 @@ class WeightEdits:
         if self._weights.edits != self._seen:
             self._seen, self._edited = self._weights.edits, CLOCK.now
 
-    def check(self, losses: Sequence[Loss], model: CapturedModel) -> None:
+    def check(self, losses: Sequence[Loss], model: Captured) -> None:
         """Refuse an update of losses that were computed from other weights than those of now.
 
         Raises:

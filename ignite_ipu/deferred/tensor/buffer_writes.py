@@ -7,20 +7,17 @@ captured model.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 
 from ignite_ipu.deferred.graph.operations import Operation
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.owners import Captured, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.user_code import Line, current_line
-
-if TYPE_CHECKING:
-    from ignite_ipu.deferred.model.model import CapturedModel
 
 __all__ = ["NORMALISATIONS", "BufferWrites", "refuse_statistics"]
 
@@ -51,7 +48,7 @@ class BufferWrites:
         """Take over the calls of a model that is a part of this one now."""
         self.waiting.update(other.waiting)
 
-    def check_evaluation(self, model: CapturedModel) -> None:
+    def check_evaluation(self, model: Captured) -> None:
         """Refuse an evaluation that would use buffers from before.
 
         Raises:
@@ -65,7 +62,7 @@ class BufferWrites:
                 "device writes it with the update. Evaluate after optimizer.step()."
             )
 
-    def check_update(self, losses: Sequence[Loss], model: CapturedModel) -> None:
+    def check_update(self, losses: Sequence[Loss], model: Captured) -> None:
         """Refuse an update that leaves out calls from before.
 
         Raises:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Sequence
+from typing import Dict, List, Sequence
 
 from ignite_ipu.deferred.graph.operations import Input, Operation, Value
+from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line, current_line
-
-if TYPE_CHECKING:
-    from ignite_ipu.deferred.model.model import CapturedModel
 
 __all__ = ["awaits_backward", "mark_loss", "run_for_read"]
 
@@ -39,10 +37,8 @@ def mark_loss(value: Value) -> None:
             "detached, or computed without gradients), so nothing would be trained."
         )
     if len(models) > 1:
-        from ignite_ipu.deferred.model.optimizer import find_optimizers
-
-        find_optimizers()
-        models = _with_frozen(_models_of(operations, "backward()", line), line)
+        parts = _parts_of(operations)
+        models = parts[0].joined(parts[1:], line)
     if len(models) != 1:
         names = " and ".join(sorted(model.name for model in models))
         trained = _models_of(_ancestors_with_gradients(value), "backward()", line)
@@ -63,18 +59,6 @@ def mark_loss(value: Value) -> None:
             "teacher, a frozen generator)."
         )
     models[0].backward(Loss(value, operations, line))
-
-
-def _with_frozen(models: List[CapturedModel], line: Line) -> List[CapturedModel]:
-    """Let frozen models that no optimizer holds be parts of the one that is trained, if one is."""
-    from ignite_ipu.deferred.model.joined import join
-    from ignite_ipu.deferred.model.optimizer import is_held
-
-    trained = [model for model in models if is_held(model) or not model.is_frozen]
-    if len(trained) != 1 or len(models) == 1:
-        return models
-    frozen = [model for model in models if model is not trained[0]]
-    return [join([*trained, *frozen], f"The loss at {line} is computed by")]
 
 
 def awaits_backward(value: Value) -> bool:
@@ -110,19 +94,24 @@ def _ancestors_with_gradients(value: Value) -> List[Operation]:
     return list(found)
 
 
-def _models_of(operations: Sequence[Operation], what: str, line: Line) -> List[CapturedModel]:
-    """Return the models that operations call or use weights of, for what `what` at a line asks.
+def _models_of(operations: Sequence[Operation], what: str, line: Line) -> List[Captured]:
+    """Return what runs the models that operations call or use weights of, for what `what` at a line asks.
 
     Raises:
         EarlyReadError: Some operation will never be run.
     """
-    found: Dict[CapturedModel, None] = {}
     for operation in operations:
         if operation.problem is not None:
             raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
+    return list(dict.fromkeys(part.whole for part in _parts_of(operations)))
+
+
+def _parts_of(operations: Sequence[Operation]) -> List[Captured]:
+    found: Dict[Captured, None] = {}
+    for operation in operations:
         if operation.model is not None:
-            found[operation.model.whole] = None
+            found[operation.model] = None
         for leaf in operation.leaves:
             if type(leaf) is Input and leaf.model is not None:
-                found[leaf.model.whole] = None
+                found[leaf.model] = None
     return list(found)

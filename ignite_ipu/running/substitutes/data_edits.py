@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import torch
 
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.patches import Patches
 
@@ -31,16 +31,16 @@ def substitute_data(patches: Patches) -> None:
 
     def read(tensor: Any) -> Any:
         value = original.__get__(tensor)
-        owner = parameter_of(tensor)
+        owner = owner_of(tensor)
         if owner is not None and not _reader(sys._getframe(1)).startswith(_OURS):
-            owner[0].session.weights.watch(value)
+            owner.session.weights.watch(value)
         return value
 
     def write(tensor: Any, value: Any) -> None:
         original.__set__(tensor, value)
-        owner = parameter_of(tensor)
+        owner = owner_of(tensor)
         if owner is not None:
-            owner[0].session.weights.host_changed()
+            owner.session.weights.host_changed()
 
     patches.set(torch.Tensor, "data", property(read, write))
 

@@ -15,8 +15,8 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.deferred import CapturedModel, DeferredTensor
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.model.gradients import gradient_norm
+from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.forward.autograd_functions import OWN_BACKWARD, has_own_backward
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
@@ -75,7 +75,7 @@ class _Gradients:
         def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
             tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
             line = self._code.current_line()
-            models = {owner[0] for owner in map(parameter_of, tensors) if owner is not None}
+            models = {owner for owner in map(owner_of, tensors) if owner is not None}
             if not models and self._code.line_of(sys._getframe(1)) is None:
                 return original(tensors, max_norm, norm_type, *args, **kwargs)
             self._compile_in(models, tensors, float(max_norm), float(norm_type), line)
@@ -148,14 +148,14 @@ class _Gradients:
             return value
 
         def write(tensor: Any, value: Any) -> None:
-            owner = parameter_of(tensor)
+            owner = owner_of(tensor)
             if (owner is not None or self._trained.trains(tensor)) and not _may_look(sys._getframe(1)):
                 if value is not None:
                     raise self._journal.refuse(
                         self._code.current_line(), "parameter.grad = ...", "the device computes gradients itself."
                     )
                 if owner is not None:
-                    owner[0].zero_grad()
+                    owner.zero_grad()
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)
@@ -165,7 +165,7 @@ class _Gradients:
             frame = frame.f_back
         if _may_look(frame):
             return
-        if parameter_of(tensor) is not None:
+        if owner_of(tensor) is not None:
             remedy = (
                 "To clip them use torch.nn.utils.clip_grad_norm_ over all of the model's parameters; leave updates to "
                 "an optimizer."

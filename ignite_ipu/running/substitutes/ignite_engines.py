@@ -11,7 +11,7 @@ import ignite.distributed
 import ignite.engine
 from ignite.engine import Engine
 
-from ignite_ipu.deferred.graph.engine_calls import with_known_values
+from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.running.journal import Journal

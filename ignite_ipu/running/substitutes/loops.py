@@ -24,8 +24,8 @@ from ignite_ipu.deferred import (
     captured,
 )
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.graph.owners import parameter_of
-from ignite_ipu.deferred.model.optimizer import release_optimizer
+from ignite_ipu.deferred.model.held import release_optimizer
+from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.forward.eager import NATIVE, natively
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
@@ -91,9 +91,9 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
     module = known()
     session = None if module is None else known_session(module)
     if session is None and module is not None:
-        owners = (parameter_of(tensor) for tensor in named_tensors(module).values())
+        owners = map(owner_of, named_tensors(module).values())
         owner = next((owner for owner in owners if owner is not None), None)
-        session = None if owner is None else owner[0].whole.session
+        session = None if owner is None else owner.whole.session
     return None if session is None else session.weights
 
 

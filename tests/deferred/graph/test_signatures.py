@@ -71,7 +71,7 @@ def test_ctc_loss_of_each_sample() -> None:
     losses = F.ctc_loss(model(X).log_softmax(-1), TARGETS, torch.full((3,), 12), sizes, reduction="none")
     assert losses.shape == (3,)
     losses.mean().backward()
-    with pytest.raises(LossError, match=r"use 'sum' or 'mean'.*ctc_loss at .*test_plans\.py"):
+    with pytest.raises(LossError, match=r"use 'sum' or 'mean'.*ctc_loss at .*test_signatures\.py"):
         optimizer.step()
 
 

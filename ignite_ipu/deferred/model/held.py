@@ -1,0 +1,42 @@
+"""Optimizers of captured loops, and the parameters that they hold."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Set
+
+import torch
+from torch import nn
+
+from ignite_ipu.program.tensors.raw import requires_grad
+
+__all__ = ["MODEL", "OPTIMIZERS", "held_parameters", "is_held", "is_trained", "release_optimizer"]
+
+OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+MODEL = "_ignite_ipu_model"
+"""The attribute of an optimizer that holds, weakly, the captured model that it trains."""
+
+
+def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer its own methods back."""
+    for name in ("step", "zero_grad", "add_param_group", MODEL):
+        optimizer.__dict__.pop(name, None)
+    OPTIMIZERS.discard(optimizer)
+
+
+def held_parameters() -> Set[int]:
+    """Return the ids of the parameters that some optimizer holds."""
+    return {id(each) for optimizer in list(OPTIMIZERS) for group in optimizer.param_groups for each in group["params"]}
+
+
+def is_held(model: nn.Module) -> bool:
+    """Tell whether some optimizer holds a parameter of a model."""
+    held = held_parameters()
+    return any(id(parameter) in held for parameter in model.parameters())
+
+
+def is_trained(model: nn.Module) -> bool:
+    """Tell whether some optimizer holds a parameter of a model that requires gradients."""
+    held = held_parameters()
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(id(parameter) in held and requires_grad(parameter) for parameter in model.parameters())
