@@ -1,56 +1,80 @@
-"""A pickle module for `torch.load` that makes what `scan_pickle` lets pass and nothing else.
+"""A pickle module for `torch.load` that makes tensors, numbers, strings and containers of them, and nothing else.
 
-It stands in for `weights_only=True` of a PyTorch that refuses some of that: PyTorch 2.0 has no `collections.Counter`,
-which `MultiStepLR` keeps its milestones in, and no sets.
+`weights_only=True` would do, but PyTorch 2.0, which PopTorch 3.3 needs, refuses there what schedulers keep in their
+state: `collections.Counter`, in which `MultiStepLR` has its milestones, and sets.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
-import io
 import pickle
-from typing import Any
+from typing import Any, Sequence
 
-import torch
+from ignite_ipu.errors import CheckpointError
 
-from ignite_ipu.checkpoints.pickle_scan import READABLE
+__all__ = ["Unpickler"]
 
-__all__ = ["Unpickler", "is_needed"]
+# Each gives something no larger than its arguments.
+_READABLE = frozenset(
+    (
+        *(f"torch.{kind}Storage" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char")),
+        *("torch.ByteStorage", "torch.BoolStorage", "torch.ComplexFloatStorage", "torch.ComplexDoubleStorage"),
+        *(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool")),
+        *(f"torch.{name}" for name in ("uint8", "int8", "int16", "int32", "int64", "Size", "device")),
+        *(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_parameter")),
+        *("collections.OrderedDict", "collections.Counter", "builtins.set", "__builtin__.set"),
+    )
+)
+_LARGEST_KEY = 1 << 48
+_METHOD = (
+    ". So are methods written, which some schedulers keep in their state: CheckpointSaver leaves these out. If you "
+    "trust the file, load it with Checkpoint.load_objects(objects, torch.load(path, weights_only=False))"
+)
+_HINTS = {"builtins.getattr": _METHOD, "__builtin__.getattr": _METHOD}
 
 
 def _set_attributes(unpickler: Any) -> None:
+    """Set attributes of ordered dictionaries alone: the metadata of a module's state dictionary."""
     state, target = unpickler.stack.pop(), unpickler.stack[-1]
     if type(target) is not collections.OrderedDict or type(state) is not dict:
-        raise pickle.UnpicklingError(f"it sets attributes of {type(target).__name__}")
+        raise CheckpointError(f"it sets attributes of {type(target).__name__}.")
     vars(target).update(state)
 
 
-# The one written in Python: the other sizes its memo by the numbers in the file.
+def _check_keys(keys: Sequence[Any]) -> None:
+    """Refuse keys whose hashes take long, or are made to be alike: deeply nested tuples, huge numbers."""
+    if not all(isinstance(key, (str, float)) or (isinstance(key, int) and abs(key) < _LARGEST_KEY) for key in keys):
+        raise CheckpointError("a dictionary in it has keys that are neither strings nor numbers.")
+
+
+def _set_item(unpickler: Any) -> None:
+    _check_keys(unpickler.stack[-2:-1])
+    pickle._Unpickler.load_setitem(unpickler)
+
+
+def _set_items(unpickler: Any) -> None:
+    _check_keys(unpickler.stack[::2])
+    pickle._Unpickler.load_setitems(unpickler)
+
+
+# The one written in Python: the other sizes its memo by the numbers in the file, and has no table of opcodes.
 class Unpickler(pickle._Unpickler):
-    """Looks up the names that `scan_pickle` knows, and sets attributes of ordered dictionaries alone."""
+    """Looks up the names that tensors and plain data need.
+
+    Raises:
+        CheckpointError: The file holds something else.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for.
-
-        Raises:
-            UnpicklingError: It is none of those that are known.
-        """
-        if f"{module}.{name}" not in READABLE:
-            raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+        """Return what a name stands for."""
+        full = f"{module}.{name}"
+        if full not in _READABLE:
+            raise CheckpointError(f"it holds a {full}, which would take code to rebuild{_HINTS.get(full, '')}.")
         return super().find_class(module, name)
 
-    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _set_attributes}
-
-
-@functools.lru_cache(maxsize=None)
-def is_needed() -> bool:
-    """Tell whether `torch.load(weights_only=True)` refuses something that `scan_pickle` lets pass."""
-    file = io.BytesIO()
-    torch.save([collections.Counter("a"), {1}, torch.device("cpu"), torch.bfloat16, torch.bool, torch.uint8], file)
-    file.seek(0)
-    try:
-        torch.load(file, weights_only=True)
-    except pickle.UnpicklingError:
-        return True
-    return False
+    dispatch = {
+        **pickle._Unpickler.dispatch,
+        pickle.BUILD[0]: _set_attributes,
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: _set_items,
+    }

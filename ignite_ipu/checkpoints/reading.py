@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import zipfile
-from typing import Any, Dict, Iterator, List, Set, Union
+from typing import Any, Iterator, List, Union
 
 import torch
 
 from ignite_ipu.checkpoints import plain_pickle
-from ignite_ipu.checkpoints.pickle_scan import scan_pickle
 from ignite_ipu.errors import CheckpointError
 
 __all__ = ["check_complete", "read_checkpoint"]
@@ -19,6 +18,8 @@ Path = Union[str, "os.PathLike[str]"]
 
 _CHUNK = 1 << 20
 _LARGEST_PICKLE = 256 << 20
+_DEEPEST = 64
+_LARGEST = 10_000_000
 
 
 def check_complete(path: Path) -> None:
@@ -28,60 +29,18 @@ def check_complete(path: Path) -> None:
         CheckpointError: The message says what is wrong with it.
         OSError: It cannot be read.
     """
-    _check(path)
-
-
-def read_checkpoint(path: Path) -> Any:
-    """Return what a file of `torch.save` holds, on the CPU.
-
-    Memory is bounded by a small multiple of the file's size. Nothing in the file is run: it may hold tensors, numbers,
-    strings, and lists, tuples and dictionaries of them.
-
-    Raises:
-        CheckpointError: The file is not complete, or holds something else.
-        OSError: It cannot be read.
-    """
-    pickled = _check(path)
-    try:
-        scan_pickle(pickled)
-        content = _load(os.fspath(path))
-        for tensor in _tensors(content):
-            _check_tensor(tensor)
-    except CheckpointError as error:
-        raise CheckpointError(f"{os.fspath(path)} is not safe to read: {error}") from None
-    except Exception as error:
-        raise CheckpointError(
-            f"{os.fspath(path)} holds no checkpoint: {type(error).__name__}: {_first_line(error)}"
-        ) from error
-    return content
-
-
-def _load(name: str) -> Any:
-    if plain_pickle.is_needed():
-        return torch.load(name, map_location="cpu", pickle_module=plain_pickle, weights_only=False)
-    return torch.load(name, map_location="cpu", weights_only=True)
-
-
-def _check(path: Path) -> bytes:
-    """Check the whole file and return the pickle in it."""
     name = os.fspath(path)
     size = os.stat(name).st_size
     try:
         with open(name, "rb") as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             _check_entries(entries, size)
-            pickled = b""
             for entry in entries:
-                is_pickle = entry.filename.endswith("/data.pkl")
-                if is_pickle and entry.file_size > _LARGEST_PICKLE:
+                if entry.filename.endswith("/data.pkl") and entry.file_size > _LARGEST_PICKLE:
                     raise CheckpointError(f"its structure alone takes {entry.file_size} bytes")
                 with archive.open(entry) as stream:
-                    # Reading to the end compares the checksum.
-                    if is_pickle:
-                        pickled = stream.read()
-                    while stream.read(_CHUNK):
+                    while stream.read(_CHUNK):  # reading to the end compares the checksum
                         pass
-            return pickled
     except CheckpointError as error:
         raise CheckpointError(f"{name} is no checkpoint: {error}.") from None
     except Exception as error:
@@ -92,6 +51,30 @@ def _check(path: Path) -> bytes:
             f"{name} is not a complete checkpoint ({size} bytes; {type(error).__name__}: {_first_line(error)}). It was "
             "cut short, or changed since it was written."
         ) from None
+
+
+def read_checkpoint(path: Path) -> Any:
+    """Return what a file of `torch.save` holds, on the CPU.
+
+    Nothing in the file is run: it may hold tensors, numbers,
+    strings, and lists, tuples and dictionaries of them.
+
+    Raises:
+        CheckpointError: The file is not complete, or holds something else.
+        OSError: It cannot be read.
+    """
+    check_complete(path)
+    try:
+        content = torch.load(os.fspath(path), map_location="cpu", pickle_module=plain_pickle, weights_only=False)
+        for tensor in _tensors(content):
+            _check_tensor(tensor)
+    except CheckpointError as error:
+        raise CheckpointError(f"{os.fspath(path)} is not safe to read: {error}") from None
+    except Exception as error:
+        raise CheckpointError(
+            f"{os.fspath(path)} holds no checkpoint: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    return content
 
 
 def _check_entries(entries: List[zipfile.ZipInfo], size: int) -> None:
@@ -110,22 +93,26 @@ def _check_entries(entries: List[zipfile.ZipInfo], size: int) -> None:
         raise CheckpointError("its parts claim to be larger than the file")
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    seen: Set[int] = set()
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
+def _tensors(content: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a checkpoint.
+
+    Raises:
+        CheckpointError: Whoever walks it as we do here would never end, or not soon.
+    """
+    waiting = [(content, 0)]
+    for _ in range(_LARGEST):
+        if not waiting:
+            return
+        item, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise CheckpointError(f"its values nest more than {_DEEPEST} levels deep.")
         if isinstance(item, torch.Tensor):
             yield item
         elif isinstance(item, dict):
-            waiting += list(item.values())
-            attributes: Dict[str, Any] = getattr(item, "__dict__", {})
-            waiting += list(attributes.values())
+            waiting += [(value, depth + 1) for value in (*item.values(), *getattr(item, "__dict__", {}).values())]
         elif isinstance(item, (list, tuple, set)):
-            waiting += list(item)
+            waiting += [(value, depth + 1) for value in item]
+    raise CheckpointError(f"it stands for more than {_LARGEST} values.")
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:

@@ -30,7 +30,6 @@ _OWN_FILE = "a file of this package"
 _SELFTEST = "what the self-test has just written itself"
 
 READERS: Dict[str, Dict[str, str]] = {
-    "checkpoints/plain_pickle.py": {"torch.load": "what it has just written in memory itself"},
     "checkpoints/reading.py": {
         "open": "checkpoints",
         "zipfile.ZipFile": "checkpoints",
