@@ -49,12 +49,12 @@ def _check_keys(keys: Sequence[Any]) -> None:
 
 def _set_item(unpickler: Any) -> None:
     _check_keys(unpickler.stack[-2:-1])
-    pickle._Unpickler.load_setitem(unpickler)
+    pickle._Unpickler.dispatch[pickle.SETITEM[0]](unpickler)
 
 
 def _set_items(unpickler: Any) -> None:
     _check_keys(unpickler.stack[::2])
-    pickle._Unpickler.load_setitems(unpickler)
+    pickle._Unpickler.dispatch[pickle.SETITEMS[0]](unpickler)
 
 
 # The one written in Python: the other sizes its memo by the numbers in the file, and has no table of opcodes.
