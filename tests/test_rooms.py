@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from tests.architecture import circles, imports, rooms
+from tests.architecture import ROOT, circles, draw, imports, rooms
 
 FLOORS = (
     ("emulator", "errors"),
@@ -23,6 +26,7 @@ BELOW = {room: {name for lower in FLOORS[:floor] for name in lower} for floor, r
 ASKS_THE_EMULATOR = ("ignite_ipu.migration.trial.", "ignite_ipu.migration.analysis.operators")
 BELOW["handlers"] |= {"engines"}
 MODULES = imports()
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.parametrize("room", rooms(MODULES))
@@ -41,6 +45,20 @@ def test_the_emulator_is_asked_for_by_few():
 def test_rooms_within_a_package_are_in_no_circle(package):
     """They lie above each other, too."""
     assert circles(rooms(MODULES, package)) == []
+
+
+def test_the_picture_shows_the_rooms_that_there_are(tmp_path):
+    """`python -m tests.architecture docs/pictures/rooms.svg` draws it."""
+    draw(rooms(MODULES), tmp_path / "rooms.svg")
+    assert (DOCS / "pictures" / "rooms.svg").read_text() == (tmp_path / "rooms.svg").read_text()
+
+
+def test_the_page_names_rooms_and_modules_that_there_are():
+    """All rooms, and every path that it writes."""
+    text = (DOCS / "architecture.md").read_text()
+    assert {name for row in FLOORS for name in row} <= set(re.findall(r"`(\w+)`", text))
+    paths = re.findall(r"`((?:\w+/)+\w+\.py)`", text)
+    assert paths and all((DOCS.parent / path).exists() or (ROOT / path).exists() for path in paths)
 
 
 def _is_emulator(module: str) -> bool:
