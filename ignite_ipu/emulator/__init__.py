@@ -31,7 +31,8 @@ from ignite_ipu.emulator.enums import (
 )
 from ignite_ipu.emulator.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
 from ignite_ipu.emulator.executor.executor import PoplarExecutor
-from ignite_ipu.emulator.executor.saving import importPoptorchMetadataFromFile, load
+from ignite_ipu.emulator.executor.load import load
+from ignite_ipu.emulator.executor.saving import importPoptorchMetadataFromFile
 from ignite_ipu.emulator.executor.wrappers import inferenceModel, trainingModel
 from ignite_ipu.emulator.files.trust import trust_pickled_models
 from ignite_ipu.emulator.installation import Installation, install, run_script

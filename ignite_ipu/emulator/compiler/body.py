@@ -9,7 +9,7 @@ import torch
 
 from ignite_ipu.emulator.compiler.graph import Graph, build, live
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.active import active, running
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 
@@ -40,7 +40,7 @@ class _BodyCapture(Capture):
     def __init__(self, outer: Capture) -> None:
         super().__init__(outer.placement, outer.precision)
         self.outer, self.default_dtype = outer, outer.default_dtype
-        self._grad_mode = self._initial_grad_mode = False
+        self._grad_mode = self.training = False
         # A host tensor means the same inside and outside, and what the model uses is counted as one.
         self._stand_ins = outer._stand_ins
         self.operators, self.warned = outer.operators, outer.warned
@@ -53,13 +53,13 @@ class _BodyCapture(Capture):
         assert self.outer is not None
         return self._inner(self.outer.add_constant(tensor, name))
 
-    def _to_traced(self, value: Any) -> Any:
-        value = super()._to_traced(value)
+    def traced(self, value: Any) -> Any:
+        value = super().traced(value)
         return self._inner(value) if isinstance(value, IpuTensor) and value.capture is not self else value
 
     def _inner(self, tensor: IpuTensor) -> IpuTensor:
         assert self.outer is not None
-        tensor = self.outer._to_traced(tensor)
+        tensor = self.outer.traced(tensor)
         if id(tensor) not in self.captured:
             inner = self._placeholder(f"captured_{len(self.captured)}", tensor.meta, requires_grad=False)
             self.captured[id(tensor)] = (tensor, inner)
@@ -77,22 +77,18 @@ def trace_body(what: str, body: Callable[..., Any], inputs: Sequence[torch.Tenso
     Raises:
         Error: The body returns something else than tensors, or modifies a tensor from outside in place.
     """
-    outer = captures.active()
-    assert outer is not None
+    outer = active()
+    assert isinstance(outer, Capture)
     inner = _BodyCapture(outer)
     with outer.outside():
-        shapes = [outer._to_traced(tensor).meta for tensor in inputs]
+        shapes = [outer.traced(tensor).meta for tensor in inputs]
     arguments = [inner.add_input(str(index), shape) for index, shape in enumerate(shapes)]
-    captures._ACTIVE.capture = inner
-    try:
-        with inner:
-            result = body(*arguments)
-            outputs = [result] if isinstance(result, torch.Tensor) else result
-            if not isinstance(outputs, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in outputs):
-                raise backend_error(f"{what}: the body must return a tensor or a list of tensors, got {result!r}.")
-            traced: List[IpuTensor] = [inner._to_traced(each) for each in outputs]
-    finally:
-        captures._ACTIVE.capture = outer
+    with running(inner), inner:
+        result = body(*arguments)
+        outputs = [result] if isinstance(result, torch.Tensor) else result
+        if not isinstance(outputs, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in outputs):
+            raise backend_error(f"{what}: the body must return a tensor or a list of tensors, got {result!r}.")
+        traced: List[IpuTensor] = [inner.traced(each) for each in outputs]
     modified = [outside for outside, inside in inner.captured.values() if inner.is_written(inside.origin)]
     if modified:
         raise backend_error(

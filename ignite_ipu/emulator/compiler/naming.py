@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Iterator, NamedTuple, Tuple
 from torch import nn
 
 from ignite_ipu.emulator.trace import module_calls
+from ignite_ipu.emulator.trace.active import Trace
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.options import Options
-    from ignite_ipu.emulator.trace.capture import Capture
 
 
 class Naming(NamedTuple):
@@ -35,7 +35,7 @@ def from_options(options: Options) -> Naming:
 
 
 @contextlib.contextmanager
-def module_scopes(capture: Capture, model: nn.Module, naming: Naming) -> Iterator[None]:
+def module_scopes(capture: Trace, model: nn.Module, naming: Naming) -> Iterator[None]:
     """Let each sub-module of `model` that is called in the `with` block open a scope, named as in its parent."""
     if not naming.modules:
         yield

@@ -17,7 +17,8 @@ from ignite_ipu.emulator.compiler.naming import Naming, module_scopes
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import call_sites, losses
-from ignite_ipu.emulator.trace.capture import Capture, active
+from ignite_ipu.emulator.trace.active import active
+from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.explanations import explained
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.precision import Precision

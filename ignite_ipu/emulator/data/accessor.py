@@ -23,6 +23,17 @@ from ignite_ipu.emulator.errors import python_error
 _NO_EPOCH = -1
 
 
+class CombiningLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
+    """torch's loader, with what an accessor asks of one whose items are combined batches."""
+
+    # What __del__ finds if the constructor fails, and what the copy in a worker process finds.
+    _accessor: Optional[AsynchronousDataAccessor] = None
+    _mode: DataLoaderMode
+    _groups_batches: bool
+    _combined_batch_size: Optional[int]
+    rebatched_drop_last: bool
+
+
 class AsynchronousDataAccessor:
     """Loads the items of a data set in another process and shares them through a ring of slots.
 
@@ -192,9 +203,7 @@ class AsynchronousDataAccessor:
 
     def _check_loader(self, dataset: Iterable[Any]) -> bool:
         """Remember the data set; return whether its items may end with a shorter one."""
-        from ignite_ipu.emulator.data.loader import DataLoader
-
-        if not isinstance(dataset, DataLoader):
+        if not isinstance(dataset, CombiningLoader):
             self._is_owned = False
             self._dataset: Callable[[], Iterable[Any]] = lambda: dataset
             return False
@@ -203,7 +212,7 @@ class AsynchronousDataAccessor:
                 "The DataLoader already uses an AsynchronousDataAccessor (its mode is "
                 f"{dataset._mode!r}). Iterate the loader itself, or create it with mode=DataLoaderMode.Sync."
             )
-        size = dataset.combinedBatchSize
+        size = dataset._combined_batch_size
         keeps_tail = not dataset.rebatched_drop_last
         if keeps_tail and self.rebatched_size is None and not dataset._groups_batches and (size or 0) > 1:
             raise AssertionError(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Union, cast
 
-import torch
 from torch.utils.data import IterableDataset, Sampler
 
-from ignite_ipu.emulator.data.accessor import AsynchronousDataAccessor
+from ignite_ipu.emulator.data.accessor import AsynchronousDataAccessor, CombiningLoader
 from ignite_ipu.emulator.data.distributed import ProcessShare, ShuffledShare
 from ignite_ipu.emulator.data.grouping import join_groups
 from ignite_ipu.emulator.data.worker.orphans import Ending
@@ -20,7 +19,7 @@ from ignite_ipu.emulator.options import Options
 _AnySampler = Union["Sampler[Sequence[Any]]", Iterable[Sequence[Any]]]
 
 
-class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
+class DataLoader(CombiningLoader):
     """torch's loader with combined batches: one item is the input of one call of a wrapped model.
 
     It has `batch_size` x device iterations x gradient accumulation x input slots rows. Input slots are replicas, or
@@ -59,9 +58,6 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
         ZeroDivisionError: The data set is too small to be split.
         ValueError: torch refuses the combination of arguments.
     """
-
-    # What __del__ finds if the constructor fails, and what the copy in a worker process finds.
-    _accessor: Optional[AsynchronousDataAccessor] = None
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import IO, Iterator
 
 from torch import nn
 
+from ignite_ipu.emulator.files.cache import directory_of
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.trace.annotations import module_repr
@@ -29,8 +30,6 @@ def compile_turn(options: Options, model: nn.Module) -> Iterator[None]:
     if processes <= 1:
         yield
         return
-    from ignite_ipu.emulator.files.cache import directory_of
-
     directory = directory_of(options)
     if directory is None:
         logger.warning(

@@ -13,17 +13,19 @@ from ignite_ipu.emulator.device import faults
 from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.enums import ConnectionType
 from ignite_ipu.emulator.errors import Error, python_error
+from ignite_ipu.emulator.executor import saving
 from ignite_ipu.emulator.executor.compile_turn import compile_turn
 from ignite_ipu.emulator.executor.device_state import DeviceState
 from ignite_ipu.emulator.executor.observation import Observation
 from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.executor.weight_copies import WeightCopies
+from ignite_ipu.emulator.files import cache
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.root import resolved
 from ignite_ipu.emulator.runtime.device_calls import DeviceCalls, Latency
-from ignite_ipu.emulator.runtime.program import Program
-from ignite_ipu.emulator.runtime.replica_groups import Setting, TopLevelParameter
+from ignite_ipu.emulator.runtime.program import Program, options_name
+from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected
 from ignite_ipu.emulator.values.arguments import (
     Arguments,
@@ -34,6 +36,7 @@ from ignite_ipu.emulator.values.arguments import (
     signature_of,
     traced_module,
 )
+from ignite_ipu.emulator.values.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.values.wrapping import Wrapping
 
 
@@ -96,8 +99,6 @@ class PoplarExecutor:
         raise RecursionError("An executor cannot be deep-copied: copy the model's state_dict() and wrap another model.")
 
     def __repr__(self) -> str:
-        from ignite_ipu.emulator.trace.annotations import module_repr
-
         return module_repr(self._user_model)
 
     @property
@@ -346,11 +347,21 @@ class PoplarExecutor:
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-        """Write the compiled program, and with `export_model` the model, to a file that `poptorch.load` reads."""
-        from ignite_ipu.emulator.executor import saving
+        """Write the compiled program, and with `export_model` the model, to a file that `poptorch.load` reads.
 
-        self._compiled("save")
-        saving.save(self, filename, export_model, save_rng_state)
+        Raises:
+            AssertionError: What should be the directory is none.
+            Error: The model is not compiled, or its options hold an object of the user's own class.
+        """
+        program = self._compiled("save")
+        model: Optional[Dict[str, Any]] = None
+        if export_model:
+            self.copyWeightsToHostIfNeeded()
+            model = {"model": self._user_model, "optimizer": None}
+            if self._optimizer is not None:
+                model["optimizer"] = self._optimizer.read_back()
+        random_state = self.rng_state if save_rng_state else None
+        saving.save(filename, program, self._options, self._training, model, random_state)
 
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """Compile for these arguments, then `save`."""
@@ -358,10 +369,16 @@ class PoplarExecutor:
         self.save(filename, export_model)
 
     def loadExecutable(self, filename: str) -> None:
-        """Take the program from a file that `save` wrote instead of compiling; forward is traced once all the same."""
-        from ignite_ipu.emulator.executor import saving
+        """Take the program from a file that `save` wrote instead of compiling; forward is traced once all the same.
 
-        saving.load_executable(self, filename)
+        Raises:
+            Error: The file is damaged, of another version, or was made from another model or with other options.
+        """
+        if self._program is not None:
+            logger.warning("Call to loadExecutable() ignored: the model is already compiled.")
+            return
+        file = saving.read_executable(filename, self._training)
+        self._compile(file.compiled_arguments(), file.give_to)
 
     # -- timing ---------------------------------------------------------------------------------------------------
 
@@ -462,11 +479,18 @@ class PoplarExecutor:
                     optimizer=self._optimizer,
                     per_replica=self.per_replica_params,
                     meter=self._meter,
+                    cache=self._cache(),
                 )
             if adopt is not None:
                 adopt(program)
             self._observation.report = program.report
         return program
+
+    def _cache(self) -> Optional[cache.Lookup]:
+        """Return access to the executable cache; None when it is off."""
+        compiled_in = None if self._optimizer is None else self._optimizer.description.compiled_in
+        name = options_name(self._options, self._training)
+        return cache.lookup(self._options, self._training, compiled_in, name, self._meter)
 
     def _attach(self) -> None:
         program = self._compiled("attachToDevice")

@@ -17,7 +17,7 @@ from ignite_ipu.emulator.optim.optimizer import IpuState
 from ignite_ipu.emulator.optim.optimizer import Optimizer as PoptorchOptimizer
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import loss_scaling
-from ignite_ipu.emulator.runtime.replica_groups import ReplicaGroups
+from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
 Groups = Dict[str, Optional[int]]
 _STRATEGY = "meanAccumulationAndReplicationReductionStrategy"
@@ -93,15 +93,15 @@ class OptimizerTracker:
         self.read_back()
         return type(self._optimizer).state_dict(self._optimizer)
 
-    def read_back(self) -> None:
-        """Make the state on the device the optimizer's record, if it is newer.
+    def read_back(self) -> torch.optim.Optimizer:
+        """Make the state on the device the optimizer's record, if it is newer, and return the optimizer.
 
         Raises:
             AssertionError: There is newer state on both sides.
         """
         optimizer = self._optimizer
         if not isinstance(optimizer, PoptorchOptimizer) or not optimizer.host_state_is_dirty:
-            return
+            return optimizer
         if optimizer.ipu_state_is_dirty:
             raise AssertionError(
                 "The optimizer's state is newer on the device and, at once, is to be uploaded: a setOptimizer() was "
@@ -112,6 +112,7 @@ class OptimizerTracker:
             self._meter.add(optimizer_state_downloads=1)
             optimizer._record = dict(zip(("ipu_state", "ipu_param"), self._device.read_state()))
         optimizer.host_state_is_dirty = False
+        return optimizer
 
     def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse to compile an optimizer over parameters that are not the model's.

@@ -1,4 +1,4 @@
-"""Compiled models in files: `save`, `loadExecutable`, and `poptorch.load`.
+"""Compiled models in files, for `save`, `loadExecutable` and `poptorch.load`.
 
 A file holds the executable, the arguments it was compiled for and the options as plain data, so that `loadExecutable`
 runs no code from it. With `export_model`, PopTorch's default, the model and its optimizer are added as a pickle, which
@@ -12,15 +12,12 @@ import hashlib
 import io
 import json
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, cast
+from typing import Any, Dict, List, NamedTuple, Optional, cast
 
 import torch
 
 from ignite_ipu.emulator.compiler.fingerprint import NoFingerprint, graph_text
-from ignite_ipu.emulator.enums import ConnectionType
 from ignite_ipu.emulator.errors import Error, python_error
-from ignite_ipu.emulator.executor.executor import PoplarExecutor
-from ignite_ipu.emulator.executor.wrappers import inferenceModel, trainingModel
 from ignite_ipu.emulator.files import container, trust
 from ignite_ipu.emulator.files.container import Container, DamagedFile
 from ignite_ipu.emulator.files.options import options_from_data, options_to_data
@@ -33,7 +30,7 @@ from ignite_ipu.emulator.version import __version__
 
 MAGIC = b"ignite-ipu compiled model 1\n"
 _DEFAULT_NAME = "model.poptorch"
-_MODEL, _ARGUMENTS = "model", "arguments"
+MODEL, _ARGUMENTS = "model", "arguments"
 
 
 class _Executable(NamedTuple):
@@ -47,7 +44,7 @@ class _Executable(NamedTuple):
     frozen: Dict[int, torch.Tensor]
 
 
-class _File(NamedTuple):
+class File(NamedTuple):
     """What a file says, with nothing unpickled yet."""
 
     name: str
@@ -70,24 +67,52 @@ class _File(NamedTuple):
         """Return the arguments that the model was compiled for."""
         return self.arguments if self.arguments is not None else cast(Arguments, self.pickled(_ARGUMENTS))
 
+    def give_to(self, program: Program) -> None:
+        """Give a freshly traced program the compiled-in values of the file.
 
-def save(executor: PoplarExecutor, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-    """Write a compiled executor to a file; missing directories are made, an existing one gets `model.poptorch`.
+        Raises:
+            Error: The program is of another model or other options.
+        """
+        saved = self.executable
+        if saved.batching != repr(program.batching):
+            raise _invalid(
+                self.name,
+                f"it was compiled with {saved.batching}, and the options now say {program.batching}; compile again",
+            )
+        if saved.fingerprint != _fingerprint(program):
+            raise _invalid(self.name, "it was compiled from another model: forward recorded other operators or shapes")
+        program.adopt(saved.constants, saved.frozen)
+
+    @property
+    def versions(self) -> str:
+        """Who wrote it, and who reads."""
+        return f"it was saved by {self.version}, this is {__version__}"
+
+
+def save(
+    filename: str,
+    program: Program,
+    options: Options,
+    training: bool,
+    model: Optional[Dict[str, Any]],
+    random_state: Optional[List[int]],
+) -> None:
+    """Write a compiled program to a file; missing directories are made, an existing one gets `model.poptorch`.
 
     Args:
-        export_model: Add the model and, when training, its optimizer, so that `load` needs nothing but the file.
-        save_rng_state: Add the random state.
+        options: What it was compiled with.
+        model: What `load` needs besides: the model and, when training, its optimizer; None leaves them out.
+        random_state: The device's.
 
     Raises:
         AssertionError: What should be the directory is none.
-        Error: The executor is not compiled, or its options hold an object of the user's own class.
+        Error: The options hold an object of the user's own class.
     """
-    program = executor._compiled("save")
     path = _target(filename)
     tensors: Dict[str, torch.Tensor] = {}
     pickles: Dict[str, bytes] = {}
     try:
-        options = options_to_data(executor.options)
+        plain_options = options_to_data(options)
     except NotPlain as reason:
         raise python_error(
             f"The options cannot be saved: they hold {reason}, which cannot be written as data."
@@ -98,76 +123,33 @@ def save(executor: PoplarExecutor, filename: str, export_model: bool = True, sav
         arguments = None
         pickles[_ARGUMENTS] = _pickled(program.arguments)
     executable = encode(_executable(program)._asdict(), tensors)
-    if export_model:
-        executor.copyWeightsToHostIfNeeded()
-        optimizer = None
-        if executor._optimizer is not None:
-            executor._optimizer.read_back()
-            optimizer = executor._optimizer._optimizer
-        pickles[_MODEL] = _pickled({"model": executor._user_model, "optimizer": optimizer})
+    if model is not None:
+        pickles[MODEL] = _pickled(model)
     header = {
         "version": __version__,
-        "training": executor._training,
-        "options": options,
+        "training": training,
+        "options": plain_options,
         "arguments": arguments,
         "executable": executable,
-        "rng_state": executor.rng_state if save_rng_state else None,
+        "rng_state": random_state,
         "signatures": {section: trust.sign(data) for section, data in pickles.items()},
     }
     container.write(path, MAGIC, header, {**tensors, **pickles})
 
 
-def load_executable(executor: PoplarExecutor, filename: str) -> None:
-    """Compile an executor from a file: forward is traced once, the compiled-in values are the file's.
+def read_executable(filename: str, training: bool) -> File:
+    """Return a file whose program an executor can take over.
 
     Raises:
-        Error: The file is damaged, of another version, or was made from another model or with other options.
+        Error: The file is damaged, of another version, or of a model of the other kind.
     """
-    if executor.isCompiled():
-        logger.warning("Call to loadExecutable() ignored: the model is already compiled.")
-        return
-    file = _read(filename)
+    file = read(filename)
     if file.version != __version__:
-        raise _invalid(filename, _versions(file))
-    if file.training != executor._training:
+        raise _invalid(filename, file.versions)
+    if file.training != training:
         kinds = ("inference", "training")
-        raise _invalid(filename, f"it is for {kinds[file.training]}, this executor for {kinds[executor._training]}")
-    executor._compile(file.compiled_arguments(), lambda program: _adopt(program, file))
-
-
-def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None) -> PoplarExecutor:
-    """Return a compiled training or inference executor from a file that `save` or `compileAndExport` wrote.
-
-    Args:
-        edit_opts_fn: Changes the options before they are used; an offline target is forgotten already.
-
-    Raises:
-        AssertionError: The file is of another version, or holds no model.
-        Error: The file is damaged, or its model was saved by somebody else who is not trusted.
-    """
-    file = _read(filename)
-    if file.version != __version__:
-        raise AssertionError(f"Invalid file {filename}: version mismatch, {_versions(file)}.")
-    if _MODEL not in file.contents.data:
-        raise AssertionError(
-            f"{filename} is a valid PopTorch file but holds no model (export_model=False): wrap the model and call "
-            "the executor's loadExecutable()."
-        )
-    saved = file.pickled(_MODEL)
-    options = file.options
-    options.deleteIfExists("ipu_version")
-    if options.connection_type == ConnectionType.Never:
-        options.connectionType(ConnectionType.Always)
-    if edit_opts_fn is not None:
-        edit_opts_fn(options)
-    if file.training:
-        executor = trainingModel(saved["model"], options, saved["optimizer"])
-    else:
-        executor = inferenceModel(saved["model"], options)
-    if file.rng_state is not None:
-        executor._device_state.set_random(file.rng_state)
-    executor._compile(file.compiled_arguments(), lambda program: _adopt(program, file))
-    return executor
+        raise _invalid(filename, f"it is for {kinds[file.training]}, this executor for {kinds[training]}")
+    return file
 
 
 def importPoptorchMetadataFromFile(filename: str) -> bytes:
@@ -219,20 +201,12 @@ def _fingerprint(program: Program) -> str:
     return hashlib.sha256((text + program.graph.source).encode()).hexdigest()
 
 
-def _adopt(program: Program, file: _File) -> None:
-    """Give a freshly traced program the compiled-in values of the file."""
-    saved = file.executable
-    if saved.batching != repr(program.batching):
-        raise _invalid(
-            file.name,
-            f"it was compiled with {saved.batching}, and the options now say {program.batching}; compile again",
-        )
-    if saved.fingerprint != _fingerprint(program):
-        raise _invalid(file.name, "it was compiled from another model: forward recorded other operators or shapes")
-    program.adopt(saved.constants, saved.frozen)
+def read(filename: str) -> File:
+    """Return what a file holds; nothing of it is run.
 
-
-def _read(filename: str) -> _File:
+    Raises:
+        Error: It is damaged.
+    """
     try:
         contents = container.read(filename, MAGIC)
         header = contents.header
@@ -247,7 +221,7 @@ def _read(filename: str) -> _File:
             isinstance(value, torch.Tensor) for value in (*executable["constants"], *executable["frozen"].values())
         ):
             raise DamagedFile("a compiled-in value is no tensor")
-        return _File(
+        return File(
             filename,
             header["training"],
             None if fields is None else Arguments(**fields),
@@ -265,10 +239,6 @@ def _read(filename: str) -> _File:
 
 def _invalid(filename: str, why: str) -> Error:
     return python_error(f"Invalid file {filename}: {why}.")
-
-
-def _versions(file: _File) -> str:
-    return f"it was saved by {file.version}, this is {__version__}"
 
 
 def _pickled(value: Any) -> bytes:

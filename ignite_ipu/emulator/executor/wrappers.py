@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu.emulator import optim
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.executor.executor import PoplarExecutor
-from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.options import Options, PipelinedExecution, ShardedExecution
 from ignite_ipu.emulator.values.wrapping import is_wrapped
 from ignite_ipu.emulator.version import __version__
 
@@ -89,8 +89,6 @@ def _frozen(options: Any) -> Optional[Options]:
 
 
 def _pipelining_hint(options: Any) -> str:
-    from ignite_ipu.emulator.options.strategies import PipelinedExecution, ShardedExecution
-
     strategy = options._execution_strategy
     if isinstance(strategy, PipelinedExecution) and not isinstance(strategy, ShardedExecution):
         return " To fill the pipeline in inference, use Options.deviceIterations instead."

@@ -255,11 +255,3 @@ def _leftovers(directory: str, now: float) -> Iterator[Entry]:
 
 def _fits(node: Optional[fx.Node], value: torch.Tensor) -> bool:
     return node is not None and node.meta.get("shape") == tuple(value.shape) and node.meta.get("dtype") == value.dtype
-
-
-if __name__ == "__main__":
-    import sys
-
-    from ignite_ipu.emulator.files import cache_command
-
-    sys.exit(cache_command.run())

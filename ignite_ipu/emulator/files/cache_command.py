@@ -49,7 +49,8 @@ def main(args: argparse.Namespace) -> int:
 def run(argv: Optional[Sequence[str]] = None) -> int:
     """Run as a program of its own."""
     parser = argparse.ArgumentParser(
-        prog="python -m ignite_ipu.emulator.files.cache", description="List, verify or prune an executable cache."
+        prog="python -m ignite_ipu.emulator.files.cache_command",
+        description="List, verify or prune an executable cache.",
     )
     add_arguments(parser)
     return main(parser.parse_args(argv))
@@ -84,3 +85,7 @@ def _line(entry: cache.Entry) -> str:
 def _complain(what: str) -> int:
     print(f"error: {what}", file=sys.stderr)
     return 2
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -9,8 +9,7 @@ import torch
 from ignite_ipu.emulator.compiler.body import Body, trace_body
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace import capture as captures
-from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.active import Trace, active
 from ignite_ipu.emulator.values.nested import listed
 
 _BodyFunction = Callable[..., Any]
@@ -42,7 +41,7 @@ def for_loop(
     for index, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"for_loop: input {index} must be a tensor, got {value!r}.")
-    trace = captures.active()
+    trace = active()
     if trace is None:
         if count != 1:
             logger.warning("for_loop runs its body once outside a wrapped model, not %s times, as in PopTorch.", count)
@@ -50,7 +49,7 @@ def for_loop(
     _refuse_training("for_loop", trace)
     _check_count(count)
     traced = trace_body("for_loop", body, inputs)
-    inside = [trace._to_traced(value).meta for value in inputs]
+    inside = [trace.traced(value).meta for value in inputs]
     _check_same("for_loop", "the body's outputs", traced.outputs, "its inputs", inside)
 
     def run_loop(values: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> List[torch.Tensor]:
@@ -87,7 +86,7 @@ def cond(
     """
     _check_list("cond", "then_inps", then_inps)
     _check_list("cond", "else_inps", else_inps)
-    trace = captures.active()
+    trace = active()
     if trace is None:
         return listed(then_body(*then_inps) if bool(condition) else else_body(*else_inps))
     _refuse_training("cond", trace)
@@ -98,7 +97,7 @@ def cond(
         )
     _check_inputs("then_inps", then_inps)
     _check_inputs("else_inps", else_inps)
-    meta = trace._to_traced(condition).meta
+    meta = trace.traced(condition).meta
     if meta.dtype is not torch.bool or meta.numel() != 1:
         raise backend_error(
             f"cond: the condition must be a scalar tensor of type bool, got {meta.dtype} of shape {tuple(meta.shape)}."
@@ -133,7 +132,7 @@ def cond(
     )
 
 
-def _record(trace: Capture, name: str, kernel: Callable[..., Any], body: Body, *args: Any) -> List[torch.Tensor]:
+def _record(trace: Trace, name: str, kernel: Callable[..., Any], body: Body, *args: Any) -> List[torch.Tensor]:
     kernel.__name__ = name
     with trace.outside():
         result = [torch.empty_like(output) for output in body.outputs]
@@ -160,7 +159,7 @@ def _check_count(count: Any) -> None:
         raise backend_error(f"for_loop: count must be an int of 0 or more, got {count!r}.")
 
 
-def _refuse_training(name: str, trace: Capture) -> None:
+def _refuse_training(name: str, trace: Trace) -> None:
     if trace.training:
         raise backend_error(f"{name} is only supported in inference: wrap the model with poptorch.inferenceModel.")
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 
 from ignite_ipu.emulator.errors import backend_error, python_error
-from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.active import active
 
 _Labels = Tuple[int, ...]
 _IMPOSSIBLE = -math.inf
@@ -45,7 +45,7 @@ def ctc_beam_search_decoder(
             f"ctc_beam_search_decoder: probs must have the dimensions time, batch and class, got {tuple(probs.shape)}."
         )
     times, batch, classes = probs.shape
-    trace = captures.active()
+    trace = active()
     if trace is None:
         return _outputs(times, batch, top_paths, torch.device("cpu"))
     if not 0 <= blank < classes:

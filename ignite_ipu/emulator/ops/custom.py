@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 import torch
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.active import Trace, active
 from ignite_ipu.emulator.values.nested import listed
 
 AttributeValue = Union[float, int, str, list, tuple]  # type: ignore[type-arg]
@@ -83,7 +83,7 @@ def custom_op(
     _check_attributes(attributes)
     if attributes not in attributes_lists:
         attributes_lists.append(attributes)
-    trace = captures.active()
+    trace = active()
     if trace is None:
         return [_zeros_like(example) for example in example_outputs]
     for value in attributes.values():
@@ -121,8 +121,8 @@ def _zeros_like(example: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(example, requires_grad=example.requires_grad)
 
 
-def _meta_like(trace: captures.Capture, example: torch.Tensor) -> torch.Tensor:
-    known = trace._stand_ins.get(id(example), example)
+def _meta_like(trace: Trace, example: torch.Tensor) -> torch.Tensor:
+    known = trace.stood_in(example)
     meta = getattr(known, "meta", known)
     return torch.empty(meta.shape, dtype=meta.dtype, device="meta", requires_grad=meta.requires_grad)
 

@@ -9,8 +9,7 @@ from torch import nn
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace import capture as captures
-from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.active import Trace, active, suspended
 from ignite_ipu.emulator.values.nested import listed
 
 
@@ -61,7 +60,7 @@ class CPU:
         """
         if kwargs:
             logger.warning("CPU operator %r: keyword arguments %s are dropped.", self.ID, sorted(kwargs))
-        trace = captures.active()
+        trace = active()
         if trace is None:
             return self.layer_to_call(*input)
         if trace.training:
@@ -69,7 +68,7 @@ class CPU:
                 f"The CPU operator {self.ID!r} is only supported in inference: wrap with poptorch.inferenceModel."
             )
         self._check_unique(trace)
-        self.in_shapes = [tuple(trace._to_traced(tensor).meta.shape) for tensor in input]
+        self.in_shapes = [tuple(trace.traced(tensor).meta.shape) for tensor in input]
         example = self._on_zeros(trace)
         self.out_shapes = [tuple(value.shape) for value in listed(example)]
         if any(value.dtype is not torch.float32 for value in listed(example)):
@@ -82,12 +81,12 @@ class CPU:
         )
         return outputs[0] if isinstance(example, torch.Tensor) else outputs
 
-    def _on_zeros(self, trace: Capture) -> Any:
+    def _on_zeros(self, trace: Trace) -> Any:
         """Call the layer as on the host: outside the trace, and with the model's own tensors in place."""
-        with captures.suspended(), trace.outside(), trace.host_tensors(), torch.no_grad():
+        with suspended(), trace.outside(), trace.host_tensors(), torch.no_grad():
             return self.layer_to_call(*[torch.zeros(shape) for shape in self.in_shapes])
 
-    def _check_unique(self, trace: Capture) -> None:
+    def _check_unique(self, trace: Trace) -> None:
         for node in trace.graph.nodes:
             if isinstance(node.target, _HostCall) and node.target.operator is not self and node.target.ID == self.ID:
                 raise backend_error(f"Two CPU operators of the model have the ID {self.ID!r}: give each its own.")

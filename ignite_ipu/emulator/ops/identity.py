@@ -7,7 +7,7 @@ from typing import Any, List
 import torch
 
 from ignite_ipu.emulator.errors import backend_error, python_error
-from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.active import active
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
@@ -47,13 +47,13 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     """
     if not isinstance(tensor, torch.Tensor):
         raise python_error(f"set_available_memory may only set available memory for torch.tensor, got {tensor!r}.")
-    trace = captures.active()
+    trace = active()
     if trace is None:
         return tensor
     share: Any = available_memory_proportion
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise backend_error(f"set_available_memory: the proportion must be a number between 0 and 1, got {share!r}.")
-    producer = trace._to_traced(tensor).node
+    producer = trace.traced(tensor).node
     result = _alias("set_available_memory", tensor)
     producer.meta["available_memory"] = float(share)
     return result
@@ -66,7 +66,7 @@ def _checkpoints(tensors: Any) -> List[torch.Tensor]:
 
 
 def _alias(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    trace = captures.active()
+    trace = active()
     if trace is None:
         return tensor
     aliased: torch.Tensor = trace.record(_KERNELS[name], tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ignite_ipu.emulator.errors import python_error
-from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.active import active
 
 _REDUCTIONS = ("sum", "mean", "none")
 
@@ -24,7 +24,7 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
         raise AssertionError(f"Unsupported reduction type {reduction!r}: identity_loss takes one of {_REDUCTIONS}.")
     if not isinstance(x, torch.Tensor):
         raise python_error(f"identity_loss must take a torch.tensor argument, got {x!r}.")
-    trace = captures.active()
+    trace = active()
     if trace is None:
         return _identity_loss(x, reduction)
     loss = trace.record(_KERNEL, x, reduction)

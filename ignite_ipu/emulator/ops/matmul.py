@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.emulator.enums import MatMulSerializationMode
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.active import active
 
 
 def serializedMatMul(
@@ -37,13 +37,13 @@ def serializedMatMul(
         raise AssertionError(f"serializedMatMul: factor must be an int, got {factor!r}.")
     if not isinstance(keep_precision, bool):
         raise AssertionError(f"serializedMatMul: keep_precision must be a bool, got {keep_precision!r}.")
-    trace = captures.active()
+    trace = active()
     if trace is None:
         return torch.matmul(lhs, rhs)
-    left, right = trace._to_traced(lhs).meta, trace._to_traced(rhs).meta
+    left, right = trace.traced(lhs).meta, trace.traced(rhs).meta
     _check(left, right, mode, factor)
     product = torch.matmul(lhs, rhs)
-    trace._to_traced(product).node.meta["serialisation"] = (mode, factor, keep_precision)
+    trace.traced(product).node.meta["serialisation"] = (mode, factor, keep_precision)
     return product
 
 

@@ -8,8 +8,7 @@ import torch
 
 from ignite_ipu.emulator.enums import MultiConvPlanType
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import capture as captures
-from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.active import Trace, active
 
 _PARTIALS = (torch.float32, torch.float16)
 _CONVOLUTIONS = (
@@ -37,7 +36,7 @@ class MultiConv:
         self._plan: Optional[MultiConvPlanType] = None
         self._reserved_tiles: Optional[int] = None
         self._back_off: Optional[float] = None
-        self._entered: List[Tuple[Optional[Capture], int]] = []
+        self._entered: List[Tuple[Optional[Trace], int]] = []
 
     def availableMemoryProportions(self, value: Union[float, List[float], None]) -> MultiConv:
         """Set the share of memory for temporary values; None leaves it to the compiler again.
@@ -115,7 +114,7 @@ class MultiConv:
         return self
 
     def __enter__(self) -> None:
-        trace = captures.active()
+        trace = active()
         if trace is not None:
             if trace.multi_conv is not None:
                 raise backend_error("Nested poptorch.MultiConv is not supported: close the outer one first.")

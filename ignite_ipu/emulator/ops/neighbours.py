@@ -8,8 +8,7 @@ from typing import Any, List, Optional, Union
 import torch
 
 from ignite_ipu.emulator.errors import backend_error, python_error
-from ignite_ipu.emulator.trace import capture as captures
-from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.active import Trace, active
 
 _Batch = Optional[Union[List[int], torch.Tensor]]
 
@@ -38,7 +37,7 @@ def fps(src: torch.Tensor, ptr: List[int], ratio: float = 0.5, random_start: boo
     if not isinstance(random_start, bool):
         raise python_error(f"fps: random_start must be a bool, got {random_start!r}.")
     trace = _trace("fps")
-    rows = trace._to_traced(src).meta.shape[0]
+    rows = trace.traced(src).meta.shape[0]
     if not 0.0 < ratio <= 1.0:
         raise backend_error(f"fps: ratio must be above 0 and at most 1, got {ratio}.")
     if ptr[0] < 0 or ptr[-1] > rows or any(end < start for start, end in zip(ptr, ptr[1:])):
@@ -66,13 +65,13 @@ def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: _Batch = None, batch_y: _
             raise python_error(f"nearest: batch_x and batch_y must be torch.Tensors or lists; {name} is {batch!r}.")
     trace = _trace("nearest")
     with trace.outside():
-        result = torch.empty(trace._to_traced(x).meta.shape[0], dtype=torch.int32, device="meta")
+        result = torch.empty(trace.traced(x).meta.shape[0], dtype=torch.int32, device="meta")
     indices: torch.Tensor = trace.record(_nearest, x, y, batch_x, batch_y, result=result)
     return indices
 
 
-def _trace(name: str) -> Capture:
-    trace = captures.active()
+def _trace(name: str) -> Trace:
+    trace = active()
     if trace is None:
         raise NotImplementedError(f"{name} has no CPU implementation: call it in the forward of a wrapped model.")
     return trace

@@ -10,8 +10,7 @@ from torch import fx
 
 from ignite_ipu.emulator.enums import OutputMode, OverlapMode
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import capture as captures
-from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.active import Trace, active
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors
 
@@ -49,19 +48,19 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     return _marked("output", output_tensors, mode, _mark_output)
 
 
-_Mark = Callable[[Capture, OverlapMode, torch.Tensor], torch.Tensor]
+_Mark = Callable[[Trace, OverlapMode, torch.Tensor], torch.Tensor]
 _Misuse = Callable[[List[fx.Node]], None]
 
 
 def _marked(direction: str, tensors: Any, mode: OverlapMode, mark: _Mark) -> Any:
     if not isinstance(mode, OverlapMode):
         raise AssertionError(f"set_overlap_for_{direction} takes a poptorch.OverlapMode, got {mode!r}.")
-    trace = captures.active()
+    trace = active()
     return tensors if trace is None else map_tensors(tensors, functools.partial(mark, trace, mode))
 
 
-def _mark_input(trace: Capture, mode: OverlapMode, tensor: torch.Tensor) -> torch.Tensor:
-    node = trace._to_traced(tensor).node
+def _mark_input(trace: Trace, mode: OverlapMode, tensor: torch.Tensor) -> torch.Tensor:
+    node = trace.traced(tensor).node
     if node not in [traced.origin for traced in trace.inputs.values()]:
         raise backend_error(
             f"set_overlap_for_input was applied to {node.name}, which is not a tensor input to the model: apply it to "
@@ -78,8 +77,8 @@ def _mark_input(trace: Capture, mode: OverlapMode, tensor: torch.Tensor) -> torc
     return _recorded(trace, _overlap_input, mode, tensor, check)
 
 
-def _mark_output(trace: Capture, mode: OverlapMode, tensor: torch.Tensor) -> torch.Tensor:
-    source = trace._to_traced(tensor).node
+def _mark_output(trace: Trace, mode: OverlapMode, tensor: torch.Tensor) -> torch.Tensor:
+    source = trace.traced(tensor).node
 
     def check(returned: List[fx.Node]) -> None:
         if marked.node not in returned:
@@ -98,7 +97,7 @@ def _mark_output(trace: Capture, mode: OverlapMode, tensor: torch.Tensor) -> tor
 
 
 def _recorded(
-    trace: Capture, kernel: Callable[..., Any], mode: OverlapMode, tensor: torch.Tensor, misuse: _Misuse
+    trace: Trace, kernel: Callable[..., Any], mode: OverlapMode, tensor: torch.Tensor, misuse: _Misuse
 ) -> IpuTensor:
     marked: IpuTensor = trace.record(kernel, tensor)
     marked.node.meta["overlap"] = mode

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, List
 import torch
 
 from ignite_ipu.emulator.errors import python_error
-from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.active import active
 
 _FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 _TOO_LARGE, _TOO_SMALL = 1e6, 1e-4
@@ -139,13 +139,13 @@ def ipu_print_tensor(
         raise python_error(f"ipu_print_tensor must take a torch.tensor argument, got {tensor!r}.")
     if float_format not in _FLOAT_FORMATS:
         raise KeyError(f"{float_format!r} is no float format: choose one of {_FLOAT_FORMATS}.")
-    trace = captures.active()
+    trace = active()
     if trace is None:
         return tensor
     style = TensorFormat(
         summarise_threshold, edge_items, max_line_width, digits, float_format, separator, open_bracket, close_bracket
     )
-    title = title or trace._to_traced(tensor).node.name
+    title = title or trace.traced(tensor).node.name
     trace.watches_gradients |= trace.training and print_gradient
     printed: torch.Tensor = trace.record(_print, tensor, title, print_gradient, style)
     return printed

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ignite_ipu.emulator.errors import backend_error, python_error
-from ignite_ipu.emulator.trace import capture as captures
+from ignite_ipu.emulator.trace.active import active
 
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 
@@ -27,7 +27,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     _check_types("dynamic_slice", tensor, dim, start, size)
     if not _is_int(step):
         raise python_error(f"dynamic_slice: Step must be an integer, got {step!r}.")
-    trace = captures.active()
+    trace = active()
     if trace is None:
         first = int(start)
         every = (slice(None),) * (dim % tensor.dim())
@@ -41,7 +41,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
         )
     if step < 1:
         raise backend_error(f"dynamic_slice: the step must be 1 or more, got {step}.")
-    _check_scalar("dynamic_slice", trace._to_traced(start).meta)
+    _check_scalar("dynamic_slice", trace.traced(start).meta)
     sliced: torch.Tensor = trace.record(_slice, tensor, start, dim=dim, size=size, step=step)
     return sliced
 
@@ -67,7 +67,7 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
         )
     if input.dtype != src.dtype:
         raise python_error(f"dynamic_update: input and src must have same dtype, got {input.dtype} and {src.dtype}.")
-    trace = captures.active()
+    trace = active()
     if trace is None:
         first = int(start)
         return torch.slice_scatter(input, src, dim, first, first + size)
@@ -80,7 +80,7 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
             f"dynamic_update: src must have shape {tuple(expected)} to replace {size} elements of dimension {dim} "
             f"of a tensor of shape {tuple(input.shape)}, got {tuple(src.shape)}."
         )
-    _check_scalar("dynamic_update", trace._to_traced(start).meta)
+    _check_scalar("dynamic_update", trace.traced(start).meta)
     result: torch.Tensor = trace.record(_update, input, src, start, dim=dim, size=size)
     return result
 

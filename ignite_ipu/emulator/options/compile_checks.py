@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy, OutputMode
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.options.root import Options
+from ignite_ipu.emulator.options.guarded import OptionsDict
 
 IPU_VERSIONS = (1, 2, 21)
 
 
-def check_at_compile(options: Options, training: bool) -> None:
+def check_at_compile(options: OptionsDict, training: bool) -> None:
     """Refuse options that no model compiles with.
 
     Args:
@@ -35,7 +32,7 @@ def check_at_compile(options: Options, training: bool) -> None:
     options._Popart._check_at_compile()
 
 
-def _check_counts(options: Options) -> None:
+def _check_counts(options: OptionsDict) -> None:
     for name, value in (
         ("deviceIterations", options.device_iterations),
         ("replicationFactor", options.replication_factor),
@@ -50,7 +47,7 @@ def _check_counts(options: Options) -> None:
         )
 
 
-def _check_grouping(options: Options) -> None:
+def _check_grouping(options: OptionsDict) -> None:
     steps = options.device_iterations * options.Training.gradient_accumulation
     if options.input_group_size > 1 and steps > 1:
         logger.warning(
@@ -62,7 +59,7 @@ def _check_grouping(options: Options) -> None:
         )
 
 
-def _check_output_mode(options: Options) -> None:
+def _check_output_mode(options: OptionsDict) -> None:
     if options.output_mode != OutputMode.EveryN:
         return
     period, iterations = options.output_return_period, options.device_iterations
@@ -72,7 +69,7 @@ def _check_output_mode(options: Options) -> None:
         raise backend_error(f"Return period ({period}) must be a factor of deviceIterations ({iterations}).")
 
 
-def _check_reduction(options: Options) -> None:
+def _check_reduction(options: OptionsDict) -> None:
     strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
     if strategy is MeanReductionStrategy.PostAndLoss:
         raise backend_error(
@@ -81,7 +78,7 @@ def _check_reduction(options: Options) -> None:
         )
 
 
-def _check_distribution(options: Options) -> None:
+def _check_distribution(options: OptionsDict) -> None:
     process, processes = options.Distributed.processId, options.Distributed.numProcesses
     if not 0 <= process < processes:
         raise backend_error(
@@ -90,7 +87,7 @@ def _check_distribution(options: Options) -> None:
         )
 
 
-def _check_device(options: Options) -> None:
+def _check_device(options: OptionsDict) -> None:
     if options._Popart._value("instrumentWithHardwareCycleCounter", False):
         raise backend_error(
             "Cycle counting is only supported on actual IPU hardware; this is the emulator. Leave logCycleCount off."
@@ -120,7 +117,7 @@ def selected_by_environment() -> bool:
     return any(_flag(variable) for variable in VARIABLES)
 
 
-def selected(options: Options) -> bool:
+def selected(options: OptionsDict) -> bool:
     """Return whether `options` or, where they leave it open, the environment selects the IPU model."""
     return bool(options.use_model) if options.exists("use_model") else selected_by_environment()
 

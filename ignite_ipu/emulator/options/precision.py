@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ignite_ipu.emulator.enums import HalfFloatCastingBehavior
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options.guarded import OptionsDict
 from ignite_ipu.emulator.options.popart import _PopartOptions
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.autocasting import Policy
+from ignite_ipu.emulator.trace.autocasting import Policy, warn_of_age
+from ignite_ipu.emulator.trace.precision import Precision
 
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 
@@ -91,8 +88,6 @@ class _PrecisionOptions(OptionsDict):
         Raises:
             ValueError: `autocast_enabled` is no bool.
         """
-        from ignite_ipu.emulator.trace.autocasting import warn_of_age
-
         warn_of_age("Options.Precision.autocastEnabled")
         if not isinstance(autocast_enabled, bool):
             raise ValueError(f"autocastEnabled needs to be set to a bool, got {autocast_enabled!r}.")
@@ -105,8 +100,6 @@ class _PrecisionOptions(OptionsDict):
         Raises:
             ValueError: `autocast_policy` is no `poptorch.autocasting.Policy`.
         """
-        from ignite_ipu.emulator.trace.autocasting import Policy, warn_of_age
-
         warn_of_age("Options.Precision.autocastPolicy")
         if not isinstance(autocast_policy, Policy):
             raise ValueError(
@@ -115,3 +108,13 @@ class _PrecisionOptions(OptionsDict):
         self.checkIsFrozen("autocastPolicy")
         self._values["autocast_policy"] = autocast_policy
         return self
+
+    def _compiled_for(self) -> Precision:
+        """Return what a program is compiled for."""
+        back_end = self._popart_options
+        return Precision(
+            policy=(self.autocast_policy or Policy()) if self.autocast_enabled else None,
+            floating_point_exceptions=bool(back_end._value("enableFloatingPointExceptions")),
+            stochastic_rounding=bool(back_end._value("enableStochasticRounding")),
+            strided_groups=bool(back_end._value("groupNormStridedChannelGrouping")),
+        )

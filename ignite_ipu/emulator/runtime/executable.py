@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.emulator.compiler.batching import Batching, narrowed
 from ignite_ipu.emulator.compiler.graph import Graph
 from ignite_ipu.emulator.runtime.random_stream import RandomStream
-from ignite_ipu.emulator.runtime.replica_groups import ReplicaGroups
-from ignite_ipu.emulator.runtime.training_step import TrainingStep
+from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
 Tensors = Sequence[torch.Tensor]
+
+
+class Step(Protocol):
+    """What training adds to running a graph."""
+
+    def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
+        """Run one micro-batch forward and backward, and return what the graph returns."""
+
+    def update(self, iteration: int) -> None:
+        """Take one optimizer step, and start accumulating afresh."""
+
+    def forget_gradients(self) -> None:
+        """Start accumulating afresh without an update."""
 
 
 class Executable:
@@ -74,7 +86,7 @@ class Executable:
         with torch.no_grad(), self.random.drawn():
             return self._loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda iteration: None)
 
-    def train(self, inputs: Tensors, step: TrainingStep) -> List[torch.Tensor]:
+    def train(self, inputs: Tensors, step: Step) -> List[torch.Tensor]:
         """Run one call: for each device iteration, all its micro-batches and then one update.
 
         A call that fails in between has made the updates before that, and leaves no gradient behind.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ignite_ipu.emulator.compiler import batching, naming
 from ignite_ipu.emulator.compiler.graph import Graph, on_the_host
@@ -30,7 +30,6 @@ from ignite_ipu.emulator.runtime.compiled_step import CompiledStep, Functions
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.runtime.random_stream import RandomStream
-from ignite_ipu.emulator.runtime.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.runtime.report import report_for
 from ignite_ipu.emulator.runtime.training_step import Optimizer, TrainingStep
 from ignite_ipu.emulator.trace import number_formats, precision
@@ -38,10 +37,8 @@ from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.explanations import without_half_kernel
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.custom_types import replace_tensors
+from ignite_ipu.emulator.values.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.values.wrapping import plain, version
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.files.cache import Lookup
 
 __all__ = ["keep_freed_memory"]
 
@@ -73,6 +70,16 @@ class OptimizerSource(Protocol):
         """The optimizer as it was last read."""
 
 
+class Cache(Protocol):
+    """What earlier compiles of the same program have computed."""
+
+    def fold(self, capture: Capture) -> Dict[fx.Node, torch.Tensor]:
+        """Return the values of nodes that depend on constants alone."""
+
+    def store(self, graph: Graph) -> None:
+        """Keep what this compile has computed."""
+
+
 class Program:
     """The result of compiling one model for one kind of arguments.
 
@@ -94,6 +101,7 @@ class Program:
         optimizer: Optional[OptimizerSource],
         per_replica: Mapping[str, Setting],
         meter: Meter,
+        cache: Optional[Cache] = None,
     ) -> None:
         self.arguments = arguments.frozen()
         self.batching = batching.from_options(options)
@@ -106,12 +114,11 @@ class Program:
             optimizer.check_parameters(self._host.compiled)
         self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
         self.placement = Placement(options._execution_strategy)
-        self.precision = precision.from_options(options)
-        cached = self._cached()
-        self.graph, self.capture = self._traced(model, arguments, list(per_replica), cached)
+        self.precision = options.Precision._compiled_for()
+        self.graph, self.capture = self._traced(model, arguments, list(per_replica), cache)
         self._check()
-        if cached is not None:
-            cached.store(self.graph)
+        if cache is not None:
+            cache.store(self.graph)
         dump(self.graph)
         self.ipus = self.placement.ipus(options)
         self._groups = self._replica_groups(per_replica)
@@ -317,7 +324,7 @@ class Program:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _traced(
-        self, model: nn.Module, arguments: Arguments, per_replica: Sequence[str], cached: Optional[Lookup]
+        self, model: nn.Module, arguments: Arguments, per_replica: Sequence[str], cache: Optional[Cache]
     ) -> Tuple[Graph, Capture]:
         try:
             return trace(
@@ -329,7 +336,7 @@ class Program:
                 per_replica,
                 [name for name in self._anchors.values() if not self._comes_from_update(name)],
                 self.precision,
-                fold=None if cached is None else cached.fold,
+                fold=None if cache is None else cache.fold,
                 naming=naming.from_options(self._options),
             )
         finally:
@@ -401,14 +408,6 @@ class Program:
             **{name: version(self._host.parameters[name]) for name in graph.weights},
             **{name: version(self._host.buffers[name]) for name in graph.buffers},
         }
-
-    def _cached(self) -> Optional[Lookup]:
-        """Return access to the executable cache; None when it is off."""
-        from ignite_ipu.emulator.files import cache
-
-        compiled_in = None if self._optimizer is None else self._optimizer.description.compiled_in
-        name = options_name(self._options, self._training)
-        return cache.lookup(self._options, self._training, compiled_in, name, self._meter)
 
     def _check_buffers(self) -> None:
         shared = self.batching.group_size < self.batching.replication_factor and self._options.broadcast_buffers

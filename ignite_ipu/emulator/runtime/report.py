@@ -13,22 +13,22 @@ import json
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Set
 
 import torch
 from torch import fx
 
+from ignite_ipu.emulator.compiler.batching import Batching
+from ignite_ipu.emulator.compiler.graph import Graph
+from ignite_ipu.emulator.compiler.placement import Placement
+from ignite_ipu.emulator.device.device import Counters
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.runtime.executable import Executable
+from ignite_ipu.emulator.runtime.training_step import TrainingStep
 from ignite_ipu.emulator.values.nested import leaves
 from ignite_ipu.emulator.version import __version__
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.device.device import Counters
-    from ignite_ipu.emulator.options import Options
-    from ignite_ipu.emulator.runtime.executable import Executable
-    from ignite_ipu.emulator.runtime.program import Program
-    from ignite_ipu.emulator.runtime.training_step import TrainingStep
 
 ENGINE_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PROFILE, TIMELINE = "profile.json", "timeline.json"
@@ -120,7 +120,7 @@ class Report:
         return self._profiled and not self._written
 
     @contextlib.contextmanager
-    def profiled(self, program: Program, executable: Executable, step: Optional[TrainingStep]) -> Iterator[None]:
+    def profiled(self, program: Reported, executable: Executable, step: Optional[TrainingStep]) -> Iterator[None]:
         """Time each operator of the run in the `with` block, if it is the program's first."""
         if self._profiled:
             yield
@@ -140,7 +140,7 @@ class Report:
             if step is not None:
                 del step.backward, step.update
 
-    def write(self, program: Program, counters: Counters, seconds: float) -> None:
+    def write(self, program: Reported, counters: Counters, seconds: float) -> None:
         """Write both files, in the place of earlier ones.
 
         Args:
@@ -158,7 +158,7 @@ class Report:
         with open(os.path.join(self.directory, name), "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1, default=str)
 
-    def _profile(self, program: Program, counters: Counters, seconds: float) -> Dict[str, Any]:
+    def _profile(self, program: Reported, counters: Counters, seconds: float) -> Dict[str, Any]:
         spent: Dict[str, List[float]] = {}
         backward: Dict[str, float] = {}
         for span in self._device:
@@ -228,10 +228,22 @@ class Report:
         return events
 
 
+class Reported(Protocol):
+    """A program, as far as a report tells of it."""
+
+    graph: Graph
+    batching: Batching
+    placement: Placement
+    ipus: int
+
+    def memory(self) -> Dict[str, int]:
+        """Return how many bytes the device holds of what kind."""
+
+
 class _TimedGraph:
     """A program's graph with a clock around each operator, and around each step of its way back."""
 
-    def __init__(self, program: Program, spans: List[Span]) -> None:
+    def __init__(self, program: Reported, spans: List[Span]) -> None:
         self._spans = spans
         self._program = program
         self._micro_batch = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
 
@@ -11,11 +11,9 @@ from ignite_ipu.emulator.compiler.saved_values import SavedValues
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import shares_memory
 from ignite_ipu.emulator.runtime.loss_scaling import AutomaticLossScaling
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.runtime.executable import Executable
 
 Reduce = Callable[[List[torch.Tensor]], None]
 

@@ -6,22 +6,14 @@ All of them speak to the trace that is running and do nothing when there is none
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 import torch
 
 from ignite_ipu.emulator.errors import python_error
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.active import Trace, active
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
-
-
-def _trace() -> Optional[Capture]:
-    from ignite_ipu.emulator.trace import capture
-
-    return capture.active()
 
 
 class Block(torch.nn.Module):
@@ -42,14 +34,14 @@ class Block(torch.nn.Module):
     @staticmethod
     def useAutoId() -> None:
         """Number blocks without an id from "0" again."""
-        trace = _trace()
+        trace = active()
         if trace is not None:
             trace.placement.restart_auto_ids()
 
     @staticmethod
     def start(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
         """Put all operators up to the start of the next block into this one."""
-        trace = _trace()
+        trace = active()
         if trace is not None:
             trace.placement.enter_block(user_id, ipu_id)
 
@@ -57,7 +49,7 @@ class Block(torch.nn.Module):
         Block.start(self._user_id, self._ipu_id)
 
     def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
-        trace = _trace()
+        trace = active()
         if trace is not None:
             trace.placement.exit_block()
 
@@ -70,7 +62,7 @@ class _LastingBlock:
         self.ipu_id = ipu_id
 
     def start(self) -> None:
-        trace = _trace()
+        trace = active()
         if trace is not None:
             self.user_id = trace.placement.enter_block(self.user_id, self.ipu_id)
 
@@ -161,10 +153,10 @@ class NameScope:
             raise AssertionError(f"The name of a NameScope must be a string, got {name!r}.")
         self.name = name
         # Re-entrant, and one scope object may serve several traces.
-        self._entered: List[Optional[Capture]] = []
+        self._entered: List[Optional[Trace]] = []
 
     def __enter__(self) -> None:
-        trace = _trace()
+        trace = active()
         self._entered.append(trace)
         if trace is not None:
             trace.scope.append(self.name)
@@ -187,10 +179,10 @@ class Attribute:
             if not isinstance(content, dict):
                 raise AssertionError(f"Attribute takes a dict for each name, got {name}={content!r}.")
         self._attributes = kwargs
-        self._entered: List[Optional[Capture]] = []
+        self._entered: List[Optional[Trace]] = []
 
     def __enter__(self) -> None:
-        trace = _trace()
+        trace = active()
         self._entered.append(trace)
         if trace is not None:
             trace.attributes.append(self._attributes)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
 from torch import nn
 
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import module_calls
+from ignite_ipu.emulator.trace.active import Trace, active
 from ignite_ipu.emulator.values.custom_types import map_tensors
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.capture import Capture
 
 Operation = Union[str, type, Callable[..., Any]]
 
@@ -134,13 +132,13 @@ class autocast(contextlib.ContextDecorator):
         self._enabled = _checked(enabled)
 
     def __enter__(self) -> autocast:
-        trace = _trace()
+        trace = active()
         if trace is not None:
             trace.autocast.settings.append(self._enabled)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        trace = _trace()
+        trace = active()
         if trace is not None:
             trace.autocast.settings.pop()
 
@@ -197,7 +195,7 @@ class Autocast:
         with module_calls.followed(enter, leave):
             yield
 
-    def cast(self, capture: Capture, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def cast(self, capture: Trace, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the arguments of an operator with the casts of the policy recorded in `capture`."""
         types = frozenset(dtype for dtype in capture.dtypes_of((args, kwargs)) if dtype in _CASTABLE)
         wanted = self.type_for(name, types) if types else None
@@ -238,12 +236,6 @@ def _type_of(kind: str, types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
     if kind in ("promote", "demote") and len(types) < 2:
         return None
     return torch.float16 if kind in ("fp16", "demote") else torch.float32
-
-
-def _trace() -> Optional[Capture]:
-    from ignite_ipu.emulator.trace import capture
-
-    return capture.active()
 
 
 if not hasattr(nn.Module, "autocast"):

@@ -9,23 +9,21 @@ the kernels that ordinary PyTorch would.
 from __future__ import annotations
 
 import contextlib
-import threading
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import fx
-from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import (
     call_rewrites,
     composites,
     freezing,
-    isolation,
     losses,
     number_formats,
     type_inference,
 )
+from ignite_ipu.emulator.trace.active import Trace, active, may_vary, memory_of, running
 from ignite_ipu.emulator.trace.autocasting import Autocast
 from ignite_ipu.emulator.trace.call_sites import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.trace.custom_functions import forward_only
@@ -40,7 +38,6 @@ from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
 from ignite_ipu.emulator.trace.type_inference import infer
 from ignite_ipu.emulator.values.nested import frozen, holds_tensors, leaves, like, map_leaves
 
-_ACTIVE = threading.local()
 # A trace replaces attributes of PyTorch for the whole process: threads trace one after the other.
 _TURN = Turn()
 _META = torch.device("meta")
@@ -49,80 +46,18 @@ _CPU = torch.device("cpu")
 _TENSOR_VALUED_PROPERTIES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
 
 
-def active() -> Optional[Capture]:
-    """Return the trace that runs in this thread, or None outside a traced forward."""
-    return getattr(_ACTIVE, "capture", None)
-
-
-@contextlib.contextmanager
-def suspended() -> Iterator[None]:
-    """Run the `with` block as if no trace were running: code of the host inside a traced model."""
-    before = active()
-    _ACTIVE.capture = None
-    try:
-        yield
-    finally:
-        _ACTIVE.capture = before
-
-
-class Capture(TorchFunctionMode):
+class Capture(Trace):
     """The trace of one forward.
 
     Args:
         placement: Where the operators go: what the execution strategy says of the block being traced.
         precision: Number formats and checks that the options ask for.
-
-    Attributes:
-        graph: The nodes so far. Placeholders stand for inputs, weights, buffers and constants.
-        inputs, weights, buffers, constants: Placeholder by name, in the order in which the graph takes them.
-        trained: Node and shape of each weight that forward has frozen, as they were before that, by name.
-        losses: Nodes of recognised losses.
-        operators: How often each operator was recorded, by name.
-        unsupported: Uses of operators that do not compile.
-        warned: The operator of each warning about operators that was given.
-        folds: Whether what depends on constants alone is computed while compiling.
-        autocast: The automatic casts that are on.
-        default_dtype: PyTorch's default type when the trace began, narrowed: the program's own.
-        checks: What further must hold once forward has returned: called with its result, the options and the placement.
-        outer: The trace that this one is a loop body or branch of.
-        host_tensors: Context manager in which the model holds its own tensors again, for code that runs on the host.
-        watches_gradients: Whether some operator shows gradients, so that none may be scaled ahead of its time.
-        location_excludes: Parts of the names of files that are not the user's code.
-        scope, attributes: What `NameScope` and `Attribute` have open, innermost last.
     """
 
     def __init__(self, placement: Any, precision: Optional[Precision] = None) -> None:
-        super().__init__()
-        self.placement = placement
         self.precision = precision if precision is not None else Precision()
-        self.autocast = Autocast(self.precision.policy)
-        self.default_dtype = number_formats.default_of_trace()
-        self.checks: List[Callable[[Any, Any, Any], None]] = []
-        self.outer: Optional[Capture] = None
-        self.host_tensors: Callable[[], ContextManager[None]] = contextlib.nullcontext
-        self.watches_gradients = False
-        self.multi_conv: Any = None
-        self.graph = fx.Graph()
-        self.inputs: Dict[str, IpuTensor] = {}
-        self.weights: Dict[str, IpuTensor] = {}
-        self.buffers: Dict[str, IpuTensor] = {}
-        self.constants: Dict[str, IpuTensor] = {}
-        self.constant_values: Dict[str, torch.Tensor] = {}
-        self.trained: Dict[str, Tuple[fx.Node, torch.Tensor]] = {}
-        self.losses: List[fx.Node] = []
-        self.operators: Dict[str, int] = {}
-        self.unsupported: List[support.Use] = []
-        self.warned: Dict[str, str] = {}
-        self.folds = True
-        self.scope: List[str] = []
-        self.location_excludes: Tuple[str, ...] = ()
-        self.attributes: List[Dict[str, Any]] = []
-        self._stand_ins: Dict[int, IpuTensor] = {}
-        self._by_meta: Dict[int, IpuTensor] = {}
-        self._kept: List[Any] = []  # ids above are of living objects only while these keep them alive
-        self._writers: Dict[int, fx.Node] = {}
+        super().__init__(placement, Autocast(self.precision.policy))
         self._grad_mode = True
-        self._initial_grad_mode = True
 
     # -- what the graph takes -------------------------------------------------------------------------------------
 
@@ -143,7 +78,6 @@ class Capture(TorchFunctionMode):
         return self.buffers[name]
 
     def add_constant(self, tensor: torch.Tensor, name: str = "constant") -> IpuTensor:
-        """Return a traced tensor whose value is `tensor`'s of now, whatever becomes of it later."""
         with self.outside():
             value = torch.Tensor.detach(tensor).to(number_formats.narrow(tensor.dtype)).clone()
         traced = self._stand_in(self._placeholder(name, value, requires_grad=False), tensor)
@@ -180,33 +114,15 @@ class Capture(TorchFunctionMode):
             yield from self._trace(training)
 
     def _trace(self, training: bool) -> Iterator[None]:
-        self._grad_mode = self._initial_grad_mode = training
-        _ACTIVE.capture = self
+        self._grad_mode = self.training = training
         validate = torch.distributions.Distribution._validate_args
         try:
             torch.distributions.Distribution._validate_args = False  # it would ask for values
-            with torch.set_grad_enabled(training), forward_only(), range_noticed(), self:
+            with running(self), torch.set_grad_enabled(training), forward_only(), range_noticed(), self:
                 yield
             self._follow_grad_mode(training)
         finally:
             torch.distributions.Distribution._validate_args = validate
-            _ACTIVE.capture = None
-
-    def require_active(self) -> Capture:
-        """Return the capture that traces now: this one, or a body inside it.
-
-        Raises:
-            Error: The trace is over: a traced tensor was kept and used after it.
-        """
-        current = tracing = active()
-        while current is not None and current is not self:
-            current = current.outer
-        if tracing is None or current is None:
-            raise backend_error(
-                "A tensor on the IPU was used after the trace it belongs to: its value is <unavailable> on the host. "
-                "Return what you need from forward."
-            )
-        return tracing
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
@@ -214,7 +130,6 @@ class Capture(TorchFunctionMode):
         return self.call(func, args, found_again(func, args, kwargs or {}))
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Record one call of PyTorch's API, or answer it when it only asks about shapes and types."""
         refuse_differentiation()
         name = name_of(func)
         if getattr(func, "__name__", "") in ACCESSORS:
@@ -235,7 +150,7 @@ class Capture(TorchFunctionMode):
         if changed is not None:
             return changed
         if name in MOVES:
-            tensor = self._stand_ins.get(id(args[0]), args[0])
+            tensor = self.stood_in(args[0])
             answer = moved(self, tensor, args[1:], kwargs)
             if answer is not None:
                 return answer
@@ -250,20 +165,11 @@ class Capture(TorchFunctionMode):
         return result
 
     def record(self, kernel: Callable[..., Any], *args: Any, result: Any = None, **kwargs: Any) -> Any:
-        """Add one node that calls `kernel(*args, **kwargs)` on CPU tensors each time the graph runs.
-
-        Args:
-            kernel: A function of tensors; differentiable by autograd where gradients matter.
-            result: Meta tensors like the kernel's result; None finds them by running the kernel on meta tensors.
-
-        Returns:
-            The result with a traced tensor for every tensor.
-        """
         with self.outside(), number_formats.by_default(number_formats.default_of_trace()):
             return self._record(kernel, args, kwargs, result)
 
     def _record(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> Any:
-        args, kwargs = map_leaves((args, kwargs), self._to_traced)
+        args, kwargs = map_leaves((args, kwargs), self.traced)
         metas: List[IpuTensor] = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, IpuTensor)]
         before = [traced.meta._version for traced in metas]
         name, kinds = name_of(kernel), set()  # type: str, Set[str]
@@ -282,66 +188,14 @@ class Capture(TorchFunctionMode):
         if not written and not holds_tensors(result):
             return result
         node = self._node(kernel, args, kwargs)
-        reads = {_storage(traced.meta) for traced in metas}
+        reads = {memory_of(traced.meta) for traced in metas}
         node.meta["after"] = [self._writers[key] for key in reads if key in self._writers]
         sources = (*node.all_input_nodes, *node.meta["after"])
-        node.meta["varies"] = not self.folds or table.is_random(name) or any(map(_may_vary, sources))
+        node.meta["varies"] = not self.folds or table.is_random(name) or any(map(may_vary, sources))
         support.note(self, name, node, kinds)
-        node.meta["writes"] = {_storage(traced.meta) for traced in written}
+        node.meta["writes"] = {memory_of(traced.meta) for traced in written}
         self._writers.update(dict.fromkeys(node.meta["writes"], node))
         return self._wrap(result, node)
-
-    def mark_loss(self, tensor: IpuTensor) -> None:
-        """Remember that `tensor` is a loss."""
-        if tensor.node not in self.losses:
-            self.losses.append(tensor.node)
-
-    def replace(self, tensor: IpuTensor, node: fx.Node, meta: torch.Tensor) -> None:
-        """Let `tensor` stand for the value of another node from here on."""
-        tensor.node, tensor.meta = node, meta
-        self._by_meta[id(meta)] = tensor
-
-    @property
-    def training(self) -> bool:
-        """Whether the trace is of a training model."""
-        return self._initial_grad_mode
-
-    def dtypes_of(self, value: Any) -> Set[torch.dtype]:
-        """Return the types of the traced tensors in `value`."""
-        stand_ins = self._stand_ins
-        found = (stand_ins.get(id(leaf), leaf) for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
-        return {leaf.meta.dtype for leaf in found if isinstance(leaf, IpuTensor)}
-
-    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return `tensor` in another type, with the cast recorded where it is needed."""
-        if self.dtypes_of(tensor) == {dtype}:
-            return tensor
-        result: torch.Tensor = self.record(torch.Tensor.to, tensor, dtype)
-        return result
-
-    @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
-        """Run the `with` block as ordinary PyTorch, unseen by the trace."""
-        # A forward may enter inference mode itself, and set hooks.
-        mode = isolation.inference_mode_left() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-        hooks = (
-            isolation.saved_tensor_hooks_left() if isolation.saved_tensor_hooks_active() else contextlib.nullcontext()
-        )
-        with torch._C.DisableTorchFunction(), mode, hooks:
-            yield
-
-    def is_traced(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor is on the IPU, or stands for one that is."""
-        return isinstance(tensor, IpuTensor) or id(tensor) in self._stand_ins
-
-    def varies(self, tensor: IpuTensor) -> bool:
-        """Tell whether a traced tensor depends on more than constants: it is not computed while compiling."""
-        last = self._writers.get(_storage(tensor.meta))
-        return _may_vary(tensor.node) or (last is not None and _may_vary(last))
-
-    def is_written(self, node: fx.Node) -> bool:
-        """Tell whether some operator writes into the memory of the value that `node` produced."""
-        return node.meta.get("memory") in self._writers
 
     # -- the parts of a call --------------------------------------------------------------------------------------
 
@@ -395,7 +249,7 @@ class Capture(TorchFunctionMode):
         self._kept.append(meta)
         return traced
 
-    def _to_traced(self, value: Any) -> Any:
+    def traced(self, value: Any) -> Any:
         if isinstance(value, IpuTensor):
             if value.capture is not self:
                 value.capture.require_active()
@@ -409,7 +263,7 @@ class Capture(TorchFunctionMode):
         return number_formats.narrow(value) if isinstance(value, torch.dtype) else frozen(value)
 
     def _property(self, func: Any, name: str, args: Tuple[Any, ...]) -> Any:
-        tensor = self._stand_ins.get(id(args[0]), args[0])
+        tensor = self.stood_in(args[0])
         if not isinstance(tensor, IpuTensor):
             with self.outside():
                 return func(*args)
@@ -432,16 +286,12 @@ class Capture(TorchFunctionMode):
             return func(tensor.meta)
 
     def _follow_grad_mode(self, enabled: bool) -> None:
-        if enabled != self._grad_mode and self._initial_grad_mode:
+        if enabled != self._grad_mode and self.training:
             self.graph.create_node("call_function", torch._C._set_grad_enabled, (enabled,), {})
         self._grad_mode = enabled
 
     def _touches_ipu(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         return any(isinstance(leaf, torch.Tensor) and self.is_traced(leaf) for leaf in leaves((args, kwargs)))
-
-
-def _may_vary(node: fx.Node) -> bool:
-    return bool(node.meta.get("varies", True))
 
 
 def _getitem(values: Any, index: int) -> Any:
@@ -450,12 +300,7 @@ def _getitem(values: Any, index: int) -> Any:
 
 def _describe(node: fx.Node, meta: torch.Tensor) -> None:
     node.meta["shape"], node.meta["dtype"] = tuple(meta.shape), meta.dtype
-    node.meta["memory"] = _storage(meta)
-
-
-def _storage(meta: torch.Tensor) -> int:
-    with torch._C.DisableTorchFunction():
-        return int(meta.untyped_storage()._cdata)
+    node.meta["memory"] = memory_of(meta)
 
 
 def _to_meta(value: Any) -> Any:

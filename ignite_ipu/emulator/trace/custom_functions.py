@@ -12,6 +12,7 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
 
+from ignite_ipu.emulator.trace.active import active
 from ignite_ipu.emulator.trace.explanations import checkpoint_refused
 
 
@@ -21,18 +22,16 @@ def forward_only() -> Iterator[None]:
 
     Modules set no backward hooks up there either.
     """
-    from ignite_ipu.emulator.trace import capture
-
     original = torch.autograd.Function.__dict__["apply"]
     set_up_hook: Any = BackwardHook._apply_on_tensors
 
     def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if capture.active() is None:
+        if active() is None:
             return original.__get__(None, cls)(*args, **kwargs)
         return _apply(cls, *args, **kwargs)
 
     def set_up(hook: BackwardHook, function: Any, args: Any) -> Any:
-        return set_up_hook(hook, function, args) if capture.active() is None else (args, None)
+        return set_up_hook(hook, function, args) if active() is None else (args, None)
 
     torch.autograd.Function.apply = classmethod(called)  # type: ignore[assignment]
     BackwardHook._apply_on_tensors = set_up  # type: ignore[method-assign]

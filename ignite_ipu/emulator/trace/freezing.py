@@ -6,24 +6,22 @@ forward gives the gradient back. The user's parameters keep their own setting.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.capture import Capture
 
 __all__ = ["called", "set_requires_grad"]
 
 
-def called(capture: Capture, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[IpuTensor]:
+def called(capture: Trace, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[IpuTensor]:
     """Answer a call of `requires_grad_` or, on a parameter, `detach_`; None for any other."""
     if name not in ("requires_grad_", "detach_"):
         return None
-    tensor: IpuTensor = capture._to_traced(args[0])
+    tensor: IpuTensor = capture.traced(args[0])
     if name == "requires_grad_":
         set_requires_grad(capture, tensor, bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True)))
         return tensor
@@ -33,7 +31,7 @@ def called(capture: Capture, name: str, args: Tuple[Any, ...], kwargs: Dict[str,
     return tensor
 
 
-def set_requires_grad(capture: Capture, tensor: IpuTensor, value: bool) -> None:
+def set_requires_grad(capture: Trace, tensor: IpuTensor, value: bool) -> None:
     """Let gradients flow to a traced tensor from here on, or not.
 
     Raises:
@@ -61,5 +59,5 @@ def set_requires_grad(capture: Capture, tensor: IpuTensor, value: bool) -> None:
         )
 
 
-def _weight(capture: Capture, tensor: IpuTensor) -> Optional[str]:
+def _weight(capture: Trace, tensor: IpuTensor) -> Optional[str]:
     return next((name for name, traced in capture.weights.items() if traced is tensor), None)

@@ -8,18 +8,18 @@ from typing import Any, Callable, Iterator
 
 from torch import nn
 
+from ignite_ipu.emulator.trace.active import active
+
 
 @contextlib.contextmanager
 def followed(enter: Callable[[nn.Module], None], leave: Callable[[nn.Module], None]) -> Iterator[None]:
     """Call `enter` before each call of a module in the `with` block and `leave` after it, in the thread that traces."""
-    from ignite_ipu.emulator.trace import capture
-
     # PyTorch's hooks will not do: after a forward that raises, older versions call none, and newer ones not always.
     original: Any = nn.Module.__call__
 
     @functools.wraps(original)
     def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if capture.active() is None:
+        if active() is None:
             return original(module, *args, **kwargs)
         enter(module)
         try:

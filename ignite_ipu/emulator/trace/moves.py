@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.trace.active import Trace, active
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import illegal_move
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.nested import holds_tensors
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.capture import Capture
 
 Args = Tuple[Any, ...]
 Kwargs = Dict[str, Any]
@@ -50,12 +48,10 @@ _CPU = torch.device("cpu")
 @contextlib.contextmanager
 def range_noticed() -> Iterator[None]:
     """Let `torch.range` tell the running trace that it is called; it is the one factory that does not."""
-    from ignite_ipu.emulator.trace import capture
-
     original = torch.range
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        trace = capture.active()
+        trace = active()
         return original(*args, **kwargs) if trace is None else trace.call(original, args, kwargs)
 
     torch.range = called
@@ -72,9 +68,7 @@ def names_ipu(value: Any) -> bool:
     return isinstance(value, str) and value.split(":")[0] == "ipu"
 
 
-def put_on_ipu(
-    capture: Capture, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
-) -> Optional[IpuTensor]:
+def put_on_ipu(capture: Trace, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> Optional[IpuTensor]:
     """Answer a call without traced tensors whose result belongs on the IPU; None for one whose does not."""
     drawn_around_tensors = name == "normal" and holds_tensors((args, kwargs))
     if name in _FACTORIES and kwargs.get("device") is None and not drawn_around_tensors:
@@ -90,7 +84,7 @@ def put_on_ipu(
     return None
 
 
-def moved(capture: Capture, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[Any]:
+def moved(capture: Trace, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[Any]:
     """Answer `tensor.to(...)` or `type_as` where the device changes; None leaves a plain cast to be recorded.
 
     Raises:
@@ -112,7 +106,7 @@ def moved(capture: Capture, tensor: Any, args: Args, kwargs: Kwargs) -> Optional
     return capture.call(torch.Tensor.to, (tensor, casts[0]), {}) if casts else tensor
 
 
-def copied(capture: Capture, tensor: Any) -> Any:
+def copied(capture: Trace, tensor: Any) -> Any:
     """Return what a tensor on the IPU is filled with: one of the host's becomes a constant.
 
     Raises:
@@ -129,7 +123,7 @@ def copied(capture: Capture, tensor: Any) -> Any:
         return capture.add_constant(tensor)
 
 
-def read_on_host(capture: Capture, bound: Any) -> Any:
+def read_on_host(capture: Trace, bound: Any) -> Any:
     """Return the number that an integer tensor of the host is, as a bound of a slice."""
     if not isinstance(bound, torch.Tensor) or capture.is_traced(bound):
         return bound
@@ -138,7 +132,7 @@ def read_on_host(capture: Capture, bound: Any) -> Any:
         return int(bound) if integer else bound
 
 
-def _made(capture: Capture, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> IpuTensor:
+def _made(capture: Trace, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> IpuTensor:
     kwargs = {**kwargs, "device": _CPU}
     if name in _FROM_DATA or "generator" in kwargs or holds_tensors((args, kwargs)):
         with capture.outside():

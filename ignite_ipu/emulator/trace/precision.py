@@ -8,16 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.trace.autocasting import Policy
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.options import Options
 
 
 def _words(text: str) -> Tuple[str, ...]:
@@ -61,18 +58,6 @@ class Precision:
     floating_point_exceptions: bool = False
     stochastic_rounding: bool = False
     strided_groups: bool = False
-
-
-def from_options(options: Options) -> Precision:
-    """Return what `options.Precision` says."""
-    precision, back_end = options.Precision, options._Popart
-    policy = (precision.autocast_policy or Policy()) if precision.autocast_enabled else None
-    return Precision(
-        policy=policy,
-        floating_point_exceptions=bool(back_end._value("enableFloatingPointExceptions")),
-        stochastic_rounding=bool(back_end._value("enableStochasticRounding")),
-        strided_groups=bool(back_end._value("groupNormStridedChannelGrouping")),
-    )
 
 
 def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:

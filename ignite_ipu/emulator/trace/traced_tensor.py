@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import fx
@@ -11,10 +11,19 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.values.nested import leaves
 
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.capture import Capture
-
 IPU = torch.device("ipu", 0)
+
+
+class Recorder(Protocol):
+    """The trace that a traced tensor belongs to, as far as the tensor needs it."""
+
+    graph: fx.Graph
+
+    def require_active(self) -> Recorder:
+        """Return the trace that runs now."""
+
+    def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Record one call of PyTorch's API."""
 
 
 class IpuTensor(torch.Tensor):
@@ -29,10 +38,10 @@ class IpuTensor(torch.Tensor):
     meta: torch.Tensor
     node: fx.Node
     origin: fx.Node
-    capture: Capture
+    capture: Recorder
 
     @staticmethod
-    def __new__(cls, meta: torch.Tensor, node: fx.Node, capture: Capture) -> IpuTensor:
+    def __new__(cls, meta: torch.Tensor, node: fx.Node, capture: Recorder) -> IpuTensor:
         with torch._C.DisableTorchFunctionSubclass():
             tensor: IpuTensor = torch.Tensor._make_wrapper_subclass(
                 cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=IPU, requires_grad=False
@@ -42,7 +51,7 @@ class IpuTensor(torch.Tensor):
         tensor.capture = capture
         return tensor
 
-    def __init__(self, meta: torch.Tensor, node: fx.Node, capture: Capture) -> None:
+    def __init__(self, meta: torch.Tensor, node: fx.Node, capture: Recorder) -> None:
         super().__init__()
 
     @classmethod
@@ -99,7 +108,7 @@ def needs_value(what: str) -> Exception:
     )
 
 
-def _capture_of(args: Any, kwargs: Any) -> Capture:
+def _capture_of(args: Any, kwargs: Any) -> Recorder:
     for value in leaves((args, kwargs)):
         if isinstance(value, IpuTensor):
             return value.capture.require_active()

@@ -8,11 +8,11 @@ from typing import Any, Dict, Iterator, Tuple
 import torch
 from torch import fx
 
-from ignite_ipu.emulator.trace.capture import Capture
+from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.values.nested import leaves
 
 
-def differences(first: Capture, second: Capture) -> Iterator[Tuple[str, str]]:
+def differences(first: Trace, second: Trace) -> Iterator[Tuple[str, str]]:
     """Yield the name of each node or constant of the first trace that the second has otherwise, and how.
 
     Two traces that go different ways are compared as far as they go together.
@@ -42,7 +42,7 @@ def differences(first: Capture, second: Capture) -> Iterator[Tuple[str, str]]:
         yield (extra.name if longer is nodes else last), f"{_operator(extra)} in one call and not in the other"
 
 
-def _numbers(capture: Capture) -> Dict[fx.Node, int]:
+def _numbers(capture: Trace) -> Dict[fx.Node, int]:
     return {node: number for number, node in enumerate(capture.graph.nodes)}
 
 

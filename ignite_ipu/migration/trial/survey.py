@@ -14,8 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.emulator.errors import Error
+from ignite_ipu.emulator.trace.active import Trace, active
 from ignite_ipu.emulator.trace.call_sites import name_of
-from ignite_ipu.emulator.trace.capture import Capture, active
 from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.refusals import DynamicOutputShape
 from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
@@ -68,7 +68,7 @@ class Survey(TorchFunctionMode):
         super().__init__()
         self.notes = notes
         self.answers = answers
-        self.capture: Optional[Capture] = None
+        self.capture: Optional[Trace] = None
         self.operators: Dict[str, Optional[Place]] = {}
         self.constants: Dict[str, Optional[Place]] = {}
         self.nodes: Dict[str, Optional[Place]] = {}

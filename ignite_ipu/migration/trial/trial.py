@@ -18,8 +18,8 @@ from ignite_ipu import backend
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.emulator import enums, inferenceModel, options, trainingModel
 from ignite_ipu.emulator.errors import Error
+from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.call_sites import identifier
-from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.nested import leaves
 from ignite_ipu.errors import BatchError, LossError, OutputError
@@ -301,7 +301,7 @@ def _look_at_batches(subject: Subject, notes: Notes) -> None:
             notes.add("unsupported-dtype", None, f"{name} is float64, of which the device makes float32", about="model")
 
 
-def _look_at_counters(subject: Subject, capture: Capture, notes: Notes) -> None:
+def _look_at_counters(subject: Subject, capture: Trace, notes: Notes) -> None:
     """Note integer buffers that forward counts in: PopTorch compiles them in as constants."""
     written = {name for name, traced in capture.constants.items() if capture.is_written(traced.origin)}
     for prefix, module in subject.model.named_modules():

@@ -158,7 +158,7 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path, caplog):
 
 def test_what_a_users_function_computes_at_compile_time_is_not_cached(tmp_path):
     """Nothing in the graph shows what such a function reads."""
-    from ignite_ipu.emulator.trace.capture import active
+    from ignite_ipu.emulator.trace.active import active
 
     class Calls(nn.Module):
         def forward(self, x):

@@ -18,7 +18,7 @@ from ignite_ipu.emulator.optim.device.updates import Bucket, CombinedSgd, Sgd, S
 from ignite_ipu.emulator.optim.device.values import device_values
 from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, Kind
 from ignite_ipu.emulator.optim.optimizer import IpuState
-from ignite_ipu.emulator.runtime.replica_groups import ReplicaGroups
+from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
 STEP = "Step"
 _UPDATE_FACTOR = "lossScaleUpdateFactor"

@@ -12,15 +12,13 @@ import enum
 import functools
 import operator
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from ignite_ipu.emulator import enums
 from ignite_ipu.emulator.options import strategies
+from ignite_ipu.emulator.options.guarded import OptionsDict
 from ignite_ipu.emulator.options.tensor_locations import TensorLocationSettings
 from ignite_ipu.emulator.options.text.setters import find_setter
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.options.root import Options
 
 # What a file may construct, each with the methods that may be chained to it.
 _CONSTRUCTORS: Dict[str, Tuple[Callable[..., Any], Tuple[str, ...]]] = {
@@ -80,7 +78,7 @@ class UnknownNameError(ConfigFileError, NameError):
     """
 
 
-def apply_file(options: Options, path: str) -> None:
+def apply_file(options: OptionsDict, path: str) -> None:
     """Make the option calls that the file at `path` lists.
 
     Empty lines and lines starting with `#` are skipped. What an option's own check raises passes through, and leaves
@@ -109,7 +107,7 @@ class _Line:
         self._number = number
         self._text = text
 
-    def call(self, options: Options) -> _Value:
+    def call(self, options: OptionsDict) -> _Value:
         """Return a function that does what this line says; nothing is done yet."""
         statement = self._parsed()
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -118,7 +116,7 @@ class _Line:
             return self._calls(options, statement.value)
         self._refuse("it is neither a call nor an assignment")
 
-    def _calls(self, options: Options, call: ast.Call) -> _Value:
+    def _calls(self, options: OptionsDict, call: ast.Call) -> _Value:
         """Read `options.a(...).b(...)`: every setter returns the options that it belongs to, for the next one."""
         chain = [call]
         path = _path_to_call(chain[0])
@@ -142,7 +140,7 @@ class _Line:
             steps.append(functools.partial(_call, setter, *self._arguments(each)))
         return lambda: [step() for step in steps]
 
-    def _assignment(self, options: Options, target: ast.expr, value: _Value) -> _Value:
+    def _assignment(self, options: OptionsDict, target: ast.expr, value: _Value) -> _Value:
         *path, name = _dotted(target) or [""]
         owners: Dict[Tuple[str, ...], Any] = {("options",): options}
         owners.update({("options", each): getattr(options, each) for each in _PARTS})

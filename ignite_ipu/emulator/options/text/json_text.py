@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import enum
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ignite_ipu.emulator import enums
+from ignite_ipu.emulator.options.guarded import OptionsDict
 from ignite_ipu.emulator.options.text.setters import find_setter
 
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.options.root import Options
 
-
-def apply_json(options: Options, text: str) -> None:
+def apply_json(options: OptionsDict, text: str) -> None:
     """Call the setter that each key of a JSON object names, with the key's value.
 
     A list is spread over the arguments; `"OutputMode.All"` becomes that member.

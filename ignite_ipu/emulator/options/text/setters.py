@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.options.root import Options
+from ignite_ipu.emulator.options.guarded import OptionsDict
 
 GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit", "_Popart")
 
@@ -27,7 +26,7 @@ _NO_SETTERS = frozenset(
 )
 
 
-def find_setter(options: Options, path: Sequence[str]) -> Callable[..., Any]:
+def find_setter(options: OptionsDict, path: Sequence[str]) -> Callable[..., Any]:
     """Return the method of `options` that `path` names, such as `["Training", "gradientAccumulation"]`.
 
     Raises:

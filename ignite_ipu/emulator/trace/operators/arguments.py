@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import fx
 
+from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.operators import table
 from ignite_ipu.emulator.trace.operators.table import Restriction
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.nested import leaves
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.capture import Capture
 
 _TURNS = frozenset(
     ("transpose", "t", "permute", "movedim", "swapaxes", "swapdims", "expand", "expand_as", "unfold", "T", "mT")
@@ -32,7 +30,7 @@ class Call(NamedTuple):
     name: str
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    capture: Capture
+    capture: Trace
 
     def get(self, argument: str) -> Any:
         """Return an argument by its name; None when it is not given."""

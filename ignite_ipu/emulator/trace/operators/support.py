@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import enum
 import os
-from typing import TYPE_CHECKING, Any, Callable, Collection, ContextManager, Dict, Mapping, Optional, Set, Tuple, Union
+from typing import Any, Callable, Collection, ContextManager, Dict, Mapping, Optional, Set, Tuple, Union
 
 import torch
 from torch import fx
@@ -20,11 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import call_sites
+from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.operators import arguments as operator_arguments
 from ignite_ipu.emulator.trace.operators import table as operator_table
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.capture import Capture
 
 STRICT_VARIABLE = "IGNITE_IPU_STRICT_OPERATORS"
 SWITCH = "ignite_ipu.emulator.trace.operators.support.set_strict(False)"
@@ -154,7 +152,7 @@ def observed(name: str, kernel: Callable[..., Any], kinds: Set[str]) -> ContextM
 
 
 def check_arguments(
-    capture: Capture, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]
+    capture: Trace, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
     """Refuse arguments with which an operator does not compile, and warn of those with which it is likely not to.
 
@@ -179,7 +177,7 @@ def check_arguments(
     return args, kwargs
 
 
-def check_write(capture: Capture, tensor: Any, *values: Any) -> None:
+def check_write(capture: Trace, tensor: Any, *values: Any) -> None:
     """Refuse a write in place through a view, and warn of it, as of an assignment to all of the view.
 
     Raises:
@@ -189,14 +187,14 @@ def check_write(capture: Capture, tensor: Any, *values: Any) -> None:
         check_arguments(capture, "__setitem__", (tensor, (), values), {})
 
 
-def check_loss(capture: Capture, loss: fx.Node) -> None:
+def check_loss(capture: Trace, loss: fx.Node) -> None:
     """Warn of a loss whose gradient is likely to be another than PyTorch's."""
     call = operator_arguments.Call(str(loss.meta.get("operator")), loss.args, loss.kwargs, capture)
     for _, text in operator_arguments.found(call, loss=True):
         _doubt(capture, call.name, text)
 
 
-def note(capture: Capture, name: str, node: fx.Node, kinds: Collection[str]) -> None:
+def note(capture: Trace, name: str, node: fx.Node, kinds: Collection[str]) -> None:
     """Remember a call of which `kinds` do not compile, unless it is computed while compiling.
 
     Raises:
@@ -213,7 +211,7 @@ def note(capture: Capture, name: str, node: fx.Node, kinds: Collection[str]) -> 
             capture.unsupported.append(Use(kind, name, call_sites.here(), node))
 
 
-def check(capture: Capture, live: Collection[fx.Node]) -> None:
+def check(capture: Trace, live: Collection[fx.Node]) -> None:
     """Refuse a traced model that uses operators PopTorch does not compile.
 
     Args:
@@ -255,11 +253,11 @@ def _report(problem: str) -> None:
     logger.warning("%s", problem)
 
 
-def _doubt(capture: Capture, name: str, text: str) -> None:
+def _doubt(capture: Trace, name: str, text: str) -> None:
     _warn_once(capture, name, f"{text} {DOUBT}")
 
 
-def _warn_once(capture: Capture, name: str, text: str) -> None:
+def _warn_once(capture: Trace, name: str, text: str) -> None:
     if text not in capture.warned:
         capture.warned[text] = name
         logger.warning("%s (%s)", text, call_sites.here())

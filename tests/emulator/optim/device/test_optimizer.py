@@ -15,7 +15,7 @@ from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.optim.description import describe
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
-from ignite_ipu.emulator.runtime.replica_groups import ReplicaGroups
+from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
 MAKERS: Dict[str, Any] = {
     "sgd": lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.1),

@@ -51,7 +51,7 @@ def test_unsupported_operators_are_refused_by_name(name, function):
     with pytest.raises(poptorch.Error, match="Unsupported ops found in compiled model") as error:
         run(lambda x: function(x * 1), X)
     assert f"aten::{name}" in str(error.value)
-    assert "test_operators.py" in str(error.value)
+    assert "test_support.py" in str(error.value)
 
 
 def test_the_line_may_lie_in_any_folder(tmp_path):
