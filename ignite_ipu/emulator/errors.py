@@ -11,9 +11,10 @@ Here they always live on the instance.
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
-from typing import Sequence
+from typing import Optional, Sequence
 
 from ignite_ipu.emulator.logs import logger
 
@@ -25,6 +26,20 @@ LOG_FILE = "poptorch_error.log"
 LONGEST_MESSAGE = 10_000
 
 
+class Refusal(enum.Enum):
+    """Reason for which a forward cannot be compiled, for programs that act on it."""
+
+    HOST_READ = "the value of a tensor is asked for"
+    MOVE_TO_HOST = "a tensor is moved to the host"
+    MOVE_TO_GPU = "a tensor is moved to a GPU"
+    HOST_TENSOR = "an operator takes a tensor of the host"
+    GRADIENT = "a gradient is asked for"
+    DYNAMIC_SHAPE = "a shape depends on values"
+    UNSUPPORTED_OPERATOR = "an operator does not compile"
+    RESTRICTED_ARGUMENT = "an operator does not compile with these arguments"
+    REPLACED_TENSOR = "forward puts another tensor in the place of a parameter or buffer"
+
+
 class Error(Exception):
     """What PopTorch raises for a wrong state, a wrong input, or a program its back end refuses.
 
@@ -32,17 +47,20 @@ class Error(Exception):
         type: Kind of the error, e.g. `poptorch_py_error` or `poptorch_cpp_error`.
         message: The message without its type, location and context.
         location: `file:line` of the back-end code that raised it; empty for errors of the Python layer.
+        kind: Why a forward was refused; None for all other errors. PopTorch has no such attribute.
     """
 
     type: str
     message: str
     location: str
+    kind: Optional[Refusal]
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.type = ""
         self.message = str(args[0]) if args else ""
         self.location = ""
+        self.kind = None
 
 
 class RecoverableError(Error):
@@ -63,11 +81,12 @@ class UnrecoverableError(Error):
     """A failure of the hardware that no reset mends."""
 
 
-def python_error(message: str) -> Error:
+def python_error(message: str, kind: Optional[Refusal] = None) -> Error:
     """Return the error of PopTorch's Python layer for `message`; the caller raises it."""
     error = Error(f"'{PYTHON_ERROR}': {message}")
     error.type = PYTHON_ERROR
     error.message = message
+    error.kind = kind
     return error
 
 
@@ -76,15 +95,20 @@ def createPoptorchError(msg: str) -> Error:
     return python_error(msg)
 
 
-def backend_error(message: str, type: str = BACKEND_ERROR, context: Sequence[str] = ()) -> Error:
+def backend_error(
+    message: str, type: str = BACKEND_ERROR, context: Sequence[str] = (), kind: Optional[Refusal] = None
+) -> Error:
     """Return the error of the compiled back end for `message`; the caller raises it.
 
     Args:
         message: What was wrong and what to do.
         type: Kind of the error, as PopTorch spells it.
         context: What the back end was doing, innermost first; listed below the message.
+        kind: Why it refuses a forward.
     """
-    return _from_backend(Error(), message, type, context)
+    error = Error()
+    error.kind = kind
+    return _from_backend(error, message, type, context)
 
 
 def recoverable_error(

@@ -14,7 +14,7 @@ from ignite_ipu.emulator.compiler.batching import Batching
 from ignite_ipu.emulator.compiler.graph import Fold, Graph, build, fold_constants, live
 from ignite_ipu.emulator.compiler.naming import DEFAULT as DEFAULT_NAMING
 from ignite_ipu.emulator.compiler.naming import Naming, module_scopes
-from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.errors import Refusal, backend_error, python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import call_sites, losses
 from ignite_ipu.emulator.trace.active import active
@@ -284,7 +284,8 @@ def _check_identity(model: nn.Module, replaced: List[Tuple[_Slot, str]]) -> None
             full_name = f"{prefix}.{name}" if prefix else name
             raise python_error(
                 f"{kind} {full_name} is {change} the model when its forward is called. The device keeps one "
-                "tensor for it: change it in place instead, for example with copy_()."
+                "tensor for it: change it in place instead, for example with copy_().",
+                Refusal.REPLACED_TENSOR,
             )
 
 

@@ -101,7 +101,7 @@ def moved(capture: Trace, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[A
         return None
     for device in devices:
         if not names_ipu(device):
-            raise illegal_move(f".to({str(device)!r})")
+            raise illegal_move(f".to({str(device)!r})", str(device))
     casts = [value for value in rest if isinstance(value, torch.dtype)]
     return capture.call(torch.Tensor.to, (tensor, casts[0]), {}) if casts else tensor
 

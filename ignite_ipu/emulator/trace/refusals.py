@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor, needs_value
 
@@ -42,6 +42,8 @@ _DIFFERENTIATES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.T
 class DynamicOutputShape(DynamicOutputShapeException):
     """Selection by a mask, for which PyTorch's inference of shapes raises its own error."""
 
+    kind = Refusal.DYNAMIC_SHAPE
+
     def __init__(self, message: str) -> None:
         super().__init__(torch.ops.aten.index.Tensor)
         self.message = message
@@ -60,16 +62,18 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
     if name in _READS_VALUE:
         raise needs_value(name)
     if name in _MOVES_TO_HOST:
-        raise illegal_move(f".{name}()")
+        raise illegal_move(f".{name}()", name)
     if name in _BACKWARD:
         raise backend_error(
-            f"{name}() is not supported inside a traced model: the compiled step contains the backward pass."
+            f"{name}() is not supported inside a traced model: the compiled step contains the backward pass.",
+            kind=Refusal.GRADIENT,
         )
     if _selects_by_mask(name, args):
         raise DynamicOutputShape(f"Indexing by a mask is unsupported: {_by_values()}")
     if name in _DYNAMIC_SHAPE or (name == "where" and len(args) + len(kwargs) == 1):
         kind = "nonzero" if name in ("where", "argwhere") else name
-        raise backend_error(f"Operations using aten::{kind} are unsupported: {_by_values()}")
+        problem = f"Operations using aten::{kind} are unsupported: {_by_values()}"
+        raise backend_error(problem, kind=Refusal.DYNAMIC_SHAPE)
 
 
 def refuse_differentiation() -> None:
@@ -82,7 +86,8 @@ def refuse_differentiation() -> None:
     if interpreter is not None and interpreter.key() in _DIFFERENTIATES:
         raise backend_error(
             "torch.func.grad, vjp, jvp and what is built on them are not supported inside a traced model: the compiled "
-            "step contains the backward pass, and that alone. Write the derivative out, or take it on the host."
+            "step contains the backward pass, and that alone. Write the derivative out, or take it on the host.",
+            kind=Refusal.GRADIENT,
         )
 
 
@@ -112,20 +117,28 @@ def foreign(tensor: torch.Tensor) -> Error:
         return backend_error(
             f"Expected an IPU tensor but got a tensor of torch.vmap or another transform of torch.func ({described}): "
             "an operator cannot take it together with a tensor from outside of the transform in a traced model. Write "
-            "the dimension that is mapped over out, with broadcasting, torch.bmm or torch.einsum."
+            "the dimension that is mapped over out, with broadcasting, torch.bmm or torch.einsum.",
+            kind=Refusal.HOST_TENSOR,
         )
     return backend_error(
         f"Expected an IPU tensor but got tensor ({described} on {tensor.device}), {call_sites.here()}: operators of a "
         "traced model take tensors that are on the IPU. Register it as a buffer of the model, or move it in with "
-        ".to(x.device), which freezes its value."
+        ".to(x.device), which freezes its value.",
+        kind=Refusal.HOST_TENSOR,
     )
 
 
-def illegal_move(what: str) -> Error:
-    """Return the error for an attempt to bring a traced tensor to the host."""
+def illegal_move(what: str, target: str) -> Error:
+    """Return the error for an attempt to bring a traced tensor elsewhere.
+
+    Args:
+        what: What is called.
+        target: The device that it names, or its own name.
+    """
     return backend_error(
         f"Illegal move to CPU ({what}): a tensor on the IPU has no value on the host while the model is traced. It is "
-        f"called {call_sites.here()}. Return it from forward, or use poptorch.CPU to run host code inside the model."
+        f"called {call_sites.here()}. Return it from forward, or use poptorch.CPU to run host code inside the model.",
+        kind=Refusal.MOVE_TO_GPU if target.startswith(("cuda", "xpu")) else Refusal.MOVE_TO_HOST,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Protocol, 
 import torch
 from torch import fx
 
-from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.errors import Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.values.nested import leaves
 
@@ -95,7 +95,8 @@ class IpuTensor(torch.Tensor):
         """Refuse: the backward pass is part of the compiled step."""
         raise backend_error(
             "backward() is not supported inside a traced model: trainingModel compiles the backward pass and the "
-            "optimizer's update itself. Return the loss instead."
+            "optimizer's update itself. Return the loss instead.",
+            kind=Refusal.GRADIENT,
         )
 
 
@@ -104,7 +105,8 @@ def needs_value(what: str) -> Exception:
     place, remedy = call_sites.of_read()
     return backend_error(
         f"{what} is only supported in eager mode: it needs the value of a tensor that is on the IPU, and while the "
-        f"model is traced there are no values. It is called {place}. {remedy}"
+        f"model is traced there are no values. It is called {place}. {remedy}",
+        kind=Refusal.HOST_READ,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Set, Tuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ignite_ipu.emulator.errors import Error, backend_error
+from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.trace.operators import support as operators
@@ -174,7 +174,8 @@ def _bincount(kernel: _Kernel) -> _Kernel:
         if minlength < 1:
             raise backend_error(
                 "bincount: dynamic output shape is not supported, and without minlength the largest value decides. "
-                "Pass minlength, above every value."
+                "Pass minlength, above every value.",
+                kind=Refusal.DYNAMIC_SHAPE,
             )
         if input.is_meta:
             dtype = torch.int64 if weights is None else torch.float32
@@ -194,7 +195,8 @@ def _one_hot(kernel: _Kernel) -> _Kernel:
         if num_classes < 0:
             raise backend_error(
                 "one_hot: dynamic output shape is not supported, and without num_classes the largest value decides. "
-                "Pass num_classes, above every value."
+                "Pass num_classes, above every value.",
+                kind=Refusal.DYNAMIC_SHAPE,
             )
         if tensor.is_meta and tensor.dtype is torch.int64:  # PyTorch 2.0 has no meta kernel
             return tensor.new_empty((*tensor.shape, num_classes))

@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 import ignite_ipu.emulator as poptorch
+from ignite_ipu.emulator.errors import Refusal
 
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 
@@ -340,6 +341,27 @@ DYNAMIC: Dict[str, Callable[[torch.Tensor], Any]] = {
     "unique": lambda x: x.unique(),
     "where": lambda x: torch.where(x > 1),
 }
+
+
+KINDS: Dict[Refusal, Callable[[torch.Tensor], Any]] = {
+    Refusal.HOST_READ: lambda x: x.sum().item(),
+    Refusal.MOVE_TO_HOST: lambda x: x.cpu(),
+    Refusal.MOVE_TO_GPU: lambda x: x.to("cuda:0"),
+    Refusal.HOST_TENSOR: lambda x: x + torch.ones(2, device="cpu"),
+    Refusal.GRADIENT: lambda x: x.sum().backward(),
+    Refusal.DYNAMIC_SHAPE: lambda x: x.unique(),
+    Refusal.UNSUPPORTED_OPERATOR: lambda x: x.erfinv(),
+    Refusal.RESTRICTED_ARGUMENT: lambda x: torch.nn.functional.interpolate(
+        x[None, None], scale_factor=(2.0, 3.0), mode="bilinear"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refusal_says_of_what_kind_it_is(kind, wrap):
+    with pytest.raises(poptorch.Error) as error:
+        wrap(KINDS[kind])(X)
+    assert error.value.kind is kind
 
 
 @pytest.mark.parametrize("name", DYNAMIC)

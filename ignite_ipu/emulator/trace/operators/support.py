@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.errors import Refusal, backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import Trace
@@ -167,7 +167,7 @@ def check_arguments(
         return args, kwargs  # what depends on constants alone is computed while compiling
     for restriction, text in operator_arguments.found(call):
         if restriction.refused:
-            _report(f"{text} It is used {call_sites.here()}.")
+            _report(f"{text} It is used {call_sites.here()}.", Refusal.RESTRICTED_ARGUMENT)
         elif restriction.replaced:
             args, kwargs = operator_arguments.replaced(call, restriction)
             if restriction.instead:
@@ -205,7 +205,8 @@ def note(capture: Trace, name: str, node: fx.Node, kinds: Collection[str]) -> No
             part = "" if kind == operator_table.canonical(name) else f", part of {name}"
             _report(
                 f"Type inference failed for aten::{kind}{part}, called {call_sites.here()}: it has no implementation "
-                f"for tensors without values. {operator_table.instead(kind) or REMEDY}"
+                f"for tensors without values. {operator_table.instead(kind) or REMEDY}",
+                Refusal.UNSUPPORTED_OPERATOR,
             )
         elif node.meta["varies"]:
             capture.unsupported.append(Use(kind, name, call_sites.here(), node))
@@ -228,7 +229,7 @@ def check(capture: Trace, live: Collection[fx.Node]) -> None:
         return
     kinds = ", ".join(f"aten::{kind}" for kind in sorted(first))
     uses = " ".join(f"{_described(use)}. {operator_table.instead(use.kind) or REMEDY}" for use in first.values())
-    _report(f"Unsupported ops found in compiled model: [{kinds}]. {uses}")
+    _report(f"Unsupported ops found in compiled model: [{kinds}]. {uses}", Refusal.UNSUPPORTED_OPERATOR)
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -247,9 +248,9 @@ class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _report(problem: str) -> None:
+def _report(problem: str, kind: Refusal) -> None:
     if strict():
-        raise backend_error(f"{problem} ({SWITCH} or {STRICT_VARIABLE}=0 turns this into a warning.)")
+        raise backend_error(f"{problem} ({SWITCH} or {STRICT_VARIABLE}=0 turns this into a warning.)", kind=kind)
     logger.warning("%s", problem)
 
 
