@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union
@@ -66,6 +67,15 @@ class Program:
             if name is not None and (name in exact or (prefixes and name.startswith(prefixes))):
                 yield call, name
 
+    def decorators(self, *names: str) -> Iterator[Tuple[ast.expr, str]]:
+        """Yield the decorators that are these functions, not calls of them."""
+        functions = [node.decorator_list for node in self.nodes(ast.FunctionDef)]
+        classes = [node.decorator_list for node in self.nodes(ast.ClassDef)]
+        for decorator in itertools.chain(*functions, *classes):
+            name = self.names.resolve(decorator)
+            if name in names:
+                yield decorator, name
+
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around `node`, innermost first."""
         while node in self.parents:
@@ -78,6 +88,10 @@ class Program:
             if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 return above
         return None
+
+    def follows(self, node: ast.expr, first: ast.expr) -> bool:
+        """Whether a node stands in a later line than another, in the same function."""
+        return node.lineno > first.lineno and self.function_of(node) is self.function_of(first)
 
     def statement_of(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement around a node, or the node itself when it is one."""

@@ -45,7 +45,7 @@ def canonical(name: str) -> str:
     return name
 
 
-def dotted(node: ast.AST) -> Optional[str]:
+def dotted(node: Optional[ast.AST]) -> Optional[str]:
     """Return the source of a chain of names (`self.model`), or None for anything else."""
     parts: List[str] = []
     while isinstance(node, ast.Attribute):

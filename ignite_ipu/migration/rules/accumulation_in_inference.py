@@ -18,9 +18,9 @@ def check(program: Program) -> Iterator[Hit]:
         if owner is not None and constant(argument(call, "gradient_accumulation", 0)) != 1:
             accumulating.add(owner.rsplit(".Training", 1)[0])
     for call, wrapper in program.training.executors.values():
-        options = argument(call, "options", 1)
-        if wrapper == "poptorch.inferenceModel" and options is not None and dotted(options) in accumulating:
-            yield Hit(call, f"{dotted(options)} accumulates gradients, which inference refuses")
+        options = dotted(argument(call, "options", 1))
+        if wrapper == "poptorch.inferenceModel" and options in accumulating:
+            yield Hit(call, f"{options} accumulates gradients, which inference refuses")
 
 
 RULE = Rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
@@ -16,7 +17,7 @@ def check(program: Program) -> Iterator[Hit]:
     for loop in program.nodes(ast.For):
         if not any(dotted(part) in asynchronous for part in ast.walk(loop.iter)):
             continue
-        batch = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+        batch = names_bound(loop.target)
         for call, _ in method_calls(ast.walk(loop), "append"):
             kept = call.args[0] if call.args else None
             if isinstance(kept, ast.Name) and kept.id in batch:
@@ -29,8 +30,7 @@ def _is_asynchronous(program: Program, value: ast.expr) -> bool:
     if program.names.called(value) != "poptorch.DataLoader" or not isinstance(value, ast.Call):
         return False
     mode = argument(value, "mode")
-    name = program.names.resolve(mode) if mode is not None else None
-    return name is not None and name.startswith("poptorch.DataLoaderMode.Async")
+    return mode is not None and (program.names.resolve(mode) or "").startswith("poptorch.DataLoaderMode.Async")
 
 
 RULE = Rule(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Iterator
 
 from ignite_ipu.migration.findings import Hit, Rule, Severity
@@ -11,15 +10,11 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find calls and decorators that compile for another back end."""
-    names = {"torch.compile", "torch.jit.script", "torch.jit.trace"}
+    names = ("torch.compile", "torch.jit.script", "torch.jit.trace")
     for call, name in program.calls(*names):
         yield Hit(call, f"{name} makes a model that PopTorch cannot trace")
-    functions = [node.decorator_list for node in program.nodes(ast.FunctionDef)]
-    classes = [node.decorator_list for node in program.nodes(ast.ClassDef)]
-    for decorators in [*functions, *classes]:
-        for decorator in decorators:
-            if program.names.resolve(decorator) in names:
-                yield Hit(decorator, f"{program.names.resolve(decorator)} makes code that PopTorch cannot trace")
+    for decorator, name in program.decorators(*names):
+        yield Hit(decorator, f"{name} makes code that PopTorch cannot trace")
 
 
 RULE = Rule(

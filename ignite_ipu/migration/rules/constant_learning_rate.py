@@ -12,12 +12,7 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find optimizers that are scheduled and have no lr of their own."""
-    scheduled = {
-        dotted(value)
-        for call in program.training.schedulers.values()
-        for value in [argument(call, "optimizer", 0)]
-        if value is not None
-    }
+    scheduled = {dotted(argument(call, "optimizer", 0)) for call in program.training.schedulers.values()}
     variable = any(True for _ in method_calls(program.nodes(ast.Call), "markAsVariable"))
     for name, (call, kind) in sorted(program.training.optimizers.items()):
         explicit = argument(call, "lr", 1) is not None or any(keyword.arg is None for keyword in call.keywords)

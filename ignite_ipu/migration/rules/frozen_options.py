@@ -22,11 +22,9 @@ def check(program: Program) -> Iterator[Hit]:
     made = {target for target, value in program.training.assigned if program.names.called(value) == "poptorch.Options"}
     used: Dict[str, ast.Call] = {}
     for call, name in program.calls(*_USES):
-        keyword, position = _USES[name]
-        options = argument(call, keyword, position)
-        target = dotted(options) if options is not None else None
-        if target in made and target not in used:
-            used[target] = call
+        target = dotted(argument(call, *_USES[name]))
+        if target is not None and target in made:
+            used.setdefault(target, call)
     for call in program.nodes(ast.Call):
         function = call.func
         owner = dotted(function.value) if isinstance(function, ast.Attribute) else None
@@ -36,8 +34,7 @@ def check(program: Program) -> Iterator[Hit]:
         if options_name is None:
             continue
         use = used[options_name]
-        later = call.lineno > use.lineno and program.function_of(call) is program.function_of(use)
-        if later and not _made_again(program, options_name, use, call):
+        if program.follows(call, use) and not _made_again(program, options_name, use, call):
             yield Hit(call, f"{options_name} was frozen in line {program.source.locate(use.lineno)[1]}")
 
 

@@ -26,13 +26,12 @@ def check(program: Program) -> Iterator[Hit]:
         used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)
         if node.attr == "grad" and used and id(node) not in traced:
             yield Hit(node, "a gradient is used on the host, where it is always None")
-    for call in program.nodes(ast.Call):
-        name = program.names.called(call)
-        if name in ("torch.autograd.grad", "torch.autograd.backward") and id(call) not in traced:
+    for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
+        if id(call) not in traced:
             yield Hit(call, f"{name} differentiates on the host")
-    for hook in sorted(_HOOKS):
-        for call, _ in method_calls(program.nodes(ast.Call), hook):
-            yield Hit(call, f"{hook} registers a hook that never runs on an IPU")
+    for call, _ in method_calls(program.nodes(ast.Call), *_HOOKS):
+        assert isinstance(call.func, ast.Attribute)
+        yield Hit(call, f"{call.func.attr} registers a hook that never runs on an IPU")
     for call, _ in method_calls(program.nodes(ast.Call), "backward"):
         if any(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords):
             yield Hit(call, "the graph of this backward is used again, which a compiled step cannot do")

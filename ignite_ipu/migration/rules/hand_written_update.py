@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.names import dotted, owner_of
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
@@ -17,7 +18,7 @@ def check(program: Program) -> Iterator[Hit]:
     for loop in program.nodes(ast.For):
         if not _over_parameters(loop.iter):
             continue
-        names = {part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)}
+        names = names_bound(loop.target)
         for part in ast.walk(loop):
             if isinstance(part, ast.AugAssign) and _root(part.target) in names:
                 yield Hit(part, "a parameter is updated on the host, which the device does not see")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Iterator
 
 from ignite_ipu.migration.analysis.precision_arguments import refused_precision
@@ -15,10 +14,8 @@ def check(program: Program) -> Iterator[Hit]:
     """Find autocast, gradient scalers, and Ignite's switches for them where they mean something else."""
     for call, name in program.calls("torch.amp.GradScaler", "torch.amp.autocast"):
         yield Hit(call, f"{name.rsplit('.', 1)[1]} has no counterpart on an IPU")
-    for node in program.nodes(ast.FunctionDef):
-        for decorator in node.decorator_list:
-            if program.names.resolve(decorator) == "torch.amp.autocast":
-                yield Hit(decorator, "autocast has no counterpart on an IPU")
+    for decorator, _ in program.decorators("torch.amp.autocast"):
+        yield Hit(decorator, "autocast has no counterpart on an IPU")
     for call, name in program.calls(*TRAINER_FACTORIES, *EVALUATOR_FACTORIES):
         for value, text in refused_precision(call, name):
             yield Hit(value, text)

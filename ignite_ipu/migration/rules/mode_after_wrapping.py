@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterator
+from typing import Iterator
 
-from ignite_ipu.migration.analysis.names import argument, dotted, owner_of
+from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find mode changes of wrapped models later in the same function."""
-    wrapped: Dict[str, ast.Call] = {}
-    for call, _ in program.training.executors.values():
-        model = argument(call, "model", 0)
-        name = dotted(model) if model is not None else None
-        if name is not None:
-            wrapped[name] = call
-    for call in program.nodes(ast.Call):
-        name = owner_of(call, "train", "eval")
-        if name not in wrapped or program.function_of(call) is not program.function_of(wrapped[name]):
-            continue
-        if call.lineno > wrapped[name].lineno:
+    wrapped = {dotted(argument(call, "model", 0)): call for call, _ in program.training.executors.values()}
+    for call, name in method_calls(program.nodes(ast.Call), "train", "eval"):
+        if name in wrapped and program.follows(call, wrapped[name]):
             yield Hit(call, f"the mode of {name} is set after {name} was wrapped")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
-from ignite_ipu.migration.analysis.names import argument, dotted, owner_of
+from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -13,16 +13,10 @@ from ignite_ipu.migration.program import Program
 def check(program: Program) -> Iterator[Hit]:
     """Find state_dict() of torch optimizers that PopTorch trains with."""
     training = program.training
-    given = {
-        dotted(value)
-        for call, wrapper in training.executors.values()
-        if wrapper == "poptorch.trainingModel"
-        for value in [argument(call, "optimizer", 2)]
-        if value is not None
-    }
+    wrappers = [call for call, wrapper in training.executors.values() if wrapper == "poptorch.trainingModel"]
+    given = {dotted(argument(call, "optimizer", 2)) for call in wrappers}
     native = {name for name in given if name and (training.optimizer_class(name) or "").startswith("torch.optim.")}
-    for call in program.nodes(ast.Call):
-        owner = owner_of(call, "state_dict", "load_state_dict")
+    for call, owner in method_calls(program.nodes(ast.Call), "state_dict", "load_state_dict"):
         if owner in native:
             yield Hit(call, f"the state of {owner} is on the device and never comes back")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator, Set
+from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import argument, method_calls
 from ignite_ipu.migration.findings import Hit, Rule, Severity
@@ -12,18 +12,14 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find step() calls with an argument on optimizers."""
-    known = set(program.training.optimizers)
+    functions = {node.name for node in program.nodes(ast.FunctionDef)}
     for call, owner in method_calls(program.nodes(ast.Call), "step"):
         closure = argument(call, "closure", 0)
         if closure is None or owner in program.training.schedulers:
             continue
-        named = isinstance(closure, ast.Name) and closure.id in _functions(program)
-        if owner in known or isinstance(closure, ast.Lambda) or named:
+        named = isinstance(closure, ast.Name) and closure.id in functions
+        if owner in program.training.optimizers or isinstance(closure, ast.Lambda) or named:
             yield Hit(call, f"{owner}.step() is given a closure, which an IPU never calls")
-
-
-def _functions(program: Program) -> Set[str]:
-    return {node.name for node in program.nodes(ast.FunctionDef)}
 
 
 RULE = Rule(

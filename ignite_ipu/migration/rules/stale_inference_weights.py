@@ -12,19 +12,16 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find inference wrappers that precede the training wrapper of the same model."""
+    if any(True for _ in method_calls(program.nodes(ast.Call), "copyWeightsToDevice")):
+        return
     training: Dict[str, ast.Call] = {}
     inference: Dict[str, ast.Call] = {}
     for call, wrapper in program.training.executors.values():
-        model = argument(call, "model", 0)
-        name = dotted(model) if model is not None else None
+        name = dotted(argument(call, "model", 0))
         if name is not None:
             (training if wrapper == "poptorch.trainingModel" else inference)[name] = call
-    copied = any(True for _ in method_calls(program.nodes(ast.Call), "copyWeightsToDevice"))
     for name, call in sorted(inference.items()):
-        later = training.get(name)
-        if later is None or copied or program.function_of(call) is not program.function_of(later):
-            continue
-        if call.lineno < later.lineno:
+        if name in training and program.follows(training[name], call):
             yield Hit(call, f"the inference executor of {name} is made before its training executor")
 
 

@@ -39,14 +39,8 @@ def check(program: Program) -> Iterator[Hit]:
 
 
 def _rebound_before(loop: ast.For, part: ast.stmt, names: Set[str]) -> bool:
-    bound = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
-    for statement in loop.body:
-        if statement is part:
-            break
-        bound |= {
-            name.id for name in ast.walk(statement) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-        }
-    return names <= bound
+    before = loop.body[: loop.body.index(part)]
+    return names <= {name for node in [loop.target, *before] for name in names_bound(node)}
 
 
 def _within_a_batch(program: Program, loop: ast.For, names: Set[str]) -> bool:

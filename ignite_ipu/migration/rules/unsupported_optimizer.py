@@ -18,11 +18,9 @@ def check(program: Program) -> Iterator[Hit]:
         if last not in _SUPPORTED and last != "Optimizer":
             yield Hit(call, f"{name} does not exist on an IPU")
     for node in program.nodes(ast.ClassDef):
-        if any(
-            (program.names.resolve(base) or "").startswith("torch.optim.") and _updates(node) for base in node.bases
-        ) and not any(
-            (program.names.resolve(base) or "").startswith("torch.optim.lr_scheduler") for base in node.bases
-        ):
+        bases = [program.names.resolve(base) or "" for base in node.bases]
+        optimizes = any(base.startswith("torch.optim.") for base in bases) and _updates(node)
+        if optimizes and not any(base.startswith("torch.optim.lr_scheduler") for base in bases):
             yield Hit(node, f"{node.name} updates weights in Python, which never runs on an IPU")
 
 
