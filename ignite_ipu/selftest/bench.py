@@ -10,6 +10,7 @@ from typing import Any, Callable
 from torch import nn
 
 from ignite_ipu import IPUSession, backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.selftest.reference import Pair, network, sgd
 
 __all__ = ["Bench"]
 
@@ -43,6 +44,12 @@ class Bench:
         trainer = create_ipu_trainer(model, optimizer, loss_fn or nn.CrossEntropyLoss(), **settings)
         self.afterwards(trainer.ipu.close)
         return trainer
+
+    def pair(self, optimizer: Callable[[Any], Any] = sgd, model: Callable[[], Any] = network, **settings: Any) -> Pair:
+        """Return a model with its native twin, and a trainer for the former."""
+        pair = Pair(optimizer, model)
+        pair.trainer = self.trainer(pair.model, pair.optimizer, **settings)
+        return pair
 
     def evaluator(self, model: nn.Module, metrics: Any = None, **settings: Any) -> Any:
         """Return `create_ipu_evaluator(...)`."""

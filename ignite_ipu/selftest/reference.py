@@ -8,7 +8,20 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-__all__ = ["Batch", "agree", "batches", "expect", "joined", "moved", "network", "same_bits", "train"]
+__all__ = [
+    "Batch",
+    "Pair",
+    "adam",
+    "agree",
+    "batches",
+    "expect",
+    "joined",
+    "moved",
+    "network",
+    "same_bits",
+    "sgd",
+    "train",
+]
 
 Batch = Tuple[torch.Tensor, torch.Tensor]
 
@@ -67,6 +80,65 @@ def train(
     return losses
 
 
+def sgd(model: nn.Module, lr: float = 0.3, momentum: float = 0.9, **more: Any) -> torch.optim.SGD:
+    """Return torch's SGD over all weights of a model."""
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, **more)
+
+
+def adam(model: nn.Module) -> torch.optim.Adam:
+    """Return torch's Adam over all weights of a model."""
+    return torch.optim.Adam(model.parameters(), lr=0.02)
+
+
+class Pair:
+    """A model and its optimizer for the device, and their twins for plain PyTorch.
+
+    Args:
+        optimizer: Makes the optimizer of a model.
+        model: Makes the model.
+
+    Attributes:
+        model: The device's.
+        reference: Its twin.
+        optimizer: The device's.
+        expected: Its twin.
+        trainer: What trains the device's, where `Bench.pair` has made one.
+    """
+
+    trainer: Any = None
+
+    def __init__(self, optimizer: Callable[[Any], Any] = sgd, model: Callable[[], Any] = network) -> None:
+        self.model, self.reference = model(), model()
+        self.optimizer, self.expected = optimizer(self.model), optimizer(self.reference)
+        self._untrained = _plain(self.reference)
+
+    def run(self, data: Any, native: Optional[Sequence[Batch]] = None, **how: Any) -> List[float]:
+        """Run the trainer on `data` and train the twin on it, or on `native`; return the twin's losses."""
+        self.trainer.run(data)
+        return self.train(data if native is None else native, **how)
+
+    def train(self, data: Sequence[Batch], **how: Any) -> List[float]:
+        """Train the twin alone, as `train` does."""
+        return train(self.reference, self.expected, data, **how)
+
+    def set(self, **values: Any) -> None:
+        """Set hyper-parameters of both optimizers."""
+        for each in (self.optimizer, self.expected):
+            each.param_groups[0].update(values)
+
+    def compare(self, state: bool = False, **tolerance: Any) -> None:
+        """Compare the weights, which training must have changed, and with `state` the optimizers' states.
+
+        Raises:
+            AssertionError: They differ, or nothing was trained.
+        """
+        agree(self.model, self.reference, "weights", **tolerance)
+        if state:
+            found, expected = self.optimizer.state_dict()["state"], self.expected.state_dict()["state"]
+            agree(found, expected, "optimizer state", **tolerance)
+        moved(self.reference, self._untrained)
+
+
 def expect(condition: bool, otherwise: str) -> None:
     """See that something holds; unlike `assert`, with Python's option -O, too.
 
@@ -94,13 +166,14 @@ def same_bits(found: Any, expected: Any, what: str) -> None:
     agree(found, expected, what, rtol=0, atol=0)
 
 
-def moved(model: nn.Module) -> None:
-    """See that training has changed the weights of a `network()` by more than what may differ.
+def moved(model: nn.Module, untrained: Any = None) -> None:
+    """See that training has changed the weights of a `network()`, or those given, by more than what may differ.
 
     Raises:
         AssertionError: It has not, so that comparing them would show nothing.
     """
-    change = max((a - b).abs().max().item() for a, b in zip(_plain(model).values(), _plain(network()).values()))
+    before = _plain(network() if untrained is None else untrained)
+    change = max((a - b).abs().max().item() for a, b in zip(_plain(model).values(), before.values()))
     expect(change > 30 * _ABSOLUTE, f"training has changed no weight by more than {change}")
 
 

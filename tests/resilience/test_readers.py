@@ -80,10 +80,9 @@ READERS: Dict[str, Dict[str, str]] = {
         "runpy.run_module": _NAMED_TO_RUN,
     },
     "running/script.py": {"tokenize.open": _NAMED_TO_RUN},
-    "selftest/promises/captured.py": {"torch.load": _SELFTEST},
+    "selftest/promises/captured.py": {"torch.load": _SELFTEST, "zipfile.ZipFile": _SELFTEST},
     "selftest/promises/checkpoints.py": {"json.loads": _SELFTEST},
     "selftest/promises/optimizers.py": {"torch.load": _SELFTEST},
-    "selftest/saved_files.py": {"zipfile.ZipFile": _SELFTEST},
     "cli/targets.py": {"importlib.util.spec_from_file_location": _NAMED_TO_RUN},
 }
 

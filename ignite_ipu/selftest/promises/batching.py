@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import agree, batches, expect, joined, moved, network, train
+from ignite_ipu.selftest.reference import agree, batches, expect, joined, network, sgd
 
 PROMISES = Promises("batching", "concepts.md")
 
@@ -18,21 +18,15 @@ def _compare(bench: Bench, device_iterations: int = 1, accumulation: int = 1, re
     """Make two calls, and the updates they consist of natively, in the order [D][A][R][B]."""
     per_update = accumulation * replicas
     micro_batches = batches(2 * device_iterations * per_update, size=4)
-    reference = network()
-    losses = train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), micro_batches, per_update)
-
-    model = network()
-    trainer = bench.trainer(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.5),
+    pair = bench.pair(
+        lambda model: sgd(model, 0.5, 0),
         device_iterations=device_iterations,
         gradient_accumulation_steps=accumulation,
         replication_factor=replicas,
     )
-    state = trainer.run(joined(micro_batches, calls=2))
-    agree(model, reference, "weights")
-    moved(reference)
-    agree(state.output, sum(losses[len(losses) // 2 :]) / (len(losses) // 2), "mean loss of the last call")
+    losses = pair.run(joined(micro_batches, calls=2), micro_batches, accumulation=per_update)
+    pair.compare()
+    agree(pair.trainer.state.output, sum(losses[len(losses) // 2 :]) / (len(losses) // 2), "mean loss of the last call")
 
 
 @PROMISES.promise()
@@ -70,8 +64,7 @@ def counts(bench: Bench) -> None:
     """Training drops what does not fill a call, and counts calls, updates, micro-batches and samples."""
     x, y = joined(batches(9, size=6))[0]  # 54 samples: 13 micro-batches of 4, and 2 samples
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = bench.trainer(model, optimizer, device_iterations=2, gradient_accumulation_steps=3)
+    trainer = bench.trainer(model, sgd(model), device_iterations=2, gradient_accumulation_steps=3)
     state = trainer.run(DataLoader(TensorDataset(x, y), batch_size=4), max_epochs=2)
     found = state.epoch_length, state.iteration, state.weight_updates, state.micro_batches, state.samples
     expect(found == (2, 4, 8, 24, 96), f"calls an epoch, calls, updates, micro-batches, samples: {found}")
@@ -81,13 +74,10 @@ def counts(bench: Bench) -> None:
 def training_on_every_sample(bench: Bench) -> None:
     """With drop_last=False what does not fill a call trains, too: the updates it fills, and one of the rest."""
     x, y = joined(batches(9, size=6))[0]  # 54 samples: 4 updates of 12, and one of 6
-    model, reference = network(), network()
-    optimizer, expected = (torch.optim.SGD(each.parameters(), lr=0.3, momentum=0.9) for each in (model, reference))
-    trainer = bench.trainer(model, optimizer, device_iterations=2, gradient_accumulation_steps=3, drop_last=False)
-    state = trainer.run(DataLoader(TensorDataset(x, y), batch_size=4), max_epochs=2)
-    train(reference, expected, 2 * list(zip(torch.split(x, 12), torch.split(y, 12))))
-    agree(model, reference, "weights")
-    moved(reference)
+    pair = bench.pair(device_iterations=2, gradient_accumulation_steps=3, drop_last=False)
+    state = pair.trainer.run(DataLoader(TensorDataset(x, y), batch_size=4), max_epochs=2)
+    pair.train(2 * list(zip(torch.split(x, 12), torch.split(y, 12))))
+    pair.compare()
     expect(state.samples == 108, f"{state.samples} samples were counted of 108")
 
 

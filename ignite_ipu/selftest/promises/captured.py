@@ -6,7 +6,10 @@ import contextlib
 import gc
 import importlib.util
 import io
+import pickletools
 import textwrap
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,30 +21,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from ignite_ipu import ipu_evaluate_batch, ipu_step, ipu_train_batch
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises, Skipped
-from ignite_ipu.selftest.reference import agree, batches, expect, joined, moved, network, train
-from ignite_ipu.selftest.saved_files import expect_plain
+from ignite_ipu.selftest.reference import Pair, agree, batches, expect, joined, network, sgd, train
 
 PROMISES = Promises("captured", "accelerate.md")
 
 
-def _sgd(model: Any) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-
-
-def _same_state(found: Any, expected: Any) -> None:
-    one, other = (
-        {number: slots["momentum_buffer"] for number, slots in each.state_dict()["state"].items()}
-        for each in (found, expected)
-    )
-    agree(one, other, "momenta")
-
-
-@PROMISES.promise()
-def step(bench: Bench) -> None:
-    """A hand-written Ignite step in ipu_step trains as natively, and returns its loss."""
-    data = batches(4)
-    model, reference = network(), network()
-    optimizer, expected = _sgd(model), _sgd(reference)
+def _step(model: Any, optimizer: Any) -> Any:
+    """Return a training step as people write it for Ignite."""
 
     def train_step(engine: Engine, batch: Any) -> Any:
         optimizer.zero_grad()
@@ -50,21 +36,26 @@ def step(bench: Bench) -> None:
         optimizer.step()
         return loss.item()
 
-    bench.session(model)
-    state = Engine(ipu_step(train_step, options=bench.options())).run(data)
-    losses = train(reference, expected, data)
-    agree(state.output, losses[-1], "loss")
-    agree(model, reference, "weights")
-    _same_state(optimizer, expected)
-    moved(reference)
+    return train_step
+
+
+@PROMISES.promise()
+def step(bench: Bench) -> None:
+    """A hand-written Ignite step in ipu_step trains as natively, and returns its loss."""
+    data = batches(4)
+    pair = Pair()
+    bench.session(pair.model)
+    state = Engine(ipu_step(_step(pair.model, pair.optimizer), options=bench.options())).run(data)
+    agree(state.output, pair.train(data)[-1], "loss")
+    pair.compare(state=True)
 
 
 @PROMISES.promise()
 def accumulating_step(bench: Bench) -> None:
     """A hand-written step may accumulate gradients over iterations."""
     data = batches(4)
-    model, reference = network(), network()
-    optimizer, expected = _sgd(model), _sgd(reference)
+    pair = Pair()
+    model, optimizer = pair.model, pair.optimizer
 
     def train_step(engine: Engine, batch: Any) -> Any:
         loss: Any = F.cross_entropy(model(batch[0]), batch[1]) / 2
@@ -76,9 +67,8 @@ def accumulating_step(bench: Bench) -> None:
 
     bench.session(model)
     Engine(ipu_step(train_step, options=bench.options())).run(data)
-    train(reference, expected, data, accumulation=2)
-    agree(model, reference, "weights")
-    moved(reference)
+    pair.train(data, accumulation=2)
+    pair.compare()
 
 
 def _accelerator(**arguments: Any) -> Any:
@@ -105,20 +95,18 @@ def _loop(accelerator: Any, prepared: Any, clip: float = 0.0) -> None:
 def accelerator_loop(bench: Bench) -> None:
     """A loop written for accelerate trains as natively, gradient accumulation and clipping included."""
     data = batches(6, size=4)
-    model, reference = network(), network()
+    pair = Pair(lambda model: torch.optim.AdamW(model.parameters(), lr=0.02))
     accelerator = _accelerator(options=bench.options(), gradient_accumulation_steps=2)
     bench.afterwards(accelerator.free_memory)
     x, y = joined(data)[0]
-    prepared = accelerator.prepare(
-        model, torch.optim.AdamW(model.parameters(), lr=0.02), DataLoader(TensorDataset(x, y), batch_size=4)
-    )
+    prepared = accelerator.prepare(pair.model, pair.optimizer, DataLoader(TensorDataset(x, y), batch_size=4))
     _loop(accelerator, prepared, clip=0.3)
-    train(reference, torch.optim.AdamW(reference.parameters(), lr=0.02), data, accumulation=2, max_norm=0.3)
-    agree(dict(accelerator.unwrap_model(prepared[0]).state_dict()), dict(reference.state_dict()), "weights")
-    moved(reference)
+    pair.train(data, accumulation=2, max_norm=0.3)
+    pair.model = accelerator.unwrap_model(prepared[0])
+    pair.compare()
     prepared[0].eval()
     with torch.no_grad():
-        agree(prepared[0](x), reference(x), "predictions")
+        agree(prepared[0](x), pair.reference(x), "predictions")
 
 
 @PROMISES.promise()
@@ -131,13 +119,13 @@ def accelerator_resumed(bench: Bench) -> None:
         accelerator = _accelerator(options=bench.options())
         bench.afterwards(accelerator.free_memory)
         loader = DataLoader(TensorDataset(*joined(part)[0]), batch_size=4)
-        prepared = accelerator.prepare(model, _sgd(model), loader)
+        prepared = accelerator.prepare(model, sgd(model), loader)
         if number:
             accelerator.load_state(str(bench.folder / "state"))
         _loop(accelerator, prepared)
         accelerator.save_state(str(bench.folder / "state"))
         accelerator.free_memory()
-    train(reference, _sgd(reference), data)
+    train(reference, sgd(reference), data)
     agree(model, reference, "weights")
 
 
@@ -145,32 +133,41 @@ def accelerator_resumed(bench: Bench) -> None:
 def portable_functions(bench: Bench) -> None:
     """ipu_train_batch and ipu_evaluate_batch are a step and an evaluation in a loop of one's own."""
     data = batches(4)
-    model, reference = network(), network()
-    optimizer, expected = _sgd(model), _sgd(reference)
-    bench.session(model)
-    losses = [ipu_train_batch(model, optimizer, F.cross_entropy, x, target=y)[1] for x, y in data]
-    agree([float(loss) for loss in losses], train(reference, expected, data), "losses")
-    agree(ipu_evaluate_batch(model, data[0][0]), reference.eval()(data[0][0]), "predictions")
-    agree(model, reference, "weights")
+    pair = Pair()
+    bench.session(pair.model)
+    losses = [ipu_train_batch(pair.model, pair.optimizer, F.cross_entropy, x, target=y)[1] for x, y in data]
+    agree([float(loss) for loss in losses], pair.train(data), "losses")
+    agree(ipu_evaluate_batch(pair.model, data[0][0]), pair.reference.eval()(data[0][0]), "predictions")
+    pair.compare()
+
+
+_NEEDED_HERE = ("ignite_ipu", "popart", "poptorch")
+
+
+def _expect_plain(path: Path) -> None:
+    """See that a file loads where there is neither PopTorch nor this library.
+
+    Raises:
+        AssertionError: It names something of theirs.
+    """
+    with zipfile.ZipFile(path) as archive:
+        (pickled,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
+        # torch.save writes pickle's protocol 2, where every class and function is named by a GLOBAL.
+        named = {str(value) for code, value, _ in pickletools.genops(archive.read(pickled)) if code.name == "GLOBAL"}
+    ours = sorted(name for name in named if name.split()[0].split(".")[0] in _NEEDED_HERE)
+    expect(not ours, f"{path.name} cannot be loaded without {', '.join(ours)}")
 
 
 @PROMISES.promise()
 def plain_files(bench: Bench) -> None:
     """What a captured loop saves, of the model or the model as a whole, loads without PopTorch, buffers included."""
     model = network(lambda: nn.BatchNorm1d(8))
-    optimizer = _sgd(model)
-
-    def train_step(engine: Engine, batch: Any) -> None:
-        optimizer.zero_grad()
-        loss: Any = F.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-
+    optimizer = sgd(model)
     bench.session(model)
-    Engine(ipu_step(train_step, options=bench.options())).run(batches(2))
+    Engine(ipu_step(_step(model, optimizer), options=bench.options())).run(batches(2))
     for name, content in {"weights": model.state_dict(), "state": optimizer.state_dict(), "model": model}.items():
         torch.save(content, bench.folder / name)
-        expect_plain(bench.folder / name)
+        _expect_plain(bench.folder / name)
 
 
 @PROMISES.promise()
@@ -179,20 +176,12 @@ def dropping(bench: Bench) -> None:
 
     def step_on_the_first() -> None:
         model = network()
-        optimizer = _sgd(model)
-
-        def train_step(engine: Engine, batch: Any) -> None:
-            optimizer.zero_grad()
-            loss: Any = F.cross_entropy(model(batch[0]), batch[1])
-            loss.backward()
-            optimizer.step()
-
-        Engine(ipu_step(train_step, options=bench.options().useIpuId(0))).run(batches(1))
+        Engine(ipu_step(_step(model, sgd(model)), options=bench.options().useIpuId(0))).run(batches(1))
 
     def loop_on_the_first() -> None:
         model = network()
         accelerator = _accelerator(options=bench.options().useIpuId(0))
-        prepared = accelerator.prepare(model, _sgd(model), DataLoader(TensorDataset(*batches(1)[0]), batch_size=8))
+        prepared = accelerator.prepare(model, sgd(model), DataLoader(TensorDataset(*batches(1)[0]), batch_size=8))
         _loop(accelerator, prepared)
 
     for use in (step_on_the_first, loop_on_the_first, step_on_the_first):
@@ -227,15 +216,15 @@ def script(bench: Bench) -> None:
     from ignite_ipu.cli.command import main
 
     data = batches(4)
-    reference = network()
-    torch.save({"model": reference.state_dict(), "data": data}, bench.folder / "begin.pt")
+    pair = Pair()
+    torch.save({"model": pair.reference.state_dict(), "data": data}, bench.folder / "begin.pt")
     (bench.folder / "train.py").write_text(textwrap.dedent(_SCRIPT), encoding="utf-8")
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         code = main(["run", str(bench.folder / "train.py"), str(bench.folder)])
     expect(code == 0, f"exit code {code}: {told.getvalue()}")
     found = torch.load(bench.folder / "end.pt", weights_only=True)
-    expected = _sgd(reference)
-    train(reference, expected, data)
-    agree(found["model"], dict(reference.state_dict()), "weights")
-    agree(found["optimizer"]["state"], expected.state_dict()["state"], "optimizer state")
+    pair.model.load_state_dict(found["model"])
+    pair.optimizer.load_state_dict(found["optimizer"])
+    pair.train(data)
+    pair.compare(state=True)

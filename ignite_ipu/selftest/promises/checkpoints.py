@@ -19,7 +19,7 @@ from ignite_ipu.checkpoints import CheckpointSaver, resume_from
 from ignite_ipu.handlers import Recovery
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import agree, batches, expect, joined, moved, network, same_bits, train
+from ignite_ipu.selftest.reference import Pair, adam, agree, batches, expect, joined, network, same_bits, sgd, train
 
 PROMISES = Promises("checkpoints", "checkpoints.md")
 
@@ -72,35 +72,29 @@ def _without_counts(sums: Dict[str, float]) -> Dict[str, float]:
     return {name: value for name, value in sums.items() if not name.endswith("num_batches_tracked")}
 
 
-def _sgd(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-
-
 @PROMISES.promise()
 def load_anywhere(bench: Bench) -> None:
     """Checkpoints load with weights_only=True, and models saved whole load, where there is no PopTorch."""
     data = batches(4)
-    model, reference = _normalised(), _normalised()
-    optimizer = _sgd(model)
-    trainer = bench.trainer(model, optimizer)
-    objects = {"model": model, "optimizer": optimizer, "trainer": trainer}
+    pair = bench.pair(model=_normalised)
+    objects = {"model": pair.model, "optimizer": pair.optimizer, "trainer": pair.trainer}
     saver = Checkpoint(objects, DiskSaver(str(bench.folder), require_empty=False))
-    trainer.add_event_handler(Events.EPOCH_COMPLETED, saver)
-    trainer.run(data)
-    torch.save({"model": model}, bench.folder / "whole.pt")
-    train(reference, _sgd(reference), data)
+    pair.trainer.add_event_handler(Events.EPOCH_COMPLETED, saver)
+    pair.run(data)
+    torch.save({"model": pair.model}, bench.folder / "whole.pt")
     files = {str(saver.last_checkpoint): True, str(bench.folder / "whole.pt"): False}
     for name, sums in _read_elsewhere(files).items():
-        agree(_without_counts(sums), _without_counts(_sums(reference)), f"sums of the weights in {Path(name).name}")
+        agree(
+            _without_counts(sums), _without_counts(_sums(pair.reference)), f"sums of the weights in {Path(name).name}"
+        )
 
 
 @PROMISES.promise()
 def plain_tensors(bench: Bench) -> None:
     """The tensors of a state dictionary are plain ones, buffers included."""
     model = _normalised()
-    optimizer = _sgd(model)
-    trainer = bench.trainer(model, optimizer)
-    trainer.run(batches(2))
+    optimizer = sgd(model)
+    bench.trainer(model, optimizer).run(batches(2))
     state = optimizer.state_dict()["state"]
     tensors = {**model.state_dict(), **{str(number): slots["momentum_buffer"] for number, slots in state.items()}}
     kinds = {name: type(value).__qualname__ for name, value in tensors.items() if type(value) is not torch.Tensor}
@@ -152,18 +146,15 @@ def resumed_within_an_epoch(bench: Bench) -> None:
 def there_and_back(bench: Bench) -> None:
     """A run goes from the host to IPUs and back, to the weights of an uninterrupted one."""
     data = batches(6)
-    model, reference = network(), network()
-    optimizer, expected = (torch.optim.Adam(each.parameters(), lr=0.02) for each in (model, reference))
+    pair = Pair(adam)
     loss_fn = nn.CrossEntropyLoss()
-    create_supervised_trainer(model, optimizer, loss_fn).run(data[:2])
-    trainer = bench.trainer(model, optimizer)
+    create_supervised_trainer(pair.model, pair.optimizer, loss_fn).run(data[:2])
+    trainer = bench.trainer(pair.model, pair.optimizer)
     trainer.run(data[2:4])
     trainer.ipu.close()
-    create_supervised_trainer(model, optimizer, loss_fn).run(data[4:])
-    train(reference, expected, data)
-    agree(model, reference, "weights")
-    agree(optimizer.state_dict()["state"], expected.state_dict()["state"], "optimizer state")
-    moved(reference)
+    create_supervised_trainer(pair.model, pair.optimizer, loss_fn).run(data[4:])
+    pair.train(data)
+    pair.compare(state=True)
 
 
 class _WithLoss(nn.Module):
@@ -179,28 +170,24 @@ class _WithLoss(nn.Module):
 def converted_state(bench: Bench) -> None:
     """convert_optimizer_state takes a state of torch's to a hand-written PopTorch loop, and back."""
     data = batches(6)
-    model, reference = network(), network()
-    native, expected = (torch.optim.Adam(each.parameters(), lr=0.02) for each in (model, reference))
-    train(model, native, data[:2])
-    wrapped = _WithLoss(model)
-    on_device = bench.poptorch.optim.Adam(model.parameters(), lr=0.02)
-    on_device.load_state_dict(convert_optimizer_state(native.state_dict(), on_device, wrapped))
+    pair = Pair(adam)
+    train(pair.model, pair.optimizer, data[:2])
+    wrapped = _WithLoss(pair.model)
+    on_device = bench.poptorch.optim.Adam(pair.model.parameters(), lr=0.02)
+    on_device.load_state_dict(convert_optimizer_state(pair.optimizer.state_dict(), on_device, wrapped))
     executor = bench.training_model(wrapped, bench.options(), on_device)
     for x, y in data[2:]:
         executor(x, y)
-    state = convert_optimizer_state(on_device.state_dict(), on_device, wrapped)
-    train(reference, expected, data)
-    agree(dict(model.state_dict()), dict(reference.state_dict()), "weights")
-    agree(state["state"], expected.state_dict()["state"], "optimizer state")
+    pair.optimizer.load_state_dict(convert_optimizer_state(on_device.state_dict(), on_device, wrapped))
+    pair.train(data)
+    pair.compare(state=True)
 
 
 @PROMISES.promise(page="guarantees.md")
 def recovery_without_a_seed(bench: Bench) -> None:
     """Recovery without a seed copies and saves from the first call on, and resumes."""
     data = batches(4)
-    model, reference = network(), network()
-    trainer = bench.trainer(model, _sgd(model))
-    Recovery(bench.folder, every=1).attach(trainer)
-    trainer.run(data)
-    train(reference, _sgd(reference), data)
-    agree(model, reference, "weights")
+    pair = bench.pair()
+    Recovery(bench.folder, every=1).attach(pair.trainer)
+    pair.run(data)
+    pair.compare()

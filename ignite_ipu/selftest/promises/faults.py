@@ -17,20 +17,16 @@ from ignite_ipu.handlers import Preemption, Recovery
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises, Skipped
-from ignite_ipu.selftest.reference import agree, batches, expect, network, same_bits, train
+from ignite_ipu.selftest.reference import Pair, adam, agree, batches, expect, network, same_bits, sgd, train
 
 PROMISES = Promises("faults", "guarantees.md")
 _PREEMPTED = 75
 
 
-def _sgd(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-
-
-def _run_anew(trainer: Any, data: Any) -> None:
+def _run_anew(pair: Pair, data: Any) -> None:
     """Run on other data after a run that failed, which Ignite would take up again."""
-    trainer.state.max_epochs = None
-    trainer.run(data)
+    pair.trainer.state.max_epochs = None
+    pair.run(data)
 
 
 def _refused(call: Callable[[], Any], kind: Type[BaseException], *words: str) -> None:
@@ -56,46 +52,39 @@ def busy_device(bench: Bench) -> None:
     if is_simulated(bench.options()):
         raise Skipped("an IPU model is never busy")
     data = batches(4)
-    models = [network(), network()]
-    trainers = [bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0)) for model in models]
-    trainers[0].run(data[:2])
-    _refused(lambda: trainers[1].run(data), Exception)
-    trainers[0].run(data[2:])
-    reference = network()
-    train(reference, _sgd(reference), data)
-    agree(models[0], reference, "weights of the program that has the device")
-    trainers[0].ipu.close()
-    _run_anew(trainers[1], data)
-    agree(models[1], reference, "weights of the program that waited")
+    first, second = (bench.pair(options=bench.options().useIpuId(0)) for _ in range(2))
+    first.run(data[:2])
+    _refused(lambda: second.trainer.run(data), Exception)
+    first.run(data[2:])
+    first.compare()
+    first.trainer.ipu.close()
+    _run_anew(second, data)
+    second.compare()
 
 
 @PROMISES.promise(page="quickstart.md")
 def other_shape(bench: Bench) -> None:
     """A batch of another shape than the compiled one is refused, and training goes on."""
     data = batches(4)
-    model, reference = network(), network()
-    trainer = bench.trainer(model, _sgd(model))
-    trainer.run(data[:2])
+    pair = bench.pair()
+    pair.run(data[:2])
     x, y = data[0]
-    _refused(lambda: trainer.run([(x[:4], y[:4])]), BatchError, "4", "8")
-    _run_anew(trainer, data[2:])
-    train(reference, _sgd(reference), data)
-    agree(model, reference, "weights")
+    _refused(lambda: pair.trainer.run([(x[:4], y[:4])]), BatchError, "4", "8")
+    _run_anew(pair, data[2:])
+    pair.compare()
 
 
 @PROMISES.promise(page="quickstart.md")
 def indivisible_batch(bench: Bench) -> None:
     """A batch that cannot be cut into the call's micro-batches is refused before anything is compiled."""
-    model = network()
-    trainer = bench.trainer(model, _sgd(model), device_iterations=3)
+    trainer = bench.pair(device_iterations=3).trainer
     _refused(lambda: trainer.run(batches(1)), BatchError, "8", "3")
 
 
 @PROMISES.promise(page="quickstart.md")
 def too_little_data(bench: Bench) -> None:
     """Data that is smaller than one device call is refused."""
-    model = network()
-    trainer = bench.trainer(model, _sgd(model), device_iterations=4)
+    trainer = bench.pair(device_iterations=4).trainer
     loader = DataLoader(TensorDataset(*batches(1)[0]), batch_size=4)
     _refused(lambda: trainer.run(loader), LoaderError, "8", "16")
 
@@ -104,34 +93,26 @@ def too_little_data(bench: Bench) -> None:
 def changed_constant(bench: Bench) -> None:
     """A changed constant is refused by name; training goes on with the old value, and the state can be read."""
     data = batches(4)
-    model, reference = network(), network()
-    optimizer, expected = (torch.optim.Adam(each.parameters(), lr=0.02) for each in (model, reference))
-    trainer = bench.trainer(model, optimizer)
-    trainer.run(data[:2])
-    optimizer.param_groups[0]["weight_decay"] = 0.1
-    _refused(lambda: trainer.run(data[2:]), ConstantAttributeError, "weight_decay", "variable")
-    optimizer.param_groups[0]["weight_decay"] = 0
-    _run_anew(trainer, data[2:])
-    train(reference, expected, data)
-    agree(model, reference, "weights")
-    agree(optimizer.state_dict()["state"], expected.state_dict()["state"], "optimizer state")
+    pair = bench.pair(adam)
+    pair.run(data[:2])
+    pair.set(weight_decay=0.1)
+    _refused(lambda: pair.trainer.run(data[2:]), ConstantAttributeError, "weight_decay", "variable")
+    pair.set(weight_decay=0)
+    _run_anew(pair, data[2:])
+    pair.compare(state=True)
 
 
 @PROMISES.promise(page="optimizers.md")
 def impossible_value(bench: Bench) -> None:
     """A value that no update survives is refused by name, and training goes on."""
     data = batches(4)
-    model, reference = network(), network()
-    optimizer, expected = _sgd(model), _sgd(reference)
-    trainer = bench.trainer(model, optimizer)
-    trainer.run(data[:2])
-    optimizer.param_groups[0]["lr"] = float("nan")
-    _refused(lambda: trainer.run(data[2:]), OptimizerError, "lr")
-    optimizer.param_groups[0]["lr"] = 0.3
-    _run_anew(trainer, data[2:])
-    train(reference, expected, data)
-    agree(model, reference, "weights")
-    agree(optimizer.state_dict()["state"], expected.state_dict()["state"], "optimizer state")
+    pair = bench.pair()
+    pair.run(data[:2])
+    pair.set(lr=float("nan"))
+    _refused(lambda: pair.trainer.run(data[2:]), OptimizerError, "lr")
+    pair.set(lr=0.3)
+    _run_anew(pair, data[2:])
+    pair.compare(state=True)
 
 
 @PROMISES.promise(page="concepts.md")
@@ -139,7 +120,7 @@ def refused_loss(bench: Bench) -> None:
     """A loss that PopTorch would not differentiate is refused."""
     model = network()
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
-    _refused(lambda: bench.trainer(model, _sgd(model), weighted).run(batches(1)), LossError, "weight")
+    _refused(lambda: bench.trainer(model, sgd(model), weighted).run(batches(1)), LossError, "weight")
 
 
 @PROMISES.promise(page="optimizers.md")
@@ -153,9 +134,8 @@ def foreign_parameter(bench: Bench) -> None:
 @PROMISES.promise(page="concepts.md")
 def second_trainer(bench: Bench) -> None:
     """A second trainer over one model is refused."""
-    model = network()
-    bench.trainer(model, _sgd(model))
-    _refused(lambda: bench.trainer(model, _sgd(model)), SessionError, "close()")
+    model = bench.pair().model
+    _refused(lambda: bench.trainer(model, sgd(model)), SessionError, "close()")
 
 
 class _Selecting(nn.Module):
@@ -175,13 +155,12 @@ def failed_compile(bench: Bench) -> None:
     data = batches(2)
     layer = _Selecting()
     model, reference = network(lambda: layer), network()
-    options = bench.options().useIpuId(0)
-    trainer = bench.trainer(model, _sgd(model), options=options)
+    trainer = bench.trainer(model, sgd(model), options=bench.options().useIpuId(0))
     _refused(lambda: trainer.run(data), Exception)
     trainer.ipu.close()
     layer.selects = False
-    bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0)).run(data)
-    train(reference, _sgd(reference), data)
+    bench.trainer(model, sgd(model), options=bench.options().useIpuId(0)).run(data)
+    train(reference, sgd(reference), data)
     agree(list(model.state_dict().values()), list(reference.state_dict().values()), "weights")
 
 
@@ -189,19 +168,17 @@ def failed_compile(bench: Bench) -> None:
 def failing_handler(bench: Bench) -> None:
     """Whatever a handler raises ends the run with the newest weights on the host and the IPUs given back."""
     data = batches(4)
-    model, reference = network(), network()
-    trainer = bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0))
+    pair = bench.pair(options=bench.options().useIpuId(0))
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), interrupt)
-    _refused(lambda: trainer.run(data), KeyboardInterrupt)
-    train(reference, _sgd(reference), data[:2])
-    agree(model(data[0][0]), reference(data[0][0]), "outputs on the host")
-    agree(model, reference, "weights")
-    other = network()
-    bench.trainer(other, _sgd(other), options=bench.options().useIpuId(0)).run(data)
+    pair.trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), interrupt)
+    _refused(lambda: pair.trainer.run(data), KeyboardInterrupt)
+    pair.train(data[:2])
+    agree(pair.model(data[0][0]), pair.reference(data[0][0]), "outputs on the host")
+    pair.compare()
+    bench.pair(options=bench.options().useIpuId(0)).run(data)
 
 
 @PROMISES.promise()
@@ -213,7 +190,7 @@ def preemption(bench: Bench) -> None:
 
     def run(folder: str, terminate: bool = False) -> Any:
         model = network()
-        trainer = bench.trainer(model, _sgd(model))
+        trainer = bench.trainer(model, sgd(model))
         recovery = Recovery(bench.folder / folder, every=2, resume="auto")
         recovery.attach(trainer)
         Preemption(recovery, grace=60).attach(trainer)
@@ -237,7 +214,7 @@ def _recovered(bench: Bench, calls: Any, copies: Any = None) -> None:
     poptorch = bench.poptorch
     models = [network(lambda: nn.Dropout(0.2)) for _ in range(2)]
     for model, failing in zip(models, (True, False)):
-        trainer = bench.trainer(model, _sgd(model), seed=5)
+        trainer = bench.trainer(model, sgd(model), seed=5)
         Recovery(bench.folder / str(failing), every=2, backoff=0.0).attach(trainer)
         with poptorch.inject_faults(calls if failing else {}, copies=copies if failing else None):
             trainer.run(batches(6))
@@ -265,11 +242,11 @@ def dead_device(bench: Bench) -> None:
     poptorch = bench.poptorch
     data = batches(4)
     model = network()
-    trainer = bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0))
+    trainer = bench.trainer(model, sgd(model), options=bench.options().useIpuId(0))
     dead = {number: poptorch.Fault(recovery_action=None) for number in range(1000)}
     trainer.run(data[:2])
     with poptorch.inject_faults(dead, copies=dead):
         _refused(lambda: trainer.run(data[2:]), Exception)
     expect(type(model[0].weight) is nn.Parameter, "the model is still PopTorch's")
     trainer.ipu.close()
-    bench.trainer(model, _sgd(model), options=bench.options().useIpuId(0)).run(data)
+    bench.trainer(model, sgd(model), options=bench.options().useIpuId(0)).run(data)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import Batch, agree, batches, joined, moved, network, train
+from ignite_ipu.selftest.reference import Batch, agree, batches, joined
 
 PROMISES = Promises("loaders", "quickstart.md")
 
@@ -29,14 +29,11 @@ def _data() -> TensorDataset:
 
 def _compare(bench: Bench, data: Any, expected: List[Batch], epochs: int = 2, **settings: Any) -> None:
     """Train on data with two updates a call, each of two micro-batches."""
-    model, reference = network(), network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    trainer = bench.trainer(model, optimizer, device_iterations=2, gradient_accumulation_steps=2, **settings)
+    pair = bench.pair(device_iterations=2, gradient_accumulation_steps=2, **settings)
     torch.manual_seed(4)
-    trainer.run(data, max_epochs=epochs)
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.3), expected, accumulation=2)
-    agree(model, reference, "weights")
-    moved(reference)
+    pair.trainer.run(data, max_epochs=epochs)
+    pair.train(expected, accumulation=2)
+    pair.compare()
 
 
 def _native_order(loader: DataLoader[Any], epochs: int = 2) -> List[Batch]:
@@ -79,15 +76,13 @@ def asynchronous(bench: Bench) -> None:
     """An asynchronous loader gives the same batches, and what handlers keep of them is not overwritten."""
     loader = DataLoader(_data(), batch_size=4)
     kept: List[torch.Tensor] = []
-    model, reference = network(), network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    mode = bench.poptorch.DataLoaderMode.Async
-    trainer = bench.trainer(model, optimizer, device_iterations=2, loader_mode=mode)
+    pair = bench.pair(device_iterations=2, loader_mode=bench.poptorch.DataLoaderMode.Async)
+    trainer = pair.trainer
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: kept.append(trainer.state.batch[0]))
     trainer.run(loader, max_epochs=2)
     agree(torch.cat(kept), torch.cat([x for x, _ in _native_order(loader)]), "inputs that a handler has kept")
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.3), _native_order(loader))
-    agree(model, reference, "weights")
+    pair.train(_native_order(loader))
+    pair.compare()
 
 
 @PROMISES.promise(page="metrics.md")

@@ -10,7 +10,7 @@ from torch import nn
 
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import agree, batches, expect, network, train
+from ignite_ipu.selftest.reference import agree, batches, expect, network, sgd
 
 PROMISES = Promises("operators", "operators.md")
 
@@ -151,11 +151,9 @@ class _Recurrent(nn.Module):
 @PROMISES.promise()
 def recurrent(bench: Bench) -> None:
     """Recurrent layers train as natively."""
-    data = batches(4)
-    model, reference = _Recurrent(), _Recurrent()
-    bench.trainer(model, torch.optim.SGD(model.parameters(), lr=0.5)).run(data)
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), data)
-    agree(model, reference, "weights")
+    pair = bench.pair(model=_Recurrent)
+    pair.run(batches(4))
+    pair.compare()
 
 
 @PROMISES.promise()
@@ -170,12 +168,10 @@ def normalisation_without_weights(bench: Bench) -> None:
             lambda: nn.BatchNorm1d(8, track_running_stats=False),
         )
 
-    data = batches(4)
-    model, reference = made(), made()
-    bench.trainer(model, torch.optim.SGD(model.parameters(), lr=0.3)).run(data)
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.3), data)
-    agree(dict(model.named_parameters()), dict(reference.named_parameters()), "weights")
-    agree(model[2].running_mean, reference[2].running_mean, "running mean")
+    pair = bench.pair(lambda model: sgd(model, momentum=0), made)
+    pair.run(batches(4))
+    agree(dict(pair.model.named_parameters()), dict(pair.reference.named_parameters()), "weights")
+    agree(pair.model[2].running_mean, pair.reference[2].running_mean, "running mean")
 
 
 @PROMISES.promise()
@@ -184,16 +180,14 @@ def padding_of_an_embedding(bench: Bench) -> None:
 
     def embedding() -> Any:
         torch.manual_seed(3)
-        return nn.Sequential(nn.Embedding(5, 6, padding_idx=0), nn.Flatten(), nn.Linear(18, 3))
+        model: Any = nn.Sequential(nn.Embedding(5, 6, padding_idx=0), nn.Flatten(), nn.Linear(18, 3))
+        with torch.no_grad():
+            model[0].weight[0] = 1.0
+        return model
 
     tokens = torch.tensor([[0, 1, 2], [3, 0, 0], [4, 4, 0], [1, 2, 3]])
     data = [(tokens, torch.tensor([0, 1, 2, 0])), (tokens.flip(0), torch.tensor([0, 2, 1, 0]))]
-    model, reference = embedding(), embedding()
-    for each in (model, reference):
-        with torch.no_grad():
-            each[0].weight[0] = 1.0
-    trainer = bench.trainer(model, torch.optim.SGD(model.parameters(), lr=0.5))
-    trainer.run(data)
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), data)
-    agree(model, reference, "weights")
-    agree(model.state_dict()["0.weight"][0], torch.ones(6), "the padding's row")
+    pair = bench.pair(model=embedding)
+    pair.run(data)
+    pair.compare()
+    agree(pair.model.state_dict()["0.weight"][0], torch.ones(6), "the padding's row")

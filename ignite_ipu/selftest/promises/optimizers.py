@@ -11,7 +11,7 @@ from torch import nn
 
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import agree, batches, expect, moved, network, train
+from ignite_ipu.selftest.reference import adam, agree, batches, expect, network, sgd
 
 PROMISES = Promises("optimizers", "optimizers.md")
 
@@ -83,29 +83,25 @@ def _saved(bench: Bench, model: nn.Module, optimizer: Any) -> Tuple[Any, Any]:
 def _resumed(bench: Bench, make: Make, native: Make, compare_state: Any) -> None:
     """Train, read the state, train, read it again, save, resume with new objects, and train."""
     data = batches(6)
-    reference = network()
-    reference_optimizer = native(reference)
+    pair = bench.pair(make)
+    pair.expected = native(pair.reference)
 
-    model = network()
-    optimizer = make(model)
-    trainer = bench.trainer(model, optimizer)
-    for part in (data[:2], data[2:4]):
-        train(reference, reference_optimizer, part)
-        trainer.run(part)
-        compare_state(optimizer.state_dict(), reference_optimizer.state_dict(), model)
-    weights, state = _saved(bench, model, optimizer)
-    trainer.ipu.close()
+    def run(part: Any) -> None:
+        pair.run(part)
+        compare_state(pair.optimizer.state_dict(), pair.expected.state_dict(), pair.model)
 
-    model = network()
-    optimizer = make(model)
-    model.load_state_dict(weights)
-    trainer = bench.trainer(model, optimizer)
-    optimizer.load_state_dict(state)
-    train(reference, reference_optimizer, data[4:])
-    trainer.run(data[4:])
-    compare_state(optimizer.state_dict(), reference_optimizer.state_dict(), model)
-    agree(model, reference, "weights")
-    moved(reference)
+    run(data[:2])
+    run(data[2:4])
+    weights, state = _saved(bench, pair.model, pair.optimizer)
+    pair.trainer.ipu.close()
+
+    pair.model = network()
+    pair.optimizer = make(pair.model)
+    pair.model.load_state_dict(weights)
+    pair.trainer = bench.trainer(pair.model, pair.optimizer)
+    pair.optimizer.load_state_dict(state)
+    run(data[4:])
+    pair.compare()
 
 
 def _nothing(found: Dict[str, Any], expected: Dict[str, Any], model: nn.Module) -> None:
@@ -168,32 +164,24 @@ for _name, (_kind, _arguments, _more) in _POPTORCH.items():
 @PROMISES.promise()
 def clipping(bench: Bench) -> None:
     """max_grad_norm clips by the global norm, as clip_grad_norm_ does."""
-    model, reference = network(), network()
-    data = batches(4)
-    trainer = bench.trainer(model, torch.optim.Adam(model.parameters(), lr=0.02), max_grad_norm=0.1)
-    trainer.run(data)
-    train(reference, torch.optim.Adam(reference.parameters(), lr=0.02), data, max_norm=0.1)
-    agree(model, reference, "weights")
-    moved(reference)
+    pair = bench.pair(adam, max_grad_norm=0.1)
+    pair.run(batches(4), max_norm=0.1)
+    pair.compare()
 
 
 @PROMISES.promise()
 def freezing(bench: Bench) -> None:
     """A layer that is frozen is not trained; unfrozen, it takes up its momentum again."""
     data = batches(6)
-    models = [network(), network()]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
-    trainer = bench.trainer(models[0], optimizers[0])
+    pair = bench.pair(lambda model: sgd(model, 0.1))
     for part, frozen in ((data[:2], False), (data[2:4], True), (data[4:], False)):
-        for model in models:
-            first: Any = model[0]
-            first.requires_grad_(not frozen)
-        kept = copy.deepcopy(models[1].state_dict())
-        trainer.run(part)
-        train(models[1], optimizers[1], part)
+        for model in (pair.model, pair.reference):
+            model[0].requires_grad_(not frozen)
+        kept = copy.deepcopy(pair.reference.state_dict())
+        pair.run(part)
         if frozen:
-            agree(models[0].state_dict()["0.weight"], kept["0.weight"], "weights of the frozen layer")
-    agree(models[0], models[1], "weights")
+            agree(pair.model.state_dict()["0.weight"], kept["0.weight"], "weights of the frozen layer")
+    pair.compare()
 
 
 @PROMISES.promise()
@@ -201,11 +189,10 @@ def gradients(bench: Bench) -> None:
     """Gradients shows the mean gradients of a call's last update as parameter.grad."""
     from ignite_ipu.handlers import Gradients
 
-    model, reference = network(), network()
-    trainer = bench.trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    Gradients().attach(trainer)
-    (x, y) = batches(1)[0]
-    trainer.run([(x, y)])
-    torch.autograd.backward(nn.functional.cross_entropy(reference(x), y))
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    agree(found, {name: parameter.grad for name, parameter in reference.named_parameters()}, "gradients")
+    pair = bench.pair()
+    Gradients().attach(pair.trainer)
+    x, y = batches(1)[0]
+    pair.trainer.run([(x, y)])
+    torch.autograd.backward(nn.functional.cross_entropy(pair.reference(x), y))
+    found = {name: parameter.grad for name, parameter in pair.model.named_parameters()}
+    agree(found, {name: parameter.grad for name, parameter in pair.reference.named_parameters()}, "gradients")

@@ -11,33 +11,29 @@ from torch.utils.data import DataLoader, TensorDataset
 from ignite_ipu import create_ipu_averages_evaluator
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import Batch, agree, batches, joined, network, train
+from ignite_ipu.selftest.reference import Batch, Pair, agree, batches, joined, network
 
 PROMISES = Promises("outputs", "concepts.md")
 
 
 def _native(micro_batches: List[Batch]) -> List[torch.Tensor]:
     """Return the predictions of a training run's micro-batches, each with the weights of its update."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    native = Pair()
     predictions = []
     for x, y in micro_batches:
-        predictions.append(model(x).detach())
-        train(model, optimizer, [(x, y)])
+        predictions.append(native.reference(x).detach())
+        native.train([(x, y)])
     return predictions
 
 
 def _trained(bench: Bench, micro_batches: List[Batch], **settings: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return predictions and targets that come back from one call with an update for every micro-batch."""
-    model = network()
-    trainer = bench.trainer(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.5),
+    pair = bench.pair(
         device_iterations=len(micro_batches),
         output_transform=lambda x, y, y_pred, loss: (y_pred, y),
         **settings,
     )
-    predictions, targets = trainer.run(joined(micro_batches)).output
+    predictions, targets = pair.trainer.run(joined(micro_batches)).output
     return predictions, targets
 
 

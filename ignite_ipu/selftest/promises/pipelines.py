@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import agree, batches, expect, joined, moved, network, train
+from ignite_ipu.selftest.reference import Pair, agree, batches, expect, joined, network
 
 PROMISES = Promises("pipelines", "pipeline.md")
 
@@ -21,22 +20,10 @@ def _deep() -> Any:
 def _compare(bench: Bench, accumulation: int, replicas: int = 1, **settings: Any) -> Any:
     """Make two updates on several IPUs and natively; return model, reference and data."""
     data = batches(2 * accumulation * replicas, size=2)
-    model, reference = _deep(), _deep()
-    optimizer, expected = (torch.optim.SGD(each.parameters(), lr=0.5, momentum=0.9) for each in (model, reference))
-    trainer = bench.trainer(
-        model, optimizer, gradient_accumulation_steps=accumulation, replication_factor=replicas, **settings
-    )
-    trainer.run(joined(data, calls=2))
-    train(reference, expected, data, accumulation=accumulation * replicas)
-    agree(model, reference, "weights")
-    moved(reference[:2])
-    state, plain = optimizer.state_dict()["state"], expected.state_dict()["state"]
-    agree(
-        {n: s["momentum_buffer"] for n, s in state.items()},
-        {n: s["momentum_buffer"] for n, s in plain.items()},
-        "momenta",
-    )
-    return model, reference, joined(data)[0][0]
+    pair = bench.pair(model=_deep, gradient_accumulation_steps=accumulation, replication_factor=replicas, **settings)
+    pair.run(joined(data, calls=2), data, accumulation=accumulation * replicas)
+    pair.compare(state=True)
+    return pair.model, pair.reference, joined(data)[0][0]
 
 
 @PROMISES.promise(ipus=2)
@@ -77,15 +64,12 @@ def evaluation(bench: Bench) -> None:
 def blocks_by_hand(bench: Bench) -> None:
     """A model with poptorch.BeginBlock in it trains over 2 IPUs as one IPU does."""
     poptorch = bench.poptorch
-
     data = batches(8, size=2)
-    model, reference = _deep(), _deep()
-    poptorch.BeginBlock(model[0], "first", ipu_id=0)
-    poptorch.BeginBlock(model[4], "second", ipu_id=1)
+    pair = Pair(model=_deep)
+    poptorch.BeginBlock(pair.model[0], "first", ipu_id=0)
+    poptorch.BeginBlock(pair.model[4], "second", ipu_id=1)
     options = bench.options()
     options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    trainer = bench.trainer(model, optimizer, gradient_accumulation_steps=4, options=options)
-    trainer.run(joined(data, calls=2))
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.5), data, accumulation=4)
-    agree(model, reference, "weights")
+    pair.trainer = bench.trainer(pair.model, pair.optimizer, gradient_accumulation_steps=4, options=options)
+    pair.run(joined(data, calls=2), data, accumulation=4)
+    pair.compare()

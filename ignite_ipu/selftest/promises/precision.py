@@ -11,12 +11,12 @@ from ignite.engine import Events
 from ignite_ipu import ConstantAttributeError, OptimizerError, backend
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises, Skipped
-from ignite_ipu.selftest.reference import agree, batches, expect, moved, network, train
+from ignite_ipu.selftest.reference import agree, batches, expect, network, sgd, train
 
 PROMISES = Promises("precision", "precision.md")
 
 # float16 has 11 bits; a few updates add up a few roundings.
-_HALF = {"rtol": 2e-2, "atol": 1e-2}
+_HALF: Any = {"rtol": 2e-2, "atol": 1e-2}
 
 
 def _need_half_precision() -> None:
@@ -29,25 +29,12 @@ def _need_half_precision() -> None:
         raise Skipped(f"PyTorch {torch.__version__} cannot compute in half precision on a CPU") from None
 
 
-def _sgd(model: Any) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-
-
 def _compare(bench: Bench, tolerance: Any, **settings: Any) -> None:
-    data = batches(4)
-    model, reference = network(), network()
-    optimizer, expected = _sgd(model), _sgd(reference)
-    trainer = bench.trainer(model, optimizer, **settings)
-    losses = []
+    pair = bench.pair(lambda model: sgd(model, 0.2), **settings)
+    trainer, losses = pair.trainer, []
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: losses.append(trainer.state.output))
-    trainer.run(data)
-    agree(losses, train(reference, expected, data), "losses", **tolerance)
-    agree(model, reference, "weights", **tolerance)
-    state = [slots["momentum_buffer"] for slots in optimizer.state_dict()["state"].values()]
-    agree(
-        state, [slots["momentum_buffer"] for slots in expected.state_dict()["state"].values()], "momenta", **tolerance
-    )
-    moved(reference)
+    agree(losses, pair.run(batches(4)), "losses", **tolerance)
+    pair.compare(state=True, **tolerance)
 
 
 @PROMISES.promise()
@@ -67,45 +54,35 @@ def amp(bench: Bench) -> None:
 def automatic_loss_scaling(bench: Bench) -> None:
     """Automatic loss scaling trains to float16's accuracy."""
     _need_half_precision()
-    data = batches(4)
-    model, reference = network(), network()
-    bench.trainer(model, _sgd(model), amp_mode="amp", scaler=True).run(data)
-    train(reference, _sgd(reference), data)
-    agree(model, reference, "weights", **_HALF)
+    pair = bench.pair(lambda model: sgd(model, 0.2), amp_mode="amp", scaler=True)
+    pair.run(batches(4))
+    pair.compare(**_HALF)
 
 
 @PROMISES.promise()
 def scheduled_loss_scaling(bench: Bench) -> None:
     """A loss scaling may change between calls."""
     data = batches(4)
-    model, reference = network(), network()
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.2)
-    trainer = bench.trainer(model, optimizer, loss_scaling=16.0)
-    trainer.run(data[:2])
-    optimizer.loss_scaling = 64.0
-    trainer.run(data[2:])
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.2), data)
-    agree(model, reference, "weights")
-    moved(reference)
+    pair = bench.pair(lambda model: sgd(model, 0.2, 0), loss_scaling=16.0)
+    pair.run(data[:2])
+    pair.optimizer.loss_scaling = 64.0
+    pair.run(data[2:])
+    pair.compare()
 
 
 @PROMISES.promise()
 def scheduled_loss_scaling_with_momentum(bench: Bench) -> None:
     """A loss scaling that changes beside a momentum trains right, or is refused by name."""
     data = batches(4)
-    model, reference = network(), network()
-    optimizer: Any = _sgd(model)
-    trainer = bench.trainer(model, optimizer, loss_scaling=16.0)
-    trainer.run(data[:2])
-    optimizer.loss_scaling = 64.0
+    pair = bench.pair(lambda model: sgd(model, 0.2), loss_scaling=16.0)
+    pair.run(data[:2])
+    pair.optimizer.loss_scaling = 64.0
     try:
-        trainer.run(data[2:])
+        pair.run(data[2:])
     except (ConstantAttributeError, OptimizerError) as error:
         expect("loss_scaling" in str(error), f"the error does not say loss_scaling: {error}")
         return
-    train(reference, _sgd(reference), data)
-    agree(model, reference, "weights")
-    moved(reference)
+    pair.compare()
 
 
 @PROMISES.promise()
@@ -116,13 +93,13 @@ def half_model(bench: Bench) -> None:
     model, reference = network().half(), network()
     trainer = bench.trainer(
         model,
-        torch.optim.SGD(model.parameters(), lr=0.2),
+        sgd(model, 0.2, 0),
         lambda y_pred, y: F.cross_entropy(y_pred.float(), y),
         prepare_batch=lambda batch, device, non_blocking: (batch[0].half(), batch[1]),
         loss_scaling=16.0,
     )
     trainer.run(data)
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.2), data)
+    train(reference, sgd(reference, 0.2, 0), data)
     found = {name: value.clone() for name, value in model.state_dict().items()}
     expect({value.dtype for value in found.values()} == {torch.float16}, "weights have another type than the model's")
     agree({name: value.float() for name, value in found.items()}, dict(reference.state_dict()), "weights", **_HALF)
