@@ -85,3 +85,12 @@ def test_only_python_blocks_run():
     """Shell commands, output and diffs are shown, not run; a directive's options are not code."""
     text = "```\n1\n```\n```bash\n2\n```\n```diff\n3\n```\n```python\n4\n```\n```{code-block} python\n5\n```\n"
     assert [block.code for block in python_blocks(text)] == ["4\n", "5\n"]
+
+
+def test_every_variable_that_is_read_is_in_the_table():
+    """Those of the environment that this library or the emulator looks at, by their names in the source."""
+    page = (_ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    name = re.compile(r'"((?:IGNITE_IPU|POPTORCH|POPLAR|PVTI)_[A-Z_]+)"')
+    read = {found for file in (_ROOT / "ignite_ipu").rglob("*.py") for found in name.findall(file.read_text())}
+    ours = {"IGNITE_IPU_STARTER"}  # from `ignite-ipu launch` to the processes that it starts
+    assert {found for found in read - ours if f"`{found}`" not in page} == set()
