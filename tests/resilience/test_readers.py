@@ -41,16 +41,13 @@ READERS: Dict[str, Dict[str, str]] = {
         "json.loads": "executables",
         "torch.frombuffer": "executables",
     },
-    "emulator/data/accessor.py": {"pickle.loads": _OWN_PROCESSES},
     "emulator/data/worker/item.py": {"pickle.loads": _OWN_PROCESSES},
-    "emulator/data/worker/process_group.py": {"open": _KERNEL},
-    "emulator/data/worker/ring.py": {"mmap.mmap": _OWN_PROCESSES, "torch.frombuffer": _OWN_PROCESSES},
-    "emulator/data/worker/seeding.py": {"torch.frombuffer": _OWN_PROCESSES},
-    "emulator/data/worker/worker.py": {
-        "open": _OWN_PROCESSES,
-        "pickle.load": _OWN_PROCESSES,
-        "pickle.loads": _OWN_PROCESSES,
+    "emulator/data/worker/memory.py": {
+        **dict.fromkeys(("open", "pickle.load", "mmap.mmap", "torch.frombuffer"), _OWN_PROCESSES)
     },
+    "emulator/data/worker/orphans.py": {"open": _KERNEL},
+    "emulator/data/worker/seeding.py": {"pickle.loads": _OWN_PROCESSES},
+    "emulator/data/worker/worker.py": {"pickle.loads": _OWN_PROCESSES},
     "emulator/compiler/graph.py": {"exec": "text that was made from operators recorded in this process"},
     "emulator/ops/introspection.py": {"json.loads": "an argument that the program passes"},
     "emulator/device/machine.py": {"open": "tables of IPUs", "json.loads": "tables of IPUs"},

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import weakref
-from typing import Any, Callable, Iterable, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Iterable, List, NoReturn, Optional
 
 import torch
 
 from ignite_ipu.emulator.data.strictness import poisons_stale_batches
-from ignite_ipu.emulator.data.worker.channel import Kind, Message
 from ignite_ipu.emulator.data.worker.item import Structure
+from ignite_ipu.emulator.data.worker.memory import Ring
 from ignite_ipu.emulator.data.worker.process import WorkerFailed, WorkerProcess, pickled_parsers
-from ignite_ipu.emulator.data.worker.ring import Ring
 from ignite_ipu.emulator.data.worker.seeding import CallerSeed, RandomState
-from ignite_ipu.emulator.data.worker.worker import WorkerSettings
+from ignite_ipu.emulator.data.worker.worker import Kind, Message, WorkerSettings
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import python_error
 
@@ -54,8 +52,8 @@ class AsynchronousDataAccessor:
         dataset: Anything iterable, or a `DataLoader`. Its items are tensors, flat lists, tuples (they come back as
             lists) or dictionaries of tensors, or values of a type with a registered parser.
         buffer_size: Slots of the ring, 1 or more.
-        miss_sleep_time_in_ms: How long the worker sleeps when it finds the ring full. After that it waits until a slot
-            is given back, and costs nothing. 0 makes it look again and again.
+        miss_sleep_time_in_ms: How long PopTorch's worker sleeps when it finds the ring full. Here it waits until a slot
+            is given back, and costs nothing.
         load_indefinitely: Begin the next epoch before it is asked for.
         early_preload: Fill the ring at once instead of at the first `iter`. The first item is loaded in any case.
         sharing_strategy: How the worker is made: `Fork` inherits the data set; the others pickle it.
@@ -106,7 +104,6 @@ class AsynchronousDataAccessor:
             buffer_size=buffer_size,
             # One more than is in use at any time, so that the latest stale item stays poisoned and is not yet reused.
             slots=buffer_size + self._poisons,
-            miss_sleep=miss_sleep_time_in_ms / 1000,
             load_indefinitely=bool(load_indefinitely),
             early_preload=bool(early_preload),
             rebatched_size=rebatched_size,
@@ -116,7 +113,9 @@ class AsynchronousDataAccessor:
         )
         self._worker = worker = WorkerProcess(dataset, settings, strategy)
         try:
-            self._structure, self._ring, self._rows = self._receive_layout(worker, settings.slots)
+            self._structure: Structure
+            self._structure, specs, self._rows = worker.receive().body
+            self._ring = Ring(specs, settings.slots, worker.memory)
             self._first: Optional[Message] = worker.receive()
         except WorkerFailed as failure:
             raise python_error(f"AsynchronousDataAccessor: the worker thread failed to start: {failure}") from None
@@ -256,13 +255,3 @@ class AsynchronousDataAccessor:
         if message.rows >= 0:
             tensors = [tensor[: message.rows] for tensor in tensors]
         return self._structure.rebuild(tensors, message.body)
-
-    @staticmethod
-    def _receive_layout(worker: WorkerProcess, slots: int) -> Tuple[Structure, Ring, int]:
-        message = worker.receive()
-        (descriptor,) = message.files
-        try:
-            structure, specs, rows = pickle.loads(message.body)
-            return structure, Ring(specs, slots, descriptor), rows
-        finally:
-            os.close(descriptor)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset, get_worker_info
 
 from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader, set_poisoning
-from ignite_ipu.emulator.data.worker.ring import poison_value
+from ignite_ipu.emulator.data.worker.memory import poison_value
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader, set_worker_timeout, worker_timeout
 from ignite_ipu.emulator.data.strictness import poisons_stale_batches, set_poisoning
 from ignite_ipu.emulator.data.worker import process
-from ignite_ipu.emulator.data.worker.process_group import kill_group
+from ignite_ipu.emulator.data.worker.orphans import kill_group
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
@@ -298,7 +298,7 @@ def test_a_hanging_worker_is_interrupted_and_then_killed(short_patience, happeni
     assert took >= (0.2 if happening is hangs else 0.4)
 
 
-def test_a_full_channel_blocks_nobody(short_timeout, short_patience):
+def test_a_full_connection_blocks_nobody(short_timeout, short_patience):
     """What a worker that does not listen has no room for is kept back, the latest message of each kind."""
     accessor = AsynchronousDataAccessor([torch.ones(1)] * 2000, buffer_size=2000, early_preload=True, **FORK)
     worker = accessor._worker
@@ -315,7 +315,7 @@ def test_a_full_channel_blocks_nobody(short_timeout, short_patience):
     is_blocked = sender.is_alive()
     if is_blocked:
         os.kill(worker.pid, signal.SIGKILL)
-    unsent = [(message.kind, message.number) for message in worker._unsent]
+    unsent = [(message.kind, message.number) for message in worker._unsent.values()]
     accessor.terminate()
     assert not is_blocked
     assert unsent == [(process.Kind.ITERATE, 299), (process.Kind.FREED, 299)]

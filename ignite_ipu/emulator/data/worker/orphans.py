@@ -1,4 +1,4 @@
-"""End of a process whose parent has died, with all that it would leave behind.
+"""End of a process whose parent has died, with all that it has started and would leave behind.
 
 A pipe to the parent does not tell by itself: every process that the parent forks holds it open, and the server that
 multiprocessing forks processes from lives as long as these do. So each process that loads data also looks once a second
@@ -8,17 +8,19 @@ whether the one that it works for is still there.
 from __future__ import annotations
 
 import contextlib
+import glob
 import multiprocessing.util
 import os
 import shutil
+import signal
 import tempfile
 import threading
+import time
 from multiprocessing import parent_process, process
-from typing import Any, Callable, Iterator, Optional
-
-from ignite_ipu.emulator.data.worker.process_group import is_running, kill_group
+from typing import Any, Callable, Iterator, Optional, Set
 
 _LOOK_SECONDS = 1.0
+_DEATH_SECONDS = 1.0
 
 
 def end_with_parent(sockets: Optional[str] = None) -> None:
@@ -66,8 +68,50 @@ class Ending:
             self._given(worker)
 
 
+def kill_group(leader: int) -> None:
+    """Kill every process of the group that `leader` leads, but this one, and remove the shared memory they were making.
+
+    torch gives a segment a name for a moment, until it has opened it; who is killed in that moment leaves the name.
+    """
+    killed: Set[int] = set()
+    deadline = time.monotonic() + _DEATH_SECONDS
+    while time.monotonic() < deadline:
+        members = _members(leader)
+        if not members:
+            break
+        # Again, too: they may have started others.
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        killed |= members
+        time.sleep(0.005)
+    for member in killed:
+        for path in glob.glob(f"/dev/shm/torch_{member}_*"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _members(leader: int) -> Set[int]:
+    members = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(int(name)) == leader and _is_running(int(name)):
+                    members.add(int(name))
+    return members
+
+
+def _is_running(pid: int) -> bool:
+    """Tell whether there is such a process that has not died yet, whoever has still to be told."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def _watch(parent: Any, settings: Any) -> None:
-    while parent.is_alive() and is_running(parent.pid):
+    while parent.is_alive() and _is_running(parent.pid):
         parent.join(_LOOK_SECONDS)
     if os.getpgrp() == os.getpid():
         kill_group(os.getpid())

@@ -14,12 +14,13 @@ import signal
 import time
 import weakref
 from multiprocessing import forkserver, resource_tracker
-from typing import Any, Deque, Iterable, List, Optional, Tuple
+from multiprocessing.connection import wait
+from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 from ignite_ipu.emulator.data.strictness import TIMEOUT_VARIABLE, worker_timeout
 from ignite_ipu.emulator.data.worker import orphans, worker
-from ignite_ipu.emulator.data.worker.channel import Channel, Kind, Message, read_anonymous_file
-from ignite_ipu.emulator.data.worker.process_group import kill_group
+from ignite_ipu.emulator.data.worker.memory import SharedFile
+from ignite_ipu.emulator.data.worker.worker import Kind, Message, is_ready
 from ignite_ipu.emulator.enums import SharingStrategy
 from ignite_ipu.emulator.values.custom_types import registered_parsers
 
@@ -27,6 +28,7 @@ POLITE_SECONDS = 10.0
 INTERRUPT_SECONDS = 10.0
 _LOOK_EVERY = 0.25
 _STACK_SECONDS = 1.0
+_LONGEST_STACK = 1 << 20
 
 _START_METHODS = {
     SharingStrategy.SharedMemory: "spawn",
@@ -41,10 +43,10 @@ class WorkerFailed(Exception):
 
 
 class WorkerProcess:
-    """One running worker.
+    """One running worker; `memory` is what it shares items in.
 
     Args:
-        dataset: What it iterates.
+        dataset: What it iterates: inherited by `Fork`, sharing the memory of tensors by `SharedMemory`, else copied.
         settings: How it loads.
         strategy: How the process is made and how `dataset` reaches it.
 
@@ -55,24 +57,25 @@ class WorkerProcess:
     def __init__(self, dataset: Iterable[Any], settings: worker.WorkerSettings, strategy: SharingStrategy) -> None:
         self._owner = os.getpid()
         self._inbox: Deque[Message] = collections.deque()
-        self._unsent: List[Message] = []
-        self._stack: Optional[int] = None
+        self._unsent: Dict[Kind, Message] = {}
         self.is_running = False
-        self._channel, theirs = Channel.pair()
-        source: Any = None
+        context: Any = multiprocessing.get_context(_START_METHODS[strategy])
+        self._connection, theirs = context.Pipe()
+        self.memory, self._stack = SharedFile(), SharedFile()
+        source: Any = dataset
         try:
-            source = self._source(dataset, strategy)
+            if strategy in (SharingStrategy.FileSystem, SharingStrategy.ForkServer):
+                source = SharedFile.pickled(dataset)
             # All loader processes use this one, which is in no worker's group: it removes the names of semaphores when
             # the last of them has ended.
             resource_tracker.ensure_running()
-            context: Any = multiprocessing.get_context(_START_METHODS[strategy])
             if strategy == SharingStrategy.ForkServer:
                 _start_fork_server(context)
-            others_end = self._channel if strategy == SharingStrategy.Fork else None
+            inherited = self._connection if strategy == SharingStrategy.Fork else None
             # Not a daemon: those may not have loader processes of their own.
             self._process = context.Process(
                 target=worker.run,
-                args=(theirs, others_end, source, settings),
+                args=(theirs, inherited, source, self.memory, self._stack, settings),
                 name="poptorch data worker",
                 daemon=False,
             )
@@ -82,22 +85,19 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
-            if isinstance(source, worker.PickleFile):
+            if isinstance(source, SharedFile):
                 source.close()
         self.is_running = True
         self.pid: int = self._process.pid
-        self._poll = select.poll()
-        self._poll.register(self._channel, select.POLLIN)
-        self._poll.register(self._process.sentinel, select.POLLIN)
         _running.add(self)
 
     def send(self, message: Message) -> None:
-        """Send a message now or, if a worker that does not listen has filled the channel, later; never block.
+        """Send a message now or, if a worker that does not listen has filled the connection, later; never block.
 
         A later `FREED` or `ITERATE` says all that an earlier one did, so only the latest of each is kept back.
         """
-        self._unsent = [kept for kept in self._unsent if kept.kind != message.kind]
-        self._unsent.append(message)
+        self._unsent.pop(message.kind, None)
+        self._unsent[message.kind] = message
         self._flush()
 
     def receive(self) -> Message:
@@ -106,8 +106,8 @@ class WorkerProcess:
         Raises:
             WorkerFailed: It raised, died, or sent nothing for `worker_timeout()` seconds.
         """
-        seconds, deadline = None, math.inf
-        is_waiting = False
+        seconds: Optional[float] = None
+        deadline: Optional[float] = None
         while True:
             exited = self._has_exited()
             if exited or not self._inbox:
@@ -118,17 +118,16 @@ class WorkerProcess:
             if self._inbox:
                 message = self._inbox.popleft()
                 if message.kind == Kind.FAILED:
-                    pid = self.pid
                     self.stop()
-                    raise WorkerFailed(f"worker process {pid} raised {message.body.decode('utf-8', 'replace')}")
+                    raise WorkerFailed(f"worker process {self.pid} raised {message.body}")
                 return message
             self._flush()
-            if not is_waiting:
-                is_waiting, seconds = True, worker_timeout()
+            if deadline is None:
+                seconds = worker_timeout()
                 deadline = math.inf if seconds is None else time.monotonic() + seconds
             if time.monotonic() > deadline:
                 raise self._hung(seconds)
-            self._poll.poll(_LOOK_EVERY * 1000)
+            wait([self._connection, self._process.sentinel], _LOOK_EVERY)
 
     def stop(self) -> None:
         """End the process: ask, interrupt after `POLITE_SECONDS`, kill after `INTERRUPT_SECONDS` more.
@@ -153,7 +152,7 @@ class WorkerProcess:
         _running.discard(self)
         if kill:
             # Its loader processes are in its group; it is itself only once it has begun to run.
-            kill_group(self.pid)
+            orphans.kill_group(self.pid)
             self._process.kill()
         self._process.join()
         code: Optional[int] = self._process.exitcode
@@ -162,48 +161,27 @@ class WorkerProcess:
         return code
 
     def _let_go(self) -> None:
-        self._channel.close()
-        for message in self._inbox:
-            for descriptor in message.files:
-                os.close(descriptor)
+        for each in (self._connection, self.memory, self._stack):
+            each.close()
         self._inbox.clear()
-        if self._stack is not None:
-            os.close(self._stack)
-            self._stack = None
-
-    def _source(self, dataset: Iterable[Any], strategy: SharingStrategy) -> Any:
-        if strategy == SharingStrategy.ForkServer:
-            return worker.Pickled(pickle.dumps(dataset, protocol=pickle.HIGHEST_PROTOCOL))
-        if strategy == SharingStrategy.FileSystem:
-            return worker.PickleFile.of(dataset)
-        return worker.Direct(dataset)
 
     def _flush(self) -> None:
         try:
-            while self._unsent and self._channel.send(self._unsent[0], wait=False):
-                del self._unsent[0]
+            # There is always room for one such message where there is any.
+            while self._unsent and is_ready(self._connection, select.POLLOUT):
+                self._connection.send(self._unsent.pop(next(iter(self._unsent))))
         except OSError:
             # It has gone; whoever waits for it will notice.
             self._unsent.clear()
 
     def _read_all(self) -> None:
-        while True:
-            try:
-                message = self._channel.receive()
-            except EOFError:
-                # A closed channel is always ready: only the process itself is still worth waiting for.
-                with contextlib.suppress(KeyError):
-                    self._poll.unregister(self._channel)
-                return
-            if message is None:
-                return
-            if message.kind == Kind.STARTED:
-                (self._stack,) = message.files
-            else:
-                self._inbox.append(message)
+        with contextlib.suppress(EOFError, OSError):
+            while is_ready(self._connection):
+                self._inbox.append(self._connection.recv())
 
     def _has_exited(self) -> bool:
-        # The sentinel stays open as long as any loader process of the worker lives, so ask for the worker itself.
+        # The sentinel stays open as long as any loader process of the worker lives, so ask for the worker itself. It
+        # is not waited for here, so that its number stays its own until its group is killed.
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
@@ -217,39 +195,40 @@ class WorkerProcess:
             if left <= 0:
                 return False
             self._flush()
-            self._poll.poll(min(left, _LOOK_EVERY / 5) * 1000)
+            wait([self._connection, self._process.sentinel], min(left, _LOOK_EVERY / 5))
             # Read on, or it could block while it says something.
             self._read_all()
         return True
 
     def _died(self) -> WorkerFailed:
-        pid, code = self.pid, self._end(kill=True)
+        code = self._end(kill=True)
         if code is not None and code < 0:
             how = f"was killed by signal {signal.Signals(-code).name}"
         else:
             how = f"exited with code {code} before it was asked to"
         return WorkerFailed(
-            f"worker process {pid} {how}. See its output above, if any; a kill often means that memory ran out."
+            f"worker process {self.pid} {how}. See its output above, if any; a kill often means that memory ran out."
         )
 
     def _hung(self, seconds: Optional[float]) -> WorkerFailed:
-        pid, stack = self.pid, self._ask_for_stack()
+        stack = self._ask_for_stack()
         self._end(kill=True)
         return WorkerFailed(
-            f"worker process {pid} hangs: it has delivered nothing for {seconds} seconds and was killed. "
+            f"worker process {self.pid} hangs: it has delivered nothing for {seconds} seconds and was killed. "
             f"If the data set is just slow, raise {TIMEOUT_VARIABLE} (seconds, 0 waits for ever). {stack}"
         )
 
     def _ask_for_stack(self) -> str:
-        if self._stack is None:
-            return "It never came to run: the fork server or the import of the main module hangs."
-        os.kill(self.pid, signal.SIGUSR1)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
         text, deadline = b"", time.monotonic() + _STACK_SECONDS
         while time.monotonic() < deadline:
             time.sleep(_STACK_SECONDS / 20)
-            before, text = text, read_anonymous_file(self._stack)
+            before, text = text, os.pread(self._stack.fileno(), _LONGEST_STACK, 0)
             if text and text == before:
                 break
+        if not text:
+            return "It never came to run: the fork server or the import of the main module hangs."
         return f"Where it hangs:\n{text.decode('utf-8', 'replace')}"
 
 

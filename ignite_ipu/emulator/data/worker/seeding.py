@@ -8,6 +8,7 @@ that state and begins the epoch anew, so that `torch.manual_seed(s)` before iter
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from dataclasses import dataclass
@@ -70,19 +71,13 @@ class CallerSeed:
         )
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         self._seed, self._state = seed, self._generator.get_state()
-        return encode_state(state) if seeded else b""
-
-
-def encode_state(state: torch.Tensor) -> bytes:
-    """Return a generator's state as bytes."""
-    return bytes(bytearray(state.tolist()))
+        return pickle.dumps(state) if seeded else b""
 
 
 def adopt_state(dataset: Iterable[Any], body: bytes) -> None:
     """Give a state made by `CallerSeed` to the generator that `dataset` draws from in this process."""
     own: Optional[torch.Generator] = getattr(dataset, "generator", None)
-    state = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-    (torch.default_generator if own is None else own).set_state(state)
+    (torch.default_generator if own is None else own).set_state(pickle.loads(body))
 
 
 def _freshly_seeded(seed: int) -> torch.Tensor:

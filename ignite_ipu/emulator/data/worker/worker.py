@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import faulthandler
 import itertools
 import multiprocessing.process
 import os
 import pickle
+import select
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import warnings
 from dataclasses import dataclass
-from multiprocessing import reduction
-from typing import IO, Any, Iterable, Iterator, List, Optional, Sequence, Tuple
+from multiprocessing.connection import Connection
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.emulator.data.worker.channel import Channel, Kind, Message, anonymous_file
-from ignite_ipu.emulator.data.worker.collation import collate_straight
 from ignite_ipu.emulator.data.worker.item import Structure
+from ignite_ipu.emulator.data.worker.memory import Ring, SharedFile, TensorSpec
 from ignite_ipu.emulator.data.worker.orphans import Ending, end_with_parent
-from ignite_ipu.emulator.data.worker.ring import Ring, TensorSpec
 from ignite_ipu.emulator.data.worker.seeding import RandomState, adopt_state
 from ignite_ipu.emulator.values.custom_types import registerCustomArgParser
 
@@ -36,6 +35,41 @@ _DEATH_SECONDS = 0.05
 _inherited: List[Any] = []
 
 
+class Kind(enum.IntEnum):
+    """What a message says."""
+
+    FREED = 0
+    """To the worker: `number` items in all have been given back."""
+    ITERATE = 1
+    """To the worker: deliver an epoch numbered above `number`; `body`, if any, is the random state to begin it with."""
+    STOP = 2
+    """To the worker: finish."""
+    LAYOUT = 3
+    """From the worker: `body` is the structure of items, what their tensors are, and the rows of the first item."""
+    ITEM = 4
+    """From the worker: the next slot holds `rows` rows (-1: all of them) of epoch `number`."""
+    END = 5
+    """From the worker: epoch `number` is complete."""
+    FAILED = 6
+    """From the worker: it gives up, `body` says why."""
+
+
+class Message(NamedTuple):
+    """One message between an accessor and its worker."""
+
+    kind: Kind
+    number: int = 0
+    rows: int = -1
+    body: Any = b""
+
+
+def is_ready(connection: Connection, event: int = select.POLLIN, wait: bool = False) -> bool:
+    """Tell whether a message has arrived or the other end is closed; with `POLLOUT`, whether there is room for one."""
+    poll = select.poll()
+    poll.register(connection, event)
+    return bool(poll.poll(None if wait else 0))
+
+
 @dataclass(frozen=True)
 class WorkerSettings:
     """What a worker process needs to know besides the data set.
@@ -43,7 +77,6 @@ class WorkerSettings:
     Attributes:
         buffer_size: Items that may be loaded and not yet given back.
         slots: Slots of the ring.
-        miss_sleep: Seconds to sleep when the ring is full before looking again; 0 looks without a pause.
         load_indefinitely: Begin the next epoch before it is asked for.
         early_preload: Fill the ring before the first epoch is asked for.
         rebatched_size: Rows of an item when items are cut and joined, else None.
@@ -54,77 +87,12 @@ class WorkerSettings:
 
     buffer_size: int
     slots: int
-    miss_sleep: float
     load_indefinitely: bool
     early_preload: bool
     rebatched_size: Optional[int]
     keep_tail: bool
     random_state: Optional[RandomState]
     parsers: Tuple[bytes, ...]
-
-
-@dataclass(frozen=True)
-class Direct:
-    """A data set that comes by fork, or by the pickling that starts a process (tensors then share memory)."""
-
-    dataset: Iterable[Any]
-
-    def load(self) -> Iterable[Any]:
-        """Return it."""
-        return self.dataset
-
-
-@dataclass(frozen=True)
-class Pickled:
-    """A data set as bytes."""
-
-    data: bytes
-
-    def load(self) -> Iterable[Any]:
-        """Unpickle it."""
-        dataset: Iterable[Any] = pickle.loads(self.data)
-        return dataset
-
-
-class PickleFile:
-    """A data set in a temporary file without a name; it pickles into a child process that is being started.
-
-    Args:
-        file: Open for reading; closed with this object.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    @classmethod
-    def of(cls, dataset: Iterable[Any]) -> PickleFile:
-        """Pickle a data set into a new file."""
-        written = cls(tempfile.TemporaryFile())  # noqa: SIM115  # until close()
-        try:
-            pickle.dump(dataset, written._file, protocol=pickle.HIGHEST_PROTOCOL)
-            written._file.flush()
-        except BaseException:
-            written.close()
-            raise
-        return written
-
-    def __reduce__(self) -> Any:
-        return _received, (reduction.DupFd(self._file.fileno()),)
-
-    def load(self) -> Iterable[Any]:
-        """Unpickle it and let go of the file."""
-        with self._file as file:
-            file.seek(0)
-            dataset: Iterable[Any] = pickle.load(file)
-        return dataset
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
-
-def _received(descriptor: Any) -> PickleFile:
-    return PickleFile(open(descriptor.detach(), "rb"))
 
 
 class _Stop(BaseException):
@@ -135,17 +103,26 @@ class _Abandoned(BaseException):
     """The accessor wants no more of this epoch."""
 
 
-def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: WorkerSettings) -> None:
+def run(
+    connection: Connection,
+    inherited: Optional[Connection],
+    source: Any,
+    memory: SharedFile,
+    stack: SharedFile,
+    settings: WorkerSettings,
+) -> None:
     """Serve one accessor until it says stop or goes away; this is the main function of the process.
 
     Args:
-        channel: This process's end.
-        others_end: The accessor's end if a fork has copied it into this process.
-        source: A `Direct`, `Pickled` or `PickleFile`.
+        connection: This process's end.
+        inherited: The accessor's end if a fork has copied it into this process.
+        source: The data set, or a `SharedFile` with its pickle.
+        memory: What becomes the ring.
+        stack: Receives this process's stack when it is asked for.
         settings: How to load.
     """
-    if others_end is not None:
-        others_end.close()
+    if inherited is not None:
+        inherited.close()
     # A group of its own: Ctrl-C in a terminal is for the program, and all of the group can be killed in one go.
     os.setpgid(0, 0)
     end_with_parent()
@@ -155,7 +132,8 @@ def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # OpenMP's threads do not survive a fork; a parallel loop would wait for them for ever.
     torch.set_num_threads(1)
-    worker = _Worker(channel, settings)
+    faulthandler.register(signal.SIGUSR1, file=stack.fileno(), all_threads=True, chain=False)
+    worker = _Worker(connection, memory, settings)
     has_failed = False
     try:
         worker.serve(source)
@@ -168,7 +146,7 @@ def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: 
         traceback.print_exc()
         sys.stderr.flush()
         with contextlib.suppress(OSError):
-            channel.send(Message(Kind.FAILED, body=_report(worker.doing, error)))
+            connection.send(Message(Kind.FAILED, body=_report(worker.doing, error)))
     _disarm_loader()
     # Only here, where no traceback holds an iterator any more. multiprocessing would terminate loader processes in the
     # middle of making shared memory.
@@ -180,9 +158,10 @@ def run(channel: Channel, others_end: Optional[Channel], source: Any, settings: 
 class _Worker:
     """Loads epochs one after the other, never further ahead than it may."""
 
-    def __init__(self, channel: Channel, settings: WorkerSettings) -> None:
+    def __init__(self, connection: Connection, memory: SharedFile, settings: WorkerSettings) -> None:
         self.doing = "starting"
-        self._channel = channel
+        self._connection = connection
+        self._memory = memory
         self._settings = settings
         # The accessor is reading an epoch numbered above this; smaller ones are of no use to it.
         self._asked_above = _NOT_ASKED
@@ -191,8 +170,6 @@ class _Worker:
         self._freed = 0
         # Rows already in the slot being filled, when rebatching.
         self._filled = 0
-        self._epoch = 0
-        self._takes_whole_items = False
         self._tail_skeleton = b""
         self._structure: Optional[Structure] = None
         self._specs: List[TensorSpec] = []
@@ -201,20 +178,13 @@ class _Worker:
 
     def serve(self, source: Any) -> None:
         """Load epoch after epoch, until an exception ends it."""
-        stack = anonymous_file(0)
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True, chain=False)
-        self._send(Message(Kind.STARTED, files=(stack,)))
         for pair in self._settings.parsers:
             registerCustomArgParser(*pickle.loads(pair))
         self.doing = "unpickling the data set"
-        dataset = self._dataset = source.load()
+        dataset = self._dataset = source.unpickle() if isinstance(source, SharedFile) else source
         _forget_iterator(dataset)
         if isinstance(dataset, torch.utils.data.DataLoader) and dataset.num_workers:
             dataset.worker_init_fn = Ending(dataset.worker_init_fn)
-        collate_straight(dataset, self._slot_to_fill)
-        self._takes_whole_items = self._settings.rebatched_size is None and not getattr(
-            dataset, "_joins_batches", False
-        )
         if self._settings.random_state is not None:
             self._settings.random_state.restore()
         number = 0
@@ -238,12 +208,11 @@ class _Worker:
     def _wait_until_allowed(self, number: int) -> None:
         self._handle_messages()
         while number > max(0, self._asked_above + 1 + self._settings.load_indefinitely):
-            self._channel.wait()
+            is_ready(self._connection, wait=True)
             self._handle_messages()
 
     def _load_epoch(self, number: int, dataset: Iterable[Any]) -> None:
         self.doing = f"starting epoch {number}"
-        self._epoch = number
         self._filled = 0
         short_item = None
         for index, item in enumerate(self._items(number, dataset)):
@@ -284,8 +253,7 @@ class _Worker:
         slot = self._free_slot(number, ring)
         with torch.no_grad():
             for target, tensor in zip(slot, tensors):
-                if tensor is not target:  # stacked there
-                    (target if rows < 0 else target[:rows]).copy_(tensor)
+                (target if rows < 0 else target[:rows]).copy_(tensor)
         self._publish(number, rows, structure.skeleton(item))
         return rows >= 0
 
@@ -340,45 +308,29 @@ class _Worker:
             size = self._settings.rebatched_size
             rows = 0 if size is None else tensors[0].shape[0]
             specs = [TensorSpec(tuple(t.shape) if size is None else (size, *t.shape[1:]), t.dtype) for t in tensors]
-            descriptor = Ring.allocate(specs, self._settings.slots)
-            try:
-                self._ring = Ring(specs, self._settings.slots, descriptor)
-                body = pickle.dumps((self._structure, specs, rows))
-                self._send(Message(Kind.LAYOUT, body=body, files=(descriptor,)))
-            finally:
-                os.close(descriptor)
+            self._ring = Ring(specs, self._settings.slots, self._memory)
+            self._send(Message(Kind.LAYOUT, body=(self._structure, specs, rows)))
             self._specs = specs
         return self._structure, self._ring
 
     def _free_slot(self, number: int, ring: Ring) -> List[torch.Tensor]:
         """Return the next slot as soon as the accessor has given it back."""
-        room = self._settings.buffer_size
-        while self._published - self._freed >= room:
-            if self._settings.miss_sleep:
-                time.sleep(self._settings.miss_sleep)
-                self._handle_messages(number)
-                if self._published - self._freed >= room:
-                    self._channel.wait()
+        while self._published - self._freed >= self._settings.buffer_size:
+            is_ready(self._connection, wait=True)
             self._handle_messages(number)
         return ring.slot(self._published % len(ring))
-
-    def _slot_to_fill(self) -> Optional[List[torch.Tensor]]:
-        """Return the slot of the next item once it is free; None before the first item, and where items are cut."""
-        if self._ring is None or not self._takes_whole_items:
-            return None
-        return self._free_slot(self._epoch, self._ring)
 
     def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
         self._send(Message(Kind.ITEM, number, rows, skeleton))
         self._published += 1
         # The first item fixes the layout; the rest is loaded when somebody wants it.
         while self._asked_above == _NOT_ASKED and not self._settings.early_preload:
-            self._channel.wait()
+            is_ready(self._connection, wait=True)
             self._handle_messages(number)
 
     def _send(self, message: Message) -> None:
         try:
-            self._channel.send(message)
+            self._connection.send(message)
         except (BrokenPipeError, ConnectionResetError):
             raise _Stop from None
 
@@ -389,13 +341,11 @@ class _Worker:
             _Stop: The accessor has finished.
             _Abandoned: Epoch `number` is no longer wanted.
         """
-        while True:
+        while is_ready(self._connection):
             try:
-                message = self._channel.receive()
-            except EOFError:
+                message: Message = self._connection.recv()
+            except (EOFError, ConnectionResetError):
                 raise _Stop from None
-            if message is None:
-                break
             if message.kind == Kind.STOP:
                 raise _Stop
             if message.kind == Kind.FREED:
@@ -447,7 +397,7 @@ def _disarm_loader() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _report(doing: str, error: BaseException) -> bytes:
+def _report(doing: str, error: BaseException) -> str:
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     text = f"{type(error).__qualname__} while {doing}: {error}{_dead_children()}\n\nTraceback of the worker:\n{trace}"
-    return text[:_LONGEST_REPORT].encode("utf-8", "replace")
+    return text[:_LONGEST_REPORT]

@@ -1,0 +1,137 @@
+"""Memory that an accessor and its worker process share: files without a name, and the slots of items in one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import tempfile
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any, List, Sequence, Tuple
+
+import torch
+
+_ALIGNMENT = 64
+
+
+class SharedFile:
+    """A file that has no name, so that nothing can leak; it pickles into a child process that is being started.
+
+    torch's own shared memory has a name for a moment, and takes a thread and a socket with a name to be sent.
+
+    Args:
+        descriptor: An open file, closed with this object; a new one, in memory where the system can, by default.
+    """
+
+    def __init__(self, descriptor: int = -1) -> None:
+        if descriptor < 0 and hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("ignite_ipu-data", os.MFD_CLOEXEC)
+        self._file = tempfile.TemporaryFile() if descriptor < 0 else open(descriptor, "w+b")  # noqa: SIM115
+
+    @classmethod
+    def pickled(cls, value: Any) -> SharedFile:
+        """Return a new file that holds the pickle of `value`."""
+        file = cls()
+        try:
+            pickle.dump(value, file._file, protocol=pickle.HIGHEST_PROTOCOL)
+            file._file.flush()
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def unpickle(self) -> Any:
+        """Return what `pickled` was given."""
+        self._file.seek(0)
+        return pickle.load(self._file)
+
+    def __reduce__(self) -> Any:
+        return _received, (reduction.DupFd(self.fileno()),)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._file.fileno()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and type that one tensor has in every item."""
+
+    shape: Tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes, up to where the next may begin."""
+        size = torch.Size(self.shape).numel() * torch.empty((), dtype=self.dtype).element_size()
+        return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class Ring:
+    """`slots` times the tensors of one item, over memory that two processes map.
+
+    The memory belongs to no owner: it goes when both processes have let go of the tensors over it.
+
+    Args:
+        specs: The tensors of an item.
+        slots: How many items there is room for.
+        file: What holds them.
+
+    Raises:
+        OSError: There is not enough memory for them.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], slots: int, file: SharedFile) -> None:
+        # One byte more, since nothing of length zero can be mapped.
+        size = slots * sum(spec.size for spec in specs) + 1
+        # Allocated now: a file grown by truncation kills whoever writes the page for which no memory is left.
+        os.posix_fallocate(file.fileno(), 0, size)
+        memory = mmap.mmap(file.fileno(), size)
+        offset = 0
+        self._poison = [poison_value(spec.dtype) for spec in specs]
+        self._slots: List[List[torch.Tensor]] = []
+        for _ in range(slots):
+            tensors = []
+            for spec in specs:
+                tensors.append(_tensor(memory, offset, spec))
+                offset += spec.size
+            self._slots.append(tensors)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def slot(self, index: int) -> List[torch.Tensor]:
+        """Return the tensors of one slot."""
+        return self._slots[index]
+
+    def poison(self, index: int) -> None:
+        """Fill one slot with values that no computation takes for data: NaN, or the extreme of an integer type."""
+        for tensor, value in zip(self._slots[index], self._poison):
+            tensor.fill_(value)
+
+
+def poison_value(dtype: torch.dtype) -> float:
+    """Return NaN for floating point and complex types, else the value farthest from use as an index or a count."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    if dtype == torch.bool:
+        return True
+    info = torch.iinfo(dtype)
+    return info.min if info.min < 0 else info.max
+
+
+def _received(descriptor: Any) -> SharedFile:
+    return SharedFile(descriptor.detach())
+
+
+def _tensor(memory: mmap.mmap, offset: int, spec: TensorSpec) -> torch.Tensor:
+    if spec.size == 0:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    # A storage of its own for each tensor: saving one must not save the whole ring.
+    count = torch.Size(spec.shape).numel()
+    return torch.frombuffer(memory, dtype=spec.dtype, count=count, offset=offset).view(spec.shape)
