@@ -1,4 +1,4 @@
-"""What a compiled step depends on besides its recipe: modes and attributes of modules, and the trained weights."""
+"""What a compiled step depends on besides its graph: modes and attributes of modules, and the trained weights."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Modes:
         """
         trained = self.trained()
         for operation in loss.operations:
-            modes = operation.plan.modes
+            modes = operation.signature.modes
             if modes is not None and modes.trained is not trained and modes.of is self and modes.trained != trained:
                 raise CaptureError(
                     f"Parameters were frozen or unfrozen after the model was called at {operation.line} and before "

@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.compiled.packing import PackingGuard
-from ignite_ipu.deferred.compiled.replaced_buffers import HeldBuffers
+from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, PackingGuard
 from ignite_ipu.deferred.graph.operations import name_of
-from ignite_ipu.deferred.graph.step_graph import Recipe
+from ignite_ipu.deferred.graph.step_graph import StepGraph
 from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
-from ignite_ipu.deferred.tensor.gradient_refusals import DerivativeGuard
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import natively
 from ignite_ipu.program.forward.half_precision import half_products
@@ -28,7 +26,7 @@ class CapturedStep(BatchStep):
 
     Args:
         model: The user's model.
-        recipe: What to compute.
+        graph: What to compute.
         outputs: `(operation, result)` of each value to return.
         numbers: The floats that are constants.
         inputs_for_numbers: Which floats are inputs instead, because they change.
@@ -38,14 +36,14 @@ class CapturedStep(BatchStep):
     def __init__(
         self,
         model: nn.Module,
-        recipe: Recipe,
+        graph: StepGraph,
         outputs: Sequence[Tuple[int, int]],
         numbers: Sequence[float],
         inputs_for_numbers: FrozenSet[int],
         half: bool = False,
     ) -> None:
         super().__init__(model, ("inputs",), _no_call, _no_call)
-        self.recipe = recipe
+        self.graph = graph
         self.outputs = tuple(outputs)
         self.numbers = tuple(numbers)
         self.inputs_for_numbers = inputs_for_numbers
@@ -64,7 +62,7 @@ class CapturedStep(BatchStep):
         return []
 
     def forget_layout(self) -> None:
-        """Keep everything: a recipe does not depend on the first batch."""
+        """Keep everything: a graph does not depend on the first batch."""
 
     def train(self, mode: bool = True) -> CapturedStep:
         """Leave the user's modules in the modes they are in."""
@@ -72,14 +70,14 @@ class CapturedStep(BatchStep):
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
-        shapes = [*self.recipe.inputs, *[((), torch.float32)] * len(self.inputs_for_numbers)]
+        shapes = [*self.graph.inputs, *[((), torch.float32)] * len(self.inputs_for_numbers)]
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
-        numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.recipe.inputs) :]))
+        numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.graph.inputs) :]))
         with natively(), self.guarded(training=True), half_products(self._half):
             results = self._compute(inputs, numbers)
             total: Any = None
-            for operation, result in self.recipe.losses:
+            for operation, result in self.graph.losses:
                 loss = results[operation][result]
                 loss = loss.reshape(()) if loss.dim() else loss
                 total = loss if total is None else total + loss
@@ -91,7 +89,7 @@ class CapturedStep(BatchStep):
     def _compute(self, inputs: Sequence[Any], numbers: Dict[int, Any]) -> List[List[Any]]:
         parameters = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         results: List[List[Any]] = []
-        for step in self.recipe.steps:
+        for step in self.graph.steps:
             found = []
             for kind, *place in step.leaves:
                 if kind == "value":

@@ -15,7 +15,7 @@ from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, keep_inputs
-from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, Recipe, Recipes, describe_change
+from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, StepGraphs, describe_change
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, IPUOutOfMemoryError
@@ -42,7 +42,7 @@ _place: Callable[[Needed], Place] = operator.itemgetter(0)
 class _Compiled:
     """What the current program was compiled for."""
 
-    recipe: Recipe
+    graph: StepGraph
     count: int
     replicas: int
     outputs: Tuple[Place, ...]
@@ -54,11 +54,11 @@ class _Compiled:
     def returned(self) -> Dict[Place, int]:
         """Where in what comes back the values are: the loss, if it is one, is what the device's loss is."""
         places = {place: number for number, place in enumerate(self.outputs, 1)}
-        return places if self.recipe.loss is None else {**places, self.recipe.loss: 0}
+        return places if self.graph.loss is None else {**places, self.graph.loss: 0}
 
     def serves(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> bool:
         """Tell whether this program computes an update."""
-        if self.recipe is not batches[0].recipe or self.count != len(batches) or self.modes != modes:
+        if self.graph is not batches[0].graph or self.count != len(batches) or self.modes != modes:
             return False
         for batch in batches:
             if batch.numbers != self.numbers and not self._differ_where_they_may(batch):
@@ -67,7 +67,7 @@ class _Compiled:
 
     def computes_like(self, other: _Compiled) -> bool:
         """Tell whether another program differs in what comes back or in which numbers may change alone."""
-        return self.recipe is other.recipe and self.count == other.count and self.modes == other.modes
+        return self.graph is other.graph and self.count == other.count and self.modes == other.modes
 
     def _differ_where_they_may(self, batch: MicroBatch) -> bool:
         pairs = enumerate(zip(self.numbers, batch.numbers))
@@ -107,7 +107,7 @@ class CapturedTraining:
         self.zeroed: Optional[Line] = None
         self._base = settings.base_options()
         self._replicas = int(self._base.replication_factor)
-        self._recipes = Recipes()
+        self._graphs = StepGraphs()
         self._compiled: Optional[_Compiled] = None
         # What made the last update, be it compiled for another optimizer.
         self._last: Optional[_Compiled] = None
@@ -205,11 +205,11 @@ class CapturedTraining:
             CaptureError: It cannot be run as one device step.
             IPUOutOfMemoryError: It does not fit.
         """
-        batches = self._recipes.micro_batches(losses) if len(losses) > 1 else [self._recipes.micro_batch(losses)]
+        batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = _needed(batches)
         modes = self._modes_of(batches)
         if self.zeroed is not None:
-            self._check_zeroed(batches[0].recipe, modes)
+            self._check_zeroed(batches[0].graph, modes)
         traced = False
         if self._compiled is None or not self._compiled.serves(batches, needed, modes):
             kept = next((each for each in self._kept if each.compiled.serves(batches, needed, modes)), None)
@@ -252,12 +252,12 @@ class CapturedTraining:
         if program is not None:
             self.session.changes.follow_buffers(program)
 
-    def _check_zeroed(self, recipe: Recipe, modes: ModesThen) -> None:
+    def _check_zeroed(self, graph: StepGraph, modes: ModesThen) -> None:
         last = self._last
         if last is None:
             return
-        if last.recipe.body != recipe.body:
-            change = f"the body of the loop changed after that ({describe_change(last.recipe, recipe)})"
+        if last.graph.body != graph.body:
+            change = f"the body of the loop changed after that ({describe_change(last.graph, graph)})"
             moved = "weights that the new body does not use"
         elif any(before and not now for before, now in zip(last.modes.trained, modes.trained)):
             change, moved = "parameters were frozen after the update before", "the frozen ones"
@@ -273,7 +273,7 @@ class CapturedTraining:
         """Return whether each parameter has a gradient, from losses or else from the last update."""
         for loss in losses:
             for operation in loss.operations:
-                modes = operation.plan.modes
+                modes = operation.signature.modes
                 if modes is not None and modes.of is self.modes:
                     return modes.trained
         return (self.modes.now() if self._last is None else self._last.modes).trained
@@ -288,7 +288,7 @@ class CapturedTraining:
         modes: Optional[ModesThen] = None
         for batch in batches:
             for call in batch.operations:
-                others = call.plan.modes
+                others = call.signature.modes
                 if others is None or others is modes:
                     continue
                 if others.of is not self.modes:
@@ -320,10 +320,10 @@ class CapturedTraining:
             if any(batch.numbers[position] != numbers[position] for batch in batches)
         }
         return _Compiled(
-            batches[0].recipe,
+            batches[0].graph,
             count,
             math.gcd(count, replicas),
-            tuple(sorted({*map(_place, needed)} - {batches[0].recipe.loss})),
+            tuple(sorted({*map(_place, needed)} - {batches[0].graph.loss})),
             numbers,
             frozenset(variable),
             modes,
@@ -350,7 +350,7 @@ class CapturedTraining:
         modes = self.modes.now()
         if modes != wanted.modes:
             raise CaptureError(
-                f"The model was called at {wanted.recipe.called_at}, and before the update of that call at "
+                f"The model was called at {wanted.graph.called_at}, and before the update of that call at "
                 f"{current_line()} {wanted.modes.difference(modes)}. The device makes both together, and is compiled "
                 "with the model as it is now. Change it after optimizer.step(), or before the call."
             )
@@ -361,11 +361,11 @@ class CapturedTraining:
         if before is not None:
             wanted = _generalised(before, wanted)
             self._report(before, wanted)
-        if not wanted.recipe.inputs and not wanted.variable:
+        if not wanted.graph.inputs and not wanted.variable:
             raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
         step = CapturedStep(
             self.session.model,
-            wanted.recipe,
+            wanted.graph,
             wanted.outputs,
             wanted.numbers,
             wanted.variable,
@@ -403,8 +403,8 @@ class CapturedTraining:
         self.compilations += 1
 
     def _report(self, before: _Compiled, wanted: _Compiled) -> None:
-        if before.recipe.key != wanted.recipe.key:
-            what = describe_change(before.recipe, wanted.recipe)
+        if before.graph.key != wanted.graph.key:
+            what = describe_change(before.graph, wanted.graph)
         elif before.count != wanted.count:
             what = f"{wanted.count} micro-batches make an update, it was {before.count}"
         elif before.modes != wanted.modes:
@@ -425,7 +425,7 @@ class CapturedTraining:
 
 def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
     """Return what is wanted, extended by what the program before could do that costs little."""
-    if before.recipe.key != wanted.recipe.key:
+    if before.graph.key != wanted.graph.key:
         return wanted
     changed = {position for position, pair in enumerate(zip(before.numbers, wanted.numbers)) if pair[0] != pair[1]}
     return dataclasses.replace(

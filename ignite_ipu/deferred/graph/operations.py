@@ -19,11 +19,11 @@ from ignite_ipu.program.user_code import Line
 
 __all__ = [
     "CLOCK",
+    "CallSignature",
     "Input",
     "ModesThen",
     "Number",
     "Operation",
-    "Plan",
     "Shape",
     "Value",
     "by_number",
@@ -265,8 +265,8 @@ class ModesThen(NamedTuple):
         return f"Python values that its code reads have changed ({', '.join(dict.fromkeys(names)) or 'others'})"
 
 
-class Plan:
-    """What all calls of one kind have in common; calls are of one kind if they have the same plan object.
+class CallSignature:
+    """What all calls of one kind have in common; calls are of one kind if they have the same signature object.
 
     Attributes:
         function: What is called; None for a captured model.
@@ -308,7 +308,7 @@ class Operation:
 
     Attributes:
         number: Grows in the order of the calls.
-        plan: What is called, and how.
+        signature: What is called, and how.
         model: The captured model that is called, None for a function.
         leaves: `Value`, `Input` or `Number` for every leaf of the arguments.
         results: Weakly, the values it gives.
@@ -318,12 +318,12 @@ class Operation:
         kept: What is of no use once nobody can run this any more; not set where there is nothing.
     """
 
-    __slots__ = ("__weakref__", "done", "kept", "leaves", "line", "model", "number", "plan", "problem", "results")
+    __slots__ = ("__weakref__", "done", "kept", "leaves", "line", "model", "number", "problem", "results", "signature")
     kept: List[Any]
 
-    def __init__(self, plan: Plan, model: Optional[Captured], leaves: Sequence[Any], line: Line) -> None:
+    def __init__(self, signature: CallSignature, model: Optional[Captured], leaves: Sequence[Any], line: Line) -> None:
         self.number = CLOCK.now = CLOCK.now + 1
-        self.plan = plan
+        self.signature = signature
         self.model = model
         self.leaves = leaves
         self.line = line
@@ -334,13 +334,13 @@ class Operation:
             if type(leaf) is Value:
                 reference = weakref.ref(self)
                 leaf.consumers.append(reference)
-                if plan.aliases:
+                if signature.aliases:
                     leaf.viewed = True
 
     @property
     def name(self) -> str:
         """What messages call it."""
-        return "the model" if self.plan.function is None else name_of(self.plan.function)
+        return "the model" if self.signature.function is None else name_of(self.signature.function)
 
     @property
     def computable(self) -> bool:
@@ -349,7 +349,7 @@ class Operation:
 
     def give(self) -> List[Value]:
         """Return the values of the results."""
-        values = [Value(self, index, shape) for index, shape in enumerate(self.plan.shapes)]
+        values = [Value(self, index, shape) for index, shape in enumerate(self.signature.shapes)]
         self.results = [weakref.ref(value) for value in values]
         return values
 
@@ -367,7 +367,7 @@ class Operation:
         waiting = [self]
         while waiting:
             operation = waiting.pop()
-            if operation.done or operation.plan.function is None or operation.number > CLOCK.settled:
+            if operation.done or operation.signature.function is None or operation.number > CLOCK.settled:
                 return None
             for leaf in operation.leaves:
                 if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
@@ -377,8 +377,8 @@ class Operation:
 
     def _compute_own(self) -> None:
         leaves = [self._on_host(leaf) for leaf in self.leaves]
-        args, kwargs = put_together(self.plan.structure, leaves)
-        function = self.plan.function
+        args, kwargs = put_together(self.signature.structure, leaves)
+        function = self.signature.function
         assert function is not None
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)

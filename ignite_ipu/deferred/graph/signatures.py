@@ -1,7 +1,7 @@
-"""The plans of recorded calls: found once for each kind of call, and then by looking at its arguments alone.
+"""The signatures of recorded calls: found once for each kind of call, and then by looking at its arguments alone.
 
 A loop makes the same calls in every iteration. What a call gives is found out by making it on PyTorch's meta device the
-first time; afterwards its arguments lead to the plan, and recording costs nothing that grows with the model.
+first time; afterwards its arguments lead to the signature, and recording costs nothing that grows with the model.
 """
 
 from __future__ import annotations
@@ -25,13 +25,21 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.deferred.graph.operations import CLOCK, Input, ModesThen, Number, Plan, Shape, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Input, ModesThen, Number, Shape, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
 from ignite_ipu.deferred.graph.structure import PLAIN, Structure, is_tensor, put_together, take_apart
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["KEYWORDS", "Plans", "PlansByModes", "changing_numbers", "inferred_plan", "keywords_of", "seen_before"]
+__all__ = [
+    "KEYWORDS",
+    "Signatures",
+    "SignaturesByModes",
+    "changing_numbers",
+    "inferred_signature",
+    "keywords_of",
+    "seen_before",
+]
 
 _META = torch.device("meta")
 # What follows in errors of PyTorch 2.0 is a list of its backends.
@@ -47,28 +55,28 @@ _WHOLE: FrozenSet[type] = frozenset(
     [int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 )
 _TENSOR = torch.Tensor
-_INFERRED: Dict[Hashable, Plan] = {}
+_INFERRED: Dict[Hashable, CallSignature] = {}
 
 
-class Plans:
-    """Plans by the arguments of calls.
+class Signatures:
+    """Signatures by the arguments of calls.
 
     Args:
         deferred: The class of tensors that have no value yet.
 
     Attributes:
-        templates: Plans by the structure and the shapes of arguments.
+        templates: Signatures by the structure and the shapes of arguments.
     """
 
     def __init__(self, deferred: type) -> None:
         self._deferred = deferred
-        self._plans: Dict[Hashable, Plan] = {}
-        self.templates: Dict[Hashable, Plan] = {}
+        self._signatures: Dict[Hashable, CallSignature] = {}
+        self.templates: Dict[Hashable, CallSignature] = {}
 
     def look_up(
         self, key: List[Any], values: Iterable[Any], leaves: List[Any], numbers: Container[type]
-    ) -> Optional[Plan]:
-        """Return the plan of a call, None if it is the first of its kind or takes more than a look at its arguments.
+    ) -> Optional[CallSignature]:
+        """Return the signature of a call, None for the first of its kind and one that takes more than this look.
 
         Args:
             key: What distinguishes the call besides its arguments; grows by what these contribute, and is empty
@@ -109,17 +117,17 @@ class Plans:
                 break
             leaves.append(Input(tensor))
         else:
-            return self._plans.get(tuple(key))
+            return self._signatures.get(tuple(key))
         key.clear()
         return None
 
-    def learn(self, key: List[Any], values: Iterable[Any], numbers: Container[type], plan: Plan) -> None:
-        """Remember the plan of a call that was recorded the long way; the other arguments are those of `look_up`."""
+    def learn(self, key: List[Any], values: Iterable[Any], numbers: Container[type], signature: CallSignature) -> None:
+        """Remember the signature of a call that was recorded the long way; else as `look_up`."""
         self.look_up(key, values, [], numbers)
         if key:
-            if len(self._plans) >= _MOST:
-                self._plans.clear()
-            self._plans[tuple(key)] = plan
+            if len(self._signatures) >= _MOST:
+                self._signatures.clear()
+            self._signatures[tuple(key)] = signature
 
 
 class Keywords:
@@ -149,27 +157,27 @@ def keywords_of(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Keyw
     return KEYWORDS[key]
 
 
-class PlansByModes:
-    """The plans of a model's calls, which may return something else in other modes.
+class SignaturesByModes:
+    """The signatures of a model's calls, which may return something else in other modes.
 
     Args:
-        deferred: As for `Plans`.
+        deferred: As for `Signatures`.
 
     Attributes:
-        modes, last: The modes that were asked for last, None at first, and their plans.
+        modes, last: The modes that were asked for last, None at first, and their signatures.
     """
 
     def __init__(self, deferred: type) -> None:
         self._deferred = deferred
         self.modes: Optional[ModesThen] = None
-        self.last = Plans(deferred)
-        self._known: List[Tuple[ModesThen, Plans]] = []
+        self.last = Signatures(deferred)
+        self._known: List[Tuple[ModesThen, Signatures]] = []
 
-    def of(self, modes: ModesThen) -> Plans:
-        """Return the plans of calls in these modes."""
+    def of(self, modes: ModesThen) -> Signatures:
+        """Return the signatures of calls in these modes."""
         found = next((known for known in self._known if known[0] == modes), None)
         if found is None:
-            found = (modes, Plans(self._deferred))
+            found = (modes, Signatures(self._deferred))
             del self._known[_MOST_MODES - 1 :]
         else:
             self._known.remove(found)
@@ -178,20 +186,22 @@ class PlansByModes:
         return self.last
 
 
-def seen_before(plans: Dict[Hashable, Plan], key: Hashable, make: Callable[[], Plan]) -> Plan:
-    """Return the plan for a key, made the first time."""
-    plan = plans.get(key)
-    if plan is None:
-        if len(plans) >= _MOST:
-            plans.clear()
-        plan = plans[key] = make()
-    return plan
+def seen_before(
+    signatures: Dict[Hashable, CallSignature], key: Hashable, make: Callable[[], CallSignature]
+) -> CallSignature:
+    """Return the signature for a key, made the first time."""
+    signature = signatures.get(key)
+    if signature is None:
+        if len(signatures) >= _MOST:
+            signatures.clear()
+        signature = signatures[key] = make()
+    return signature
 
 
-def inferred_plan(
+def inferred_signature(
     function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
-) -> Plan:
-    """Return the plan of a call, found by making it on the meta device the first time.
+) -> CallSignature:
+    """Return the signature of a call, found by making it on the meta device the first time.
 
     Raises:
         CaptureError: The shape of a result depends on values, or the device could not compute the call.
@@ -217,7 +227,7 @@ def changing_numbers(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def _inferred(
     function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
-) -> Plan:
+) -> CallSignature:
     metas = [leaf.value if isinstance(leaf, Number) else leaf.shape.meta() for leaf in leaves]
     storages = {meta.untyped_storage()._cdata for meta in metas if isinstance(meta, torch.Tensor)}
     args, kwargs = put_together(structure, metas)
@@ -239,7 +249,7 @@ def _inferred(
     tensors: List[torch.Tensor] = []
     result_structure = take_apart(result, tensors)
     shapes = [Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors]
-    return Plan(function, structure, grad, result_structure, shapes)
+    return CallSignature(function, structure, grad, result_structure, shapes)
 
 
 def _ctc_loss(

@@ -1,4 +1,4 @@
-"""From recorded operations to a recipe: what the losses of a weight update are computed from, in a comparable form."""
+"""From recorded operations to a graph: what the losses of a weight update are computed from, in a comparable form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Value
 from ignite_ipu.deferred.graph.structure import Structure
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["CALLS", "Loss", "MicroBatch", "Recipe", "RecipeStep", "Recipes", "ancestors", "describe_change"]
+__all__ = ["CALLS", "GraphNode", "Loss", "MicroBatch", "StepGraph", "StepGraphs", "ancestors", "describe_change"]
 
 _MOST = 1024
 _BITS = 20
@@ -37,8 +37,8 @@ CALLS = _Calls()
 
 
 @dataclasses.dataclass(frozen=True)
-class RecipeStep:
-    """One operation of a recipe.
+class GraphNode:
+    """One operation of a graph.
 
     Attributes:
         function: What to call; None for the model.
@@ -64,7 +64,7 @@ class RecipeStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class StepGraph:
     """What one micro-batch computes.
 
     Attributes:
@@ -75,7 +75,7 @@ class Recipe:
         loss: The loss if it is what the device's loss is: alone, and without dimensions.
     """
 
-    steps: Tuple[RecipeStep, ...]
+    steps: Tuple[GraphNode, ...]
     losses: Tuple[Tuple[int, int], ...]
     inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
     numbers: int
@@ -83,7 +83,7 @@ class Recipe:
 
     @functools.cached_property
     def key(self) -> Hashable:
-        """Equal for recipes that compile to the same program."""
+        """Equal for graphs that compile to the same program."""
         return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
 
     @property
@@ -93,7 +93,7 @@ class Recipe:
 
     @functools.cached_property
     def body(self) -> Hashable:
-        """Equal for recipes that differ in the shapes of tensors alone, as that of an incomplete batch does."""
+        """Equal for graphs that differ in the shapes of tensors alone, as that of an incomplete batch does."""
         return tuple([(step.function, step.structure.key, step.grad, step.part) for step in self.steps])
 
 
@@ -121,18 +121,18 @@ class MicroBatch:
 
     Attributes:
         operations: In order.
-        recipe: Their comparable form: one object for all micro-batches that compute the same.
-        inputs: The tensors, in the order of the recipe's inputs.
-        numbers: The floats, in the order of the recipe's numbers.
+        graph: Their comparable form: one object for all micro-batches that compute the same.
+        inputs: The tensors, in the order of the graph's inputs.
+        numbers: The floats, in the order of the graph's numbers.
     """
 
-    __slots__ = ("inputs", "numbers", "operations", "recipe")
+    __slots__ = ("graph", "inputs", "numbers", "operations")
 
     def __init__(
-        self, operations: Sequence[Operation], recipe: Recipe, inputs: Sequence[Input], numbers: Tuple[float, ...]
+        self, operations: Sequence[Operation], graph: StepGraph, inputs: Sequence[Input], numbers: Tuple[float, ...]
     ) -> None:
         self.operations = operations
-        self.recipe = recipe
+        self.graph = graph
         self.inputs = inputs
         self.numbers = numbers
 
@@ -148,15 +148,15 @@ class MicroBatch:
         return list(map(_tensor, self.inputs))
 
 
-class Recipes:
-    """The recipes of one model's micro-batches, each made once.
+class StepGraphs:
+    """The graphs of one model's micro-batches, each made once.
 
-    A micro-batch is recognised by its trail: the plans of its operations, and where their arguments come from.
+    A micro-batch is recognised by its trail: the signatures of its operations, and where their arguments come from.
     """
 
     def __init__(self) -> None:
-        self._by_trail: Dict[Tuple[Any, ...], Recipe] = {}
-        self._by_key: Dict[Hashable, Recipe] = {}
+        self._by_trail: Dict[Tuple[Any, ...], StepGraph] = {}
+        self._by_key: Dict[Hashable, StepGraph] = {}
 
     def micro_batch(self, losses: Sequence[Loss]) -> MicroBatch:
         """Return the one micro-batch that computes all these losses."""
@@ -173,7 +173,7 @@ class Recipes:
         # of operations are numbers from 0, inputs numbers below 0, parameters their names, and floats None.
         for position, operation in enumerate(operations):
             positions[operation] = position
-            trail.append(operation.plan)
+            trail.append(operation.signature)
             for leaf in operation.leaves:
                 kind = type(leaf)
                 if kind is Value:
@@ -198,17 +198,17 @@ class Recipes:
         for loss in losses:
             trail.append(positions[loss.value.operation] << _BITS | loss.value.index)
         known = tuple(trail)
-        recipe = self._by_trail.get(known)
-        if recipe is None:
+        graph = self._by_trail.get(known)
+        if graph is None:
             if len(self._by_trail) >= _MOST:
                 self._by_trail.clear()
                 self._by_key.clear()
-            made = _recipe(operations, trail, inputs, losses)
-            recipe = self._by_trail[known] = self._by_key.setdefault(made.key, made)
-        return MicroBatch(operations, recipe, inputs, tuple(numbers))
+            made = _step_graph(operations, trail, inputs, losses)
+            graph = self._by_trail[known] = self._by_key.setdefault(made.key, made)
+        return MicroBatch(operations, graph, inputs, tuple(numbers))
 
     def micro_batches(self, losses: Sequence[Loss]) -> List[MicroBatch]:
-        """Return the micro-batches of a weight update, which all have one recipe, since a device call repeats it.
+        """Return the micro-batches of a weight update, which all have one graph, since a device call repeats it.
 
         Gradients of several backward calls add up, so losses that share a call of the model are one loss, their sum.
         """
@@ -222,7 +222,7 @@ class Recipes:
             for member in groups[number]:
                 group_of.update(dict.fromkeys(member.operations, number))
         batches = [self.micro_batch(members) for members in groups.values()]
-        if len({id(batch.recipe) for batch in batches}) > 1:
+        if len({id(batch.graph) for batch in batches}) > 1:
             return [self.micro_batch(losses)]
         return sorted(batches, key=lambda batch: batch.operations[0].number)
 
@@ -239,8 +239,8 @@ def ancestors(value: Value) -> List[Operation]:
     return sorted(found, key=by_number)
 
 
-def describe_change(old: Recipe, new: Recipe) -> str:
-    """Return in words how a recipe differs from the one that was compiled."""
+def describe_change(old: StepGraph, new: StepGraph) -> str:
+    """Return in words how a graph differs from the one that was compiled."""
     for before, after in zip(old.steps, new.steps):
         if before.key != after.key:
             if before.function is not after.function:
@@ -266,14 +266,14 @@ def _name_of(parameter: Input) -> str:
     return f"{path}.{parameter.parameter}" if path else str(parameter.parameter)
 
 
-def _recipe(
+def _step_graph(
     operations: Sequence[Operation], trail: Sequence[Any], inputs: Sequence[Input], losses: Sequence[Loss]
-) -> Recipe:
+) -> StepGraph:
     sources = iter(trail)
     steps = []
     numbers = 0
     for operation in operations:
-        plan = next(sources)
+        signature = next(sources)
         leaves: List[Tuple[Any, ...]] = []
         for _ in operation.leaves:
             source = next(sources)
@@ -285,9 +285,11 @@ def _recipe(
             else:
                 leaves.append(("value", *_place(source)) if source >= 0 else ("input", ~source))
         part = "" if operation.model is None else operation.model.path
-        steps.append(RecipeStep(plan.function, plan.structure, tuple(leaves), plan.grad, operation.line, part))
+        steps.append(
+            GraphNode(signature.function, signature.structure, tuple(leaves), signature.grad, operation.line, part)
+        )
     places = tuple([_place(next(sources)) for _ in losses])
-    return Recipe(
+    return StepGraph(
         tuple(steps),
         places,
         tuple([(item.shape.size, item.shape.dtype) for item in inputs]),
@@ -300,7 +302,7 @@ def _place(source: int) -> Tuple[int, int]:
     return source >> _BITS, source & ((1 << _BITS) - 1)
 
 
-def _named(step: RecipeStep) -> str:
+def _named(step: GraphNode) -> str:
     name = "the call of the model" if step.function is None else getattr(step.function, "__name__", "a function")
     return f"{name.strip('_')} ({step.line})"
 

@@ -6,7 +6,7 @@ from typing import Iterable, Union
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import Operation, Plan, Shape
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Shape
 from ignite_ipu.deferred.graph.structure import take_apart
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.tensor.tensor import deferred_results
@@ -45,6 +45,6 @@ def gradient_norm() -> torch.Tensor:
     return norm
 
 
-_NORM = Plan(
+_NORM = CallSignature(
     None, take_apart(((), {}), []), False, take_apart(torch.empty(()), []), [Shape((), (), torch.float32, False)]
 )

@@ -8,10 +8,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ignite_ipu.deferred.compiled.packing import PackingGuard
-from ignite_ipu.deferred.compiled.replaced_buffers import HeldBuffers
+from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, PackingGuard
 from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
-from ignite_ipu.deferred.tensor.gradient_refusals import DerivativeGuard
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import natively
 from ignite_ipu.program.forward.gradient_hooks import GradientHookGuard

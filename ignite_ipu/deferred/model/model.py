@@ -15,9 +15,9 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import ModesThen, Operation, Plan, Shape, Value, keep_inputs
+from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Operation, Shape, Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import own, parameter_of
-from ignite_ipu.deferred.graph.signatures import PlansByModes, seen_before
+from ignite_ipu.deferred.graph.signatures import SignaturesByModes, seen_before
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import Structure, take_apart, take_call_apart
 from ignite_ipu.deferred.model.capturing_class import release_class
@@ -85,8 +85,8 @@ class CapturedModel:
         self._early: Optional[EarlyUpdate] = None
         # Where the last update was made, as long as its gradients have not been cleared.
         self._uncleared: Optional[Line] = None
-        self._plans = PlansByModes(DeferredTensor)
-        self._plans_without_gradients = PlansByModes(DeferredTensor)
+        # Without and with gradients.
+        self._signatures = SignaturesByModes(DeferredTensor), SignaturesByModes(DeferredTensor)
         self._tensors: Dict[str, torch.Tensor] = {}
         self._gradients: DeviceGradients
         if part_of is not None:
@@ -129,16 +129,16 @@ class CapturedModel:
             CaptureError: PyTorch transforms the call, or replaces weights for it.
         """
         refuse_transforms(self)
-        if torch.is_grad_enabled() and self.model.training:
-            return self._record(args, kwargs, self._plans)
-        if self.continues_a_step(args, kwargs):
+        grad = torch.is_grad_enabled()
+        if not (grad and self.model.training):
+            if not self.continues_a_step(args, kwargs):
+                whole = self.whole
+                whole._buffer_writes.check_evaluation(self)
+                output = whole.evaluation.run(args, kwargs, self.model)
+                return with_gradients(output, (args, kwargs), is_trained(self.model)) if grad else output
             if not self.is_frozen:
                 raise self._not_frozen()
-            return self._record(args, kwargs, self._plans if torch.is_grad_enabled() else self._plans_without_gradients)
-        whole = self.whole
-        whole._buffer_writes.check_evaluation(self)
-        output = whole.evaluation.run(args, kwargs, self.model)
-        return with_gradients(output, (args, kwargs), is_trained(self.model)) if torch.is_grad_enabled() else output
+        return self._record(args, kwargs, self._signatures[grad])
 
     def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         """Tell whether the model is called with what a step has yet to compute."""
@@ -160,43 +160,47 @@ class CapturedModel:
             "mode), or with requires_grad_(False) on all its parameters."
         )
 
-    def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: PlansByModes) -> Any:
+    def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: SignaturesByModes) -> Any:
         whole, line = self.whole, current_line(above=3)
         whole._edits.look()
         modes = whole.training.modes.now()
-        plans = known.last if modes is known.modes else known.of(modes)
+        signatures = known.last if modes is known.modes else known.of(modes)
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
-        plan = plans.look_up([len(args), *kwargs], values, leaves, ())
-        if plan is None:
-            plan, leaves = self._found_out(known, args, kwargs, line)
-        operation = Operation(plan, self, leaves, line)
-        if plan.writes:
+        signature = signatures.look_up([len(args), *kwargs], values, leaves, ())
+        if signature is None:
+            signature, leaves = self._found_out(known, args, kwargs, line)
+        operation = Operation(signature, self, leaves, line)
+        if signature.writes:
             whole._buffer_writes.note(operation)
         return deferred_results(operation)
 
     def _found_out(
-        self, known: PlansByModes, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line
-    ) -> Tuple[Plan, List[Any]]:
-        """Return the plan of a call that takes more than a look at its arguments, and their leaves."""
+        self, known: SignaturesByModes, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line
+    ) -> Tuple[CallSignature, List[Any]]:
+        """Return the signature of a call that takes more than a look at its arguments, and their leaves."""
         found: List[Any] = []
-        plans = known.last
+        signatures = known.last
         structure = take_call_apart(args, kwargs, found)
         with torch._C.DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
-            plan = plans.templates.get(key)
-            if plan is None:
+            signature = signatures.templates.get(key)
+            if signature is None:
                 called = self._called_on_host(structure, leaves)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 self.whole._edits.look()
                 modes = self.whole.training.modes.now()
-                plans = known.of(modes)
-                plan = seen_before(plans.templates, key, lambda: self._plan(structure, leaves, called, modes))
-            plans.learn([len(args), *kwargs], (*args, *kwargs.values()), (), plan)
-            return plan, leaves
+                signatures = known.of(modes)
+                signature = seen_before(
+                    signatures.templates, key, lambda: self._signature_of(structure, leaves, called, modes)
+                )
+            signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
+            return signature, leaves
 
-    def _plan(self, structure: Structure, leaves: List[Any], called: HostCall, modes: ModesThen) -> Plan:
+    def _signature_of(
+        self, structure: Structure, leaves: List[Any], called: HostCall, modes: ModesThen
+    ) -> CallSignature:
         tensors: List[torch.Tensor] = []
         result = take_apart(called.output, tensors)
         grad = torch.is_grad_enabled()
@@ -205,7 +209,7 @@ class CapturedModel:
         aliases = [part in called.shared or memory.count(part) > 1 for part in memory]
         pairs = zip(tensors, aliases)
         shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
-        return Plan(None, structure, grad, result, shapes, modes, called.writes)
+        return CallSignature(None, structure, grad, result, shapes, modes, called.writes)
 
     def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
         """Find out what the model returns and writes by calling it on the host, without a trace there.

@@ -42,7 +42,7 @@ class BufferWrites:
 
     def note(self, operation: Operation) -> None:
         """Note a call that writes."""
-        self.waiting[operation.number] = (operation.line, operation.plan.writes)
+        self.waiting[operation.number] = (operation.line, operation.signature.writes)
 
     def take_over(self, other: BufferWrites) -> None:
         """Take over the calls of a model that is a part of this one now."""

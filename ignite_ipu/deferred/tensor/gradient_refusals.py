@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, List
 
 import torch
 
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.errors import CaptureError, listed
-from ignite_ipu.program.function_mode import FunctionGuard
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.program.user_code import Line
 
-__all__ = ["ON_THE_HOST", "DerivativeGuard", "refuse_weights_of_the_host"]
+__all__ = ["ON_THE_HOST", "refuse_weights_of_the_host"]
 
+ON_THE_HOST = (
+    "Gradients of inputs do not exist on the device: take them on the host, from a copy of the model, "
+    "copy.deepcopy(model), which is an ordinary one with the newest weights. A loss that is computed from them is "
+    "trained on the host."
+)
 _REMEDY = (
     "For c * sum(p.pow(2)), give an optimizer that adds weight_decay to gradients (SGD, Adam, RMSprop) "
     "weight_decay=2 * c. Anything else, compute in a forward that is captured: prepare a module whose forward returns "
@@ -54,24 +58,3 @@ def _weights_behind(tensor: torch.Tensor) -> List[str]:
             names.append(owner[1])
         waiting += [before for before, _ in node.next_functions]
     return sorted(names)
-
-
-ON_THE_HOST = (
-    "Gradients of inputs do not exist on the device: take them on the host, from a copy of the model, "
-    "copy.deepcopy(model), which is an ordinary one with the newest weights. A loss that is computed from them is "
-    "trained on the host."
-)
-_FUNCTIONS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
-
-
-class DerivativeGuard(FunctionGuard):
-    """Refuses backward passes in its `with` block, where a model is called for a look or traced."""
-
-    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Refuse to differentiate."""
-        if func in _FUNCTIONS:
-            raise CaptureError(
-                f"{func.__name__}() at {current_line()} differentiates within the forward of a model, but a compiled "
-                "program has one backward pass, that of its loss. Write the derivative out in forward. "
-                f"{ON_THE_HOST}"
-            )

@@ -11,7 +11,7 @@ from torch.overrides import enable_reentrant_dispatch
 
 from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
-from ignite_ipu.deferred.graph.signatures import KEYWORDS, Plans, changing_numbers, inferred_plan, keywords_of
+from ignite_ipu.deferred.graph.signatures import KEYWORDS, Signatures, changing_numbers, inferred_signature, keywords_of
 from ignite_ipu.deferred.graph.structure import PLAIN, put_together, take_apart, take_call_apart, words
 from ignite_ipu.deferred.tensor.buffer_writes import NORMALISATIONS, refuse_statistics
 from ignite_ipu.deferred.tensor.frames import is_argument_check
@@ -92,9 +92,9 @@ class DeferredTensor(torch.Tensor):
                         numbers = ()
                     key += (len(args), *kwargs)
                     values = (*args, *kwargs.values())
-            plan = _PLANS.look_up(key, values, leaves, numbers)
-            if plan is not None:
-                return deferred_results(Operation(plan, None, leaves, current_line(above=1)))
+            signature = _SIGNATURES.look_up(key, values, leaves, numbers)
+            if signature is not None:
+                return deferred_results(Operation(signature, None, leaves, current_line(above=1)))
         if WrittenTensor in types:
             args, kwargs = in_place_of_written(args, kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():
@@ -201,12 +201,12 @@ def as_leaf(value: Any, line: Line) -> Any:
 
 def deferred_results(operation: Operation) -> Any:
     """Return the results of an operation as the user gets them."""
-    plan = operation.plan
-    if plan.single:
-        value = Value(operation, 0, plan.shapes[0])
+    signature = operation.signature
+    if signature.single:
+        value = Value(operation, 0, signature.shapes[0])
         operation.results = (weakref.ref(value),)
         return _tensor_of(value)
-    return put_together(plan.result, [_tensor_of(value) for value in operation.give()])
+    return put_together(signature.result, [_tensor_of(value) for value in operation.give()])
 
 
 def _tensor_of(value: Value) -> DeferredTensor:
@@ -362,13 +362,13 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         refuse_statistics(func, name, args, kwargs, line)
     leaves = [as_leaf(leaf, line) for leaf in leaves]
     grad = torch.is_grad_enabled()
-    plan = inferred_plan(func, structure, leaves, grad, line)
+    signature = inferred_signature(func, structure, leaves, grad, line)
     start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
-    _PLANS.learn(start, (*args, *kwargs.values()), numbers, plan)
+    _SIGNATURES.learn(start, (*args, *kwargs.values()), numbers, signature)
     if kwargs and not numbers and _ALPHA not in kwargs and PLAIN.issuperset(map(type, kwargs.values())):
-        _PLANS.learn([keywords_of(func, kwargs), grad], args, numbers, plan)
+        _SIGNATURES.learn([keywords_of(func, kwargs), grad], args, numbers, signature)
     _RECORDED[func] = _RECORDED.get(func, numbers) | numbers
-    return deferred_results(Operation(plan, None, leaves, line))
+    return deferred_results(Operation(signature, None, leaves, line))
 
 
 def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
@@ -487,4 +487,4 @@ def _read(value: Value, what: str) -> torch.Tensor:
     return value.get()
 
 
-_PLANS = Plans(DeferredTensor)
+_SIGNATURES = Signatures(DeferredTensor)

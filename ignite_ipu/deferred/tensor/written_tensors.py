@@ -119,7 +119,7 @@ def _kept(write: _Write) -> _Given:
 
 def _kept_by_calls(write: _Write) -> _Given:
     """Return what gives a write as long as somebody can run the calls of models that its value depends on."""
-    calls = [each for each in ancestors(write.value) if each.plan.function is None and not each.done]
+    calls = [each for each in ancestors(write.value) if each.signature.function is None and not each.done]
     for call in calls:
         call.kept = [*getattr(call, "kept", ()), write]
     return weakref.ref(write) if calls else _kept(write)

@@ -1,0 +1,79 @@
+"""Forwards that no compiled program can follow: packed sequences, derivatives, and buffers that are replaced."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
+from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.program.function_mode import FunctionGuard
+from ignite_ipu.program.user_code import current_line
+
+__all__ = ["DerivativeGuard", "HeldBuffers", "PackingGuard"]
+
+_PACK = torch._VF._pack_padded_sequence
+_DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+
+
+class PackingGuard(FunctionGuard):
+    """Refuses `pack_padded_sequence` in its `with` block, where a model is called for a look or traced."""
+
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Refuse to pack sequences."""
+        if func is _PACK:
+            raise CaptureError(
+                f"pack_padded_sequence at {current_line()} makes a tensor whose shape depends on the lengths, and a "
+                "compiled program has fixed shapes. Leave out the packing, which computes the same up to each "
+                "sequence's end, and take what is wanted from there: output[torch.arange(n), lengths - 1] is the last "
+                "output, and a mask of the lengths leaves the padding out of sums. (The backward direction of a "
+                "bidirectional layer sees the padding first.)"
+            )
+
+
+class DerivativeGuard(FunctionGuard):
+    """Refuses backward passes in its `with` block, where a model is called for a look or traced."""
+
+    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Refuse to differentiate."""
+        if func in _DERIVATIVES:
+            raise CaptureError(
+                f"{func.__name__}() at {current_line()} differentiates within the forward of a model, but a compiled "
+                "program has one backward pass, that of its loss. Write the derivative out in forward. "
+                f"{ON_THE_HOST}"
+            )
+
+
+class HeldBuffers:
+    """A model's buffers before a call, in whose place its code may not put others, as for a cache that grows.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._name = type(model).__name__
+        # A look into __dict__ in the ordinary way counts as a read of all attributes.
+        found: List[Dict[str, Any]] = [object.__getattribute__(module, "__dict__") for module in model.modules()]
+        self._attributes: List[Tuple[Dict[str, Any], Dict[str, Any]]] = [(each, dict(each)) for each in found]
+
+    def check(self, before: Dict[str, torch.Tensor], after: Dict[str, torch.Tensor]) -> None:
+        """Refuse a call that has replaced buffers, and put back the attributes in which it may have noted that.
+
+        Raises:
+            CaptureError: It has.
+        """
+        replaced = [path for path, buffer in before.items() if after.get(path) is not buffer]
+        if not replaced:
+            return
+        for now, then in self._attributes:
+            now.clear()
+            now.update(then)
+        raise CaptureError(
+            f"The forward of {self._name}, called at {current_line()}, puts another tensor in the place of the buffer "
+            f"{listed(replaced)}, but a device keeps the tensor that the model was prepared with. Write into that in "
+            "place (copy_()); or, where it is a cache that grows, make it long enough before the model is prepared, as "
+            "by a call with the longest input."
+        )
