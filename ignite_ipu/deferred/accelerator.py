@@ -256,7 +256,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         # `model.parameters()` can be gone through once.
         one, all_of_them = (parameters,) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
         model = self._model_of(one)
-        check_all_parameters(model, all_of_them)
+        if not model.training.prepared:
+            check_all_parameters(model, all_of_them)
         model.training.clip(float(max_norm), float(norm_type))
         return gradient_norm()
 

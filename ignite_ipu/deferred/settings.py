@@ -1,4 +1,4 @@
-"""What a user may say about a captured step."""
+"""Settings of captured steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ from ignite_ipu import backend
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.options import training_options
 
-__all__ = ["CaptureSettings"]
+__all__ = ["CaptureObserver", "CaptureSettings"]
+
+
+class CaptureObserver:
+    """Follows captured models. Its methods do nothing; subclasses override them, and may raise to refuse."""
+
+    def captured(self, model: Any) -> None:
+        """Note that a `CapturedModel` captures its model's calls from now on."""
+
+    def called(self, model: Any, recorded: bool) -> None:
+        """Note a call of a captured model, which is recorded for the device's step or runs an inference program."""
+
+    def went_backward(self, model: Any) -> None:
+        """Note that a loss of a captured model went backward."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +38,7 @@ class CaptureSettings:
         seed: Of the device's random numbers; seeds the host's torch, too.
         share_ipus: Let training and evaluation take turns on the same IPUs.
         half_products: Compute matrix products and convolutions in half precision.
+        observer: Follows the captured models.
     """
 
     options: Optional[Any] = None
@@ -36,6 +50,7 @@ class CaptureSettings:
     seed: Optional[int] = None
     share_ipus: bool = False
     half_products: bool = False
+    observer: CaptureObserver = dataclasses.field(default_factory=CaptureObserver)
 
     def base_options(self) -> Any:
         """Return the training options that every program's own are derived from.

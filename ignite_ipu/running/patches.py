@@ -1,11 +1,16 @@
-"""Attributes replaced for a while, and put back in the opposite order."""
+"""Attributes replaced for a while, and put back in the opposite order; some for the calls of a script alone."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any, Callable, Dict, List
+from types import FrameType
+from typing import Any, Callable, Dict, List, Optional
 
-__all__ = ["Patches"]
+from ignite_ipu.running.journal import Journal
+from ignite_ipu.running.ownership import ScriptCode
+
+__all__ = ["Patches", "Substitutes"]
 
 _ABSENT = object()
 
@@ -56,3 +61,62 @@ class Patches:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+class Substitutes(Patches):
+    """Substitutes for what a script calls, until `undo`.
+
+    Args:
+        code: What is the script's own.
+        journal: Where substitutions and refusals go.
+    """
+
+    def __init__(self, code: ScriptCode, journal: Journal) -> None:
+        super().__init__()
+        self.code = code
+        self.journal = journal
+
+    def own_calls(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Let `call(line, original, *args, **kwargs)` answer the script's own calls; others are as before."""
+        self.set(owner, name, self.of_own_calls(getattr(owner, name), call))
+
+    def of_own_calls(self, original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that does what `own_calls` says."""
+
+        @functools.wraps(original)
+        def substitute(*args: Any, **kwargs: Any) -> Any:
+            line = self.code.line_of(sys._getframe(1))
+            return original(*args, **kwargs) if line is None else call(line, original, *args, **kwargs)
+
+        return substitute
+
+    def answer(self, owner: Any, name: str, text: str, answer: Any = None) -> None:
+        """Answer calls from the script's own lines with a value; None leaves them out."""
+
+        def answered(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+            self.journal.note(line, text, "left out" if answer is None else repr(answer))
+            return answer
+
+        self.own_calls(owner, name, answered)
+
+    def refuse(self, owner: Any, name: str, text: str, reason: str) -> None:
+        """Refuse calls from the script's own lines."""
+
+        def refused(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+            raise self.journal.refuse(line, text, reason)
+
+        self.own_calls(owner, name, refused)
+
+    def maps(self, frame: Optional[FrameType], text: str, became: str, of_libraries: bool = False) -> bool:
+        """Tell whether a call is the script's or passed on for it, and note what it became if so.
+
+        Args:
+            frame: Who calls.
+            text: What is called.
+            became: What it means now.
+            of_libraries: Whether calls of any library count as the script's.
+        """
+        line, own = self.code.line_behind(frame)
+        if own or of_libraries:
+            self.journal.note(line, text, became)
+        return own or of_libraries

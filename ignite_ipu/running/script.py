@@ -13,7 +13,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import RunError
 from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.poptorch_users import any_built_on_poptorch
 from ignite_ipu.running.program import Program, module_program, script_program, started
 
@@ -120,7 +120,6 @@ def _run_poptorch(program: Program) -> None:
 
 
 def _run_substituted(program: Program, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
-    from ignite_ipu.running.substitutes.accelerator import substitute_accelerator
     from ignite_ipu.running.substitutes.autocast import substitute_precision
     from ignite_ipu.running.substitutes.cuda import substitute_cuda
     from ignite_ipu.running.substitutes.devices import substitute_devices
@@ -134,19 +133,18 @@ def _run_substituted(program: Program, replication_factor: Optional[int], substi
 
     # Says which PopTorch it is, and fails now if it does not import.
     backend.poptorch()
-    code, journal, patches, trained = ScriptCode(program.path, program.folder), Journal(), Patches(), EngineWeights()
+    code, journal, trained = ScriptCode(program.path, program.folder), Journal(), EngineWeights()
+    substitutes = Substitutes(code, journal)
     try:
-        substitute_gpu_types(patches, code, journal)
-        substitute_devices(patches, code, journal)
-        substitute_cuda(patches, code, journal)
-        substitute_precision(patches, code, journal)
-        refuse_unmappable(patches, code, journal)
-        substitute_exports(patches, code, journal)
-        substitute_averages(patches, code, journal)
-        substitute_ignite(patches, code, journal, trained, replication_factor)
-        substitute_loops(patches, code, journal, trained, replication_factor)
-        if imports(program, "accelerate"):
-            substitute_accelerator(patches, code, journal, replication_factor)
+        substitute_gpu_types(substitutes)
+        substitute_devices(substitutes)
+        substitute_cuda(substitutes)
+        substitute_precision(substitutes)
+        refuse_unmappable(substitutes)
+        substitute_exports(substitutes)
+        substitute_averages(substitutes)
+        substitute_ignite(substitutes, trained, replication_factor)
+        substitute_loops(substitutes, trained, replication_factor, accelerates=imports(program, "accelerate"))
         _run_with_its_threads(program)
     except RunError:
         raise
@@ -157,7 +155,7 @@ def _run_substituted(program: Program, replication_factor: Optional[int], substi
             raise _refusal(error, code) from error
         raise
     finally:
-        patches.undo()
+        substitutes.undo()
         substitutions += journal.substitutions
     if journal.refusals:
         raise journal.refusals[0]

@@ -11,25 +11,22 @@ from ignite_ipu.deferred.graph.structure import take_apart
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import current_line
 
 __all__ = ["check_all_parameters", "gradient_norm"]
 
 
 def check_all_parameters(model: CapturedModel, parameters: Union[torch.Tensor, Iterable[torch.Tensor]]) -> None:
-    """Refuse to clip the gradients of some parameters only; looked at until the clipping is compiled.
+    """Refuse to clip the gradients of some parameters only.
 
     Raises:
         CaptureError: Parameters that are trained are missing.
     """
-    if model.training.prepared:
-        return
     given = {id(parameters)} if isinstance(parameters, torch.Tensor) else {id(each) for each in parameters}
-    missing = [
-        name
-        for name, parameter in model.session.model.named_parameters()
-        if parameter.requires_grad and id(parameter) not in given
-    ]
+    with torch._C.DisableTorchFunctionSubclass():
+        named = list(model.session.model.named_parameters())
+        missing = [name for name, each in named if requires_grad(each) and id(each) not in given]
     if given and missing:
         raise CaptureError(
             f"clip_grad_norm_ at {current_line()} leaves out {len(missing)} trained parameters ({missing[0]}, "

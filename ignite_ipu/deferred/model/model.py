@@ -62,6 +62,7 @@ class CapturedModel:
         session: The model's session, with the weights and the programs.
         training, evaluation: What runs updates and evaluations.
         pending: Losses that went backward since the last update.
+        uncleared: Where the last update was made, as long as its gradients have not been cleared.
     """
 
     def __init__(
@@ -79,12 +80,12 @@ class CapturedModel:
         self.path = ""
         self.parts: List[CapturedModel] = []
         self.settings = settings
+        self._observer = settings.observer
         self.pending: List[Loss] = []
         self._join = join
         self.postponed = postponed
         self._early: Optional[EarlyUpdate] = None
-        # Where the last update was made, as long as its gradients have not been cleared.
-        self._uncleared: Optional[Line] = None
+        self.uncleared: Optional[Line] = None
         # Without and with gradients.
         self._signatures = SignaturesByModes(DeferredTensor), SignaturesByModes(DeferredTensor)
         self._tensors: Dict[str, torch.Tensor] = {}
@@ -132,12 +133,14 @@ class CapturedModel:
         grad = torch.is_grad_enabled()
         if not (grad and self.model.training):
             if not self.continues_a_step(args, kwargs):
+                self._observer.called(self, recorded=False)
                 whole = self.whole
                 whole._buffer_writes.check_evaluation(self)
                 output = whole.evaluation.run(args, kwargs, self.model)
                 return with_gradients(output, (args, kwargs), is_trained(self.model)) if grad else output
             if not self.is_frozen:
                 raise self._not_frozen()
+        self._observer.called(self, recorded=True)
         return self._record(args, kwargs, self._signatures[grad])
 
     def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
@@ -268,6 +271,7 @@ class CapturedModel:
         if self.pending or self.training.accumulates or self.postponed() is not None:
             keep_inputs(loss.operations, {})
         self.pending.append(loss)
+        self._observer.went_backward(self)
 
     def _follow_gradients(self, what: str) -> None:
         """Do with gradients on the device what the loop did with those on the host: it has taken some off.
@@ -276,7 +280,7 @@ class CapturedModel:
             CaptureError: It did so with some of them, or too late.
         """
         names, others = self._gradients.taken_off(self.training.trained_in(self.pending))
-        if not (self.pending or self._uncleared or self._early):
+        if not (self.pending or self.uncleared or self._early):
             return
         if others:
             raise CaptureError(
@@ -304,16 +308,16 @@ class CapturedModel:
                 )
             self.training.finish_update()
             self.session.withhold(None)
-            self._uncleared, self._early = self._early.line, None
+            self.uncleared, self._early = self._early.line, None
             return
         if self.pending:
             self.training.finish_update()
             line = current_line(above=2)
             self._run()
-            self._uncleared = line
+            self.uncleared = line
         else:
-            if self._uncleared is not None:
-                self._refuse_uncleared(self._uncleared)
+            if self.uncleared is not None:
+                self._refuse_uncleared(self.uncleared)
             self._check_not_zeroed()
             self._gradients.refuse_those_of_the_host()
 
@@ -350,7 +354,7 @@ class CapturedModel:
         for loss in self.pending:
             _give_up(loss, f"its gradients were dropped by zero_grad() at {current_line()}")
         self.pending.clear()
-        self._uncleared = None
+        self.uncleared = None
         self.training.zeroed = None if set_to_none else current_line()
         if not self._gradients.placed:
             self._gradients.clear_those_of_the_host(parameters(), set_to_none)
@@ -396,7 +400,7 @@ class CapturedModel:
         for whole in {part.whole: None for part in parts}:
             self.pending += whole.pending
             self._early = self._early or whole._early
-            self._uncleared = self._uncleared or whole._uncleared
+            self.uncleared = self.uncleared or whole.uncleared
             self._buffer_writes.take_over(whole._buffer_writes)
             whole.pending = []
         for part in parts:
@@ -445,8 +449,8 @@ class CapturedModel:
                 capture._tensors = {}
 
     def _run(self) -> None:
-        if self._uncleared is not None:
-            self._refuse_uncleared(self._uncleared)
+        if self.uncleared is not None:
+            self._refuse_uncleared(self.uncleared)
         losses, self.pending = self.pending, []
         if self._buffer_writes.waiting:
             self._buffer_writes.check_update(losses, self)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any, Optional
 
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.deferred.settings import CaptureObserver
+from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["substitute_accelerator"]
 
 
 def substitute_accelerator(
-    patches: Patches, code: ScriptCode, journal: Journal, replication_factor: Optional[int] = None
+    substitutes: Substitutes, observer: CaptureObserver, replication_factor: Optional[int] = None
 ) -> None:
     """Let `accelerate.Accelerator` be an `IPUAccelerator` while the script runs.
 
     Args:
-        patches: Where the replaced attributes are kept.
-        code: What is the script's own.
-        journal: Where substitutions go.
+        substitutes: What the script's calls mean instead.
+        observer: Follows the models that it prepares.
         replication_factor: Replicas that share the micro-batches of an update.
     """
     import accelerate
@@ -29,12 +28,12 @@ def substitute_accelerator(
 
     class Substitute(IPUAccelerator):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            line, _ = code.line_behind(sys._getframe(1))
-            journal.note(line, "Accelerator()", "IPUAccelerator()")
+            substitutes.maps(sys._getframe(1), "Accelerator()", "IPUAccelerator()", of_libraries=True)
             if replication_factor is not None:
                 kwargs["replication_factor"] = replication_factor
             super().__init__(*args, **kwargs)
+            self.capture_settings = dataclasses.replace(self.capture_settings, observer=observer)
 
     Substitute.__name__, Substitute.__qualname__ = IPUAccelerator.__name__, IPUAccelerator.__qualname__
     Substitute.__module__ = IPUAccelerator.__module__
-    patches.set_everywhere("accelerate", accelerate.Accelerator, Substitute)
+    substitutes.set_everywhere("accelerate", accelerate.Accelerator, Substitute)

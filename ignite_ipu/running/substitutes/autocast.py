@@ -10,32 +10,30 @@ from typing import Any, Callable
 import torch
 from torch.amp.autocast_mode import autocast
 
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["substitute_precision"]
 
 
-def substitute_precision(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+def substitute_precision(substitutes: Substitutes) -> None:
     """Switch off the automatic precision that the script asks for, itself or through Ignite."""
     scaler: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
     for owner, what in ((autocast, "autocast"), (scaler, "GradScaler")):
-        patches.set(owner, "__init__", _switched_off(owner.__init__, what, code, journal))
+        substitutes.set(owner, "__init__", _switched_off(owner.__init__, what, substitutes))
 
 
-def _switched_off(original: Callable[..., Any], what: str, code: ScriptCode, journal: Journal) -> Any:
+def _switched_off(original: Callable[..., Any], what: str, substitutes: Substitutes) -> Any:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:
-        line, own = code.line_behind(sys._getframe(1))
+        line, own = substitutes.code.line_behind(sys._getframe(1))
         if not own:
             original(instance, *args, **kwargs)
             return
         given = signature.bind(instance, *args, **kwargs)
         if given.arguments.get("enabled", True):
-            journal.note(line, f"{what}()", "switched off: the step runs in single precision")
+            substitutes.journal.note(line, f"{what}()", "switched off: the step runs in single precision")
         given.arguments["enabled"] = False
         if what == "autocast":
             # On a machine without a GPU, even switched off it would warn of one that is missing.

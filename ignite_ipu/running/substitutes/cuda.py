@@ -5,16 +5,12 @@ Only calls from the script's own lines are answered so. A library that asks gets
 
 from __future__ import annotations
 
-import functools
-import sys
 from types import FunctionType
-from typing import Any, Callable, Dict, Set
+from typing import Any, Dict
 
 import torch
 
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["substitute_cuda"]
 
@@ -26,21 +22,23 @@ _ANSWERS: Dict[str, Any] = {
     "get_device_name": "IPU",
     "is_bf16_supported": False,
     "is_tf32_supported": False,
+    **dict.fromkeys(
+        [
+            "init",
+            "set_device",
+            "synchronize",
+            "empty_cache",
+            "manual_seed",
+            "manual_seed_all",
+            "ipc_collect",
+            "reset_peak_memory_stats",
+            "reset_max_memory_allocated",
+            "reset_max_memory_cached",
+            "reset_accumulated_memory_stats",
+            "set_per_process_memory_fraction",
+        ]
+    ),
 }
-_IGNORED = (
-    "init",
-    "set_device",
-    "synchronize",
-    "empty_cache",
-    "manual_seed",
-    "manual_seed_all",
-    "ipc_collect",
-    "reset_peak_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_max_memory_cached",
-    "reset_accumulated_memory_stats",
-    "set_per_process_memory_fraction",
-)
 _IGNORED_PROFILING = {
     "nvtx": ("mark", "range_push", "range_pop", "range_start", "range_end"),
     "profiler": ("start", "stop"),
@@ -80,92 +78,37 @@ _REFUSED: Dict[str, str] = {
     ),
 }
 
-
 _OTHERS = "an IPU has nothing like it. Remove the call"
+_ACCELERATOR = {
+    "is_available": True,
+    "device_count": 1,
+    "current_accelerator": torch.device("cuda"),
+    "synchronize": None,
+}
 
 
-def _functions() -> Set[str]:
-    """Return the names of the public functions of `torch.cuda`."""
-    return {name for name in torch.cuda.__all__ if isinstance(getattr(torch.cuda, name, None), FunctionType)}
-
-
-def substitute_cuda(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+def substitute_cuda(substitutes: Substitutes) -> None:
     """Answer the script's questions to `torch.cuda` and `torch.accelerator` as if an IPU were a GPU."""
 
-    def replace(module: Any, prefix: str, name: str, make: Callable[..., Any], said: Any) -> None:
-        original = getattr(module, name, None)
-        if callable(original):
-            patches.set(module, name, make(original, f"{prefix}.{name}()", said, code, journal))
+    def answer(module: Any, answers: Dict[str, Any]) -> None:
+        for name, value in answers.items():
+            if callable(getattr(module, name, None)):
+                substitutes.answer(module, name, f"{module.__name__}.{name}()", value)
 
-    for name, answer in _ANSWERS.items():
-        replace(torch.cuda, "torch.cuda", name, _answering, answer)
-    for name in _IGNORED:
-        replace(torch.cuda, "torch.cuda", name, _answering, None)
+    answer(torch.cuda, _ANSWERS)
     for submodule, names in _IGNORED_PROFILING.items():
-        for name in names:
-            replace(getattr(torch.cuda, submodule), f"torch.cuda.{submodule}", name, _answering, None)
+        answer(getattr(torch.cuda, submodule), dict.fromkeys(names))
     for name in _CONTEXTS:
-        original = getattr(torch.cuda, name)
-        patches.set(original, "__enter__", _entering(original.__enter__, f"torch.cuda.{name}()", code, journal))
-        patches.set(original, "__exit__", _leaving(original.__exit__, code))
+        kind = getattr(torch.cuda, name)
+        substitutes.answer(kind, "__enter__", f"torch.cuda.{name}()")
+        substitutes.own_calls(kind, "__exit__", lambda *args: None)
     for name, reason in _CLASSES.items():
         if hasattr(torch.cuda, name):
             kind = getattr(torch.cuda, name)
             constructor = "__new__" if "__new__" in vars(kind) else "__init__"
-            patches.set(
-                kind, constructor, _refusing(getattr(kind, constructor), f"torch.cuda.{name}()", reason, code, journal)
-            )
-    for name in _functions() - {*_ANSWERS, *_IGNORED}:
-        replace(torch.cuda, "torch.cuda", name, _refusing, _REFUSED.get(name, _OTHERS))
-    accelerator = getattr(torch, "accelerator", None)
-    if accelerator is not None:
-        for name, answer in (
-            ("is_available", True),
-            ("device_count", 1),
-            ("current_accelerator", torch.device("cuda")),
-            ("synchronize", None),
-        ):
-            replace(accelerator, "torch.accelerator", name, _answering, answer)
-
-
-def _answering(original: Any, text: str, answer: Any, code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        line = code.line_of(sys._getframe(1))
-        if line is None:
-            return original(*args, **kwargs)
-        journal.note(line, text, "left out" if answer is None else repr(answer))
-        return answer
-
-    return ask
-
-
-def _refusing(original: Any, text: str, reason: str, code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        line = code.line_of(sys._getframe(1))
-        if line is None:
-            return original(*args, **kwargs)
-        raise journal.refuse(line, text, f"{reason}.")
-
-    return refuse
-
-
-def _entering(original: Any, text: str, code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def __enter__(context: Any) -> Any:
-        line = code.line_of(sys._getframe(1))
-        if line is None:
-            return original(context)
-        journal.note(line, text, "left out")
-        return None
-
-    return __enter__
-
-
-def _leaving(original: Any, code: ScriptCode) -> Any:
-    @functools.wraps(original)
-    def __exit__(context: Any, *error: Any) -> Any:
-        return original(context, *error) if code.line_of(sys._getframe(1)) is None else None
-
-    return __exit__
+            substitutes.refuse(kind, constructor, f"torch.cuda.{name}()", f"{reason}.")
+    functions = {name for name in torch.cuda.__all__ if isinstance(getattr(torch.cuda, name, None), FunctionType)}
+    for name in functions - _ANSWERS.keys():
+        substitutes.refuse(torch.cuda, name, f"torch.cuda.{name}()", f"{_REFUSED.get(name, _OTHERS)}.")
+    if hasattr(torch, "accelerator"):
+        answer(torch.accelerator, _ACCELERATOR)

@@ -11,7 +11,7 @@ import torch
 
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.user_code import OURS
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["substitute_data"]
 
@@ -22,7 +22,7 @@ _OURS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, OURS)
 _ACCESSORS = ("__getattribute__", "__torch_function__", "getattribute", "torch_function")
 
 
-def substitute_data(patches: Patches) -> None:
+def substitute_data(substitutes: Substitutes) -> None:
     """Let captured models notice what the script, or a library that it calls, writes into `parameter.data`.
 
     A moving average of weights (mean teachers, momentum encoders, target networks) is often written so.
@@ -42,7 +42,7 @@ def substitute_data(patches: Patches) -> None:
         if owner is not None:
             owner.session.weights.host_changed()
 
-    patches.set(torch.Tensor, "data", property(read, write))
+    substitutes.set(torch.Tensor, "data", property(read, write))
 
 
 def _reader(frame: Optional[FrameType]) -> str:

@@ -10,9 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["is_gpu", "substitute_devices"]
 
@@ -64,47 +62,42 @@ def is_gpu(device: Any) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def substitute_devices(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+def substitute_devices(substitutes: Substitutes) -> None:
     """Keep on the host what the script sends to a GPU, itself or through torch, Ignite and accelerate.
 
     On a machine without a GPU this holds for libraries, too: they could only have got the device from the script.
     """
-    moves = _Moves(code, journal, gpu=bool(torch.cuda.is_available()))
+    moves = _Moves(substitutes, gpu=bool(torch.cuda.is_available()))
     for owner, name, what in ((torch.Tensor, "to", "tensor.to"), (nn.Module, "to", "module.to")):
-        patches.set(owner, name, moves.to(getattr(owner, name), what))
+        substitutes.set(owner, name, moves.to(getattr(owner, name), what))
     for owner, name, what in ((torch.Tensor, "cuda", "tensor.cuda"), (nn.Module, "cuda", "module.cuda")):
-        patches.set(owner, name, moves.cuda(getattr(owner, name), what))
+        substitutes.set(owner, name, moves.cuda(getattr(owner, name), what))
     for name in _FACTORIES:
         if hasattr(torch, name):
-            patches.set(torch, name, moves.factory(getattr(torch, name), f"torch.{name}"))
+            substitutes.set(torch, name, moves.factory(getattr(torch, name), f"torch.{name}"))
     for name in _NEW:
-        patches.set(torch.Tensor, name, moves.factory(getattr(torch.Tensor, name), f"tensor.{name}"))
-    patches.set(torch, "load", moves.load(torch.load))
-    patches.set(torch.Tensor, "pin_memory", moves.pin_memory(torch.Tensor.pin_memory))
-    patches.set(torch, "set_default_device", moves.set_default_device(torch.set_default_device))
-    patches.set(DataLoader, "__init__", moves.loader(DataLoader.__init__))
+        substitutes.set(torch.Tensor, name, moves.factory(getattr(torch.Tensor, name), f"tensor.{name}"))
+    substitutes.set(torch, "load", moves.load(torch.load))
+    substitutes.set(torch.Tensor, "pin_memory", moves.pin_memory(torch.Tensor.pin_memory))
+    substitutes.set(torch, "set_default_device", moves.set_default_device(torch.set_default_device))
+    substitutes.set(DataLoader, "__init__", moves.loader(DataLoader.__init__))
 
 
 class _Moves:
     """Makes the substitutes.
 
     Args:
-        code: What is the script's own.
-        journal: Where substitutions go.
+        substitutes: What the script's calls mean instead.
         gpu: Whether the machine has a GPU that libraries may use for themselves.
     """
 
-    def __init__(self, code: ScriptCode, journal: Journal, gpu: bool) -> None:
-        self._code = code
-        self._journal = journal
-        self._gpu = gpu
+    def __init__(self, substitutes: Substitutes, gpu: bool) -> None:
+        self._code = substitutes.code
+        self._journal = substitutes.journal
+        self._maps = functools.partial(substitutes.maps, of_libraries=not gpu)
 
     def _mapped(self, frame: Any, text: str, became: str = "stays on the host") -> bool:
-        line, own = self._code.line_behind(frame)
-        if not own and self._gpu:
-            return False
-        self._journal.note(line, text, became)
-        return True
+        return self._maps(frame, text, became)
 
     def to(self, original: Callable[..., Any], what: str) -> Any:
         @functools.wraps(original)

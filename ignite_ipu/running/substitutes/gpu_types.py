@@ -9,9 +9,7 @@ from typing import Any, Callable, Dict
 import torch
 import torch.utils._device
 
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.devices import is_gpu
 
 __all__ = ["substitute_gpu_types"]
@@ -21,25 +19,20 @@ _TENSORS = tuple(f"{kind}Tensor" for kind in _KINDS)
 _PREFIX = "torch.cuda."
 
 
-def substitute_gpu_types(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+def substitute_gpu_types(substitutes: Substitutes) -> None:
     """Let the script's types of GPU tensors be those of the host, and its generators and device contexts the host's."""
     # PyTorch lists its factories by identity when it first needs them, which must not be their substitutes.
     torch.utils._device._device_constructors()
 
-    def mapped(frame: Any, text: str, became: str) -> bool:
-        line, own = code.line_behind(frame)
-        if own:
-            journal.note(line, text, became)
-        return own
-
+    mapped = substitutes.maps
     for name in _TENSORS:
         original: Any = getattr(torch.cuda, name)
-        patches.set(torch.cuda, name, _host_type(name, original, getattr(torch, name), mapped))
-    patches.set(torch.Tensor, "type", _tensor_type(torch.Tensor.type, mapped))
-    patches.set(torch, "set_default_tensor_type", _default_type(torch.set_default_tensor_type, mapped))
-    patches.set(torch, "Generator", _host_generator(torch.Generator, mapped))
+        substitutes.set(torch.cuda, name, _host_type(name, original, getattr(torch, name), mapped))
+    substitutes.set(torch.Tensor, "type", _tensor_type(torch.Tensor.type, mapped))
+    substitutes.set(torch, "set_default_tensor_type", _default_type(torch.set_default_tensor_type, mapped))
+    substitutes.set(torch, "Generator", _host_generator(torch.Generator, mapped))
     context = torch.utils._device.DeviceContext
-    patches.set(context, "__init__", _device_context(context.__init__, mapped))
+    substitutes.set(context, "__init__", _device_context(context.__init__, mapped))
 
 
 _Mapped = Callable[[Any, str, str], bool]

@@ -9,14 +9,13 @@ from typing import Any, Callable, Dict, Optional
 
 import ignite.distributed
 import ignite.engine
-from ignite.engine import Engine
+from ignite.engine import Engine, Events
 
+from ignite_ipu import backend
 from ignite_ipu.deferred.engine_step import with_known_values
-from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.engine_weights import EngineWeights
 from ignite_ipu.running.substitutes.succession import Succession
 
@@ -24,33 +23,47 @@ __all__ = ["substitute_ignite"]
 
 
 def substitute_ignite(
-    patches: Patches,
-    code: ScriptCode,
-    journal: Journal,
-    trained: EngineWeights,
-    replication_factor: Optional[int] = None,
+    substitutes: Substitutes, trained: EngineWeights, replication_factor: Optional[int] = None
 ) -> None:
     """Let Ignite's factories make IPU engines while the script runs.
 
     Args:
-        patches: Where the replaced attributes are kept.
-        code: What is the script's own.
-        journal: Where substitutions go.
+        substitutes: What the script's calls mean instead.
         trained: Gets what trainers train.
         replication_factor: Replicas of the model that trainers use.
     """
     trainer: Any = ignite.engine.create_supervised_trainer
     evaluator: Any = ignite.engine.create_supervised_evaluator
     extra = {} if replication_factor is None else {"replication_factor": replication_factor}
-    make = functools.partial(_factory, code=code, journal=journal, trained=trained)
-    patches.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, Succession(journal), extra))
-    patches.set_everywhere("ignite", evaluator, make(evaluator, create_ipu_evaluator, None, {}))
-    patches.set(Engine, "__init__", _engine(Engine.__init__, code))
-    patches.set(IPUEngine, "run", _run(IPUEngine.run, code, journal))
-    parallel: Any = vars(ignite.distributed)["Parallel"]
-    patches.set(parallel, "__init__", _parallel(parallel.__init__, code, journal))
-    auto_model: Any = vars(ignite.distributed)["auto_model"]
-    patches.set_everywhere("ignite", auto_model, _auto_model(auto_model, code, journal))
+    make = functools.partial(_factory, substitutes=substitutes, trained=trained)
+    succession = Succession(substitutes.journal)
+    substitutes.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, succession, extra))
+    substitutes.set_everywhere("ignite", evaluator, make(evaluator, create_ipu_evaluator, None, {}))
+    substitutes.set(Engine, "__init__", _engine(Engine.__init__, substitutes.code))
+    journal = substitutes.journal
+
+    def parallel(
+        line: Any, original: Any, own: Any, backend: Any = None, nproc_per_node: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if nproc_per_node not in (None, 1):
+            raise journal.refuse(
+                line,
+                f"Parallel(nproc_per_node={nproc_per_node})",
+                "one process drives all IPUs, and replicas are asked for with --replication-factor.",
+            )
+        if backend is not None and backend != "gloo":
+            journal.note(line, f"Parallel(backend={backend!r})", "one process without a backend")
+            backend, nproc_per_node = None, None
+        original(own, backend, nproc_per_node, *args, **kwargs)
+
+    def auto_model(line: Any, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        journal.note(line, "auto_model()", "the model as it is")
+        return model
+
+    distributed = vars(ignite.distributed)
+    substitutes.own_calls(distributed["Parallel"], "__init__", parallel)
+    original = distributed["auto_model"]
+    substitutes.set_everywhere("ignite", original, substitutes.of_own_calls(original, auto_model))
 
 
 def _factory(
@@ -58,10 +71,10 @@ def _factory(
     ours: Callable[..., Any],
     succession: Optional[Succession],
     extra: Dict[str, Any],
-    code: ScriptCode,
-    journal: Journal,
+    substitutes: Substitutes,
     trained: EngineWeights,
 ) -> Any:
+    code, journal = substitutes.code, substitutes.journal
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -86,7 +99,12 @@ def _factory(
         def refuse_frozen(text: str) -> None:
             raise journal.refuse(line, f"{original.__name__}()", text)
 
+        def note_data(engine: Engine) -> None:
+            if isinstance(engine.state.dataloader, backend.poptorch().DataLoader):
+                journal.note(code.current_line(), "run(DataLoader)", "over a poptorch.DataLoader of the same data")
+
         engine = ours(**arguments, **extra)
+        engine.add_event_handler(Events.STARTED, note_data)
         if succession is not None:
             succession.add(engine, line)
         engine.ipu.refuse_frozen = refuse_frozen
@@ -115,44 +133,3 @@ def _with_values(process_function: Callable[..., Any]) -> Any:
         return with_known_values(process_function, engine, batch)
 
     return step
-
-
-def _run(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def run(engine: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if data is not None:
-            line, _ = code.line_behind(sys._getframe(1))
-            journal.note(line, f"run({type(data).__name__})", "over a poptorch.DataLoader of the same data")
-        return original(engine, data, *args, **kwargs)
-
-    return run
-
-
-def _parallel(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def __init__(parallel: Any, backend: Any = None, nproc_per_node: Any = None, *args: Any, **kwargs: Any) -> None:
-        line = code.line_of(sys._getframe(1))
-        if line is not None and nproc_per_node not in (None, 1):
-            raise journal.refuse(
-                line,
-                f"Parallel(nproc_per_node={nproc_per_node})",
-                "one process drives all IPUs, and replicas are asked for with --replication-factor.",
-            )
-        if line is not None and backend is not None and backend != "gloo":
-            journal.note(line, f"Parallel(backend={backend!r})", "one process without a backend")
-            backend, nproc_per_node = None, None
-        original(parallel, backend, nproc_per_node, *args, **kwargs)
-
-    return __init__
-
-
-def _auto_model(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def auto_model(model: Any, *args: Any, **kwargs: Any) -> Any:
-        line = code.line_of(sys._getframe(1))
-        if line is None:
-            return original(model, *args, **kwargs)
-        journal.note(line, "auto_model()", "the model as it is")
-        return model
-
-    return auto_model

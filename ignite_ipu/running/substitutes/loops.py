@@ -1,15 +1,14 @@
 """Training loops written out: models and optimizers are captured as the script calls them.
 
 Nothing a script trains or evaluates runs on the host: a call of a module with weights records a step or runs an
-inference program, and an update that no captured step makes is refused. (`averages` has the one exception.)
+inference program, and an update that no captured step makes is refused. (`update_bn` has the one exception.)
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, List, Optional
 
 import torch
 import torch.utils.data
@@ -18,7 +17,6 @@ from torch import nn
 from ignite_ipu.deferred import (
     CapturedModel,
     CaptureSettings,
-    DeferredTensor,
     capture_model,
     capture_optimizer,
     captured,
@@ -26,10 +24,12 @@ from ignite_ipu.deferred import (
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.deferred.settings import CaptureObserver
 from ignite_ipu.program.forward.eager import NATIVE, natively
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.running.substitutes.accelerator import substitute_accelerator
 from ignite_ipu.running.substitutes.data_edits import substitute_data
 from ignite_ipu.running.substitutes.engine_weights import EngineWeights
 from ignite_ipu.running.substitutes.exports import is_exported
@@ -45,32 +45,36 @@ _OURS = ("ignite_ipu.", "poptorch.")
 
 
 def substitute_loops(
-    patches: Patches,
-    code: ScriptCode,
-    journal: Journal,
+    substitutes: Substitutes,
     trained: EngineWeights,
     replication_factor: Optional[int] = None,
+    accelerates: bool = False,
 ) -> None:
-    """Capture the models and optimizers that the script uses, until the patches are undone.
+    """Capture the models and optimizers that the script uses, until the substitutes are undone.
 
     Args:
-        patches: Where the replaced attributes are kept.
-        code: What is the script's own.
-        journal: Where substitutions go.
+        substitutes: What the script's calls mean instead.
         trained: What engines train.
         replication_factor: Replicas that share the micro-batches of an update.
+        accelerates: Whether the script imports accelerate, whose `Accelerator` captures models, too.
     """
-    loops = _Loops(code, journal, CaptureSettings(replication_factor=replication_factor))
-    patches.on_undo(loops.release)
-    patches.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
-    patches.set(nn.Module, "named_parameters", loops.named_parameters(nn.Module.named_parameters))
-    patches.set(nn.Module, "state_dict", _state_dict(nn.Module.state_dict))
-    patches.set(CapturedModel, "call", loops.captured_call(CapturedModel.call))
-    patches.set(torch.optim.Optimizer, "__init__", loops.optimizer(torch.optim.Optimizer.__init__))
-    patches.set(torch.Tensor, "backward", loops.host_backward(torch.Tensor.backward))
-    patches.set(DeferredTensor, "backward", loops.backward(DeferredTensor.backward))
-    substitute_gradients(patches, code, journal, trained)
-    substitute_data(patches)
+    loops = _Loops(substitutes.code, substitutes.journal, replication_factor)
+    substitutes.on_undo(loops.release)
+    substitutes.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
+    substitutes.set(nn.Module, "named_parameters", loops.named_parameters(nn.Module.named_parameters))
+    substitutes.set(nn.Module, "state_dict", _state_dict(nn.Module.state_dict))
+    substitutes.set(torch.optim.Optimizer, "__init__", loops.optimizer(torch.optim.Optimizer.__init__))
+    substitutes.refuse(
+        torch.Tensor,
+        "backward",
+        "backward()",
+        "this tensor was not computed by a model in training mode with gradients enabled, so it would run on the host. "
+        "Call the model in training mode (to freeze a layer, put that layer in evaluation mode).",
+    )
+    substitute_gradients(substitutes, trained)
+    substitute_data(substitutes)
+    if accelerates:
+        substitute_accelerator(substitutes, loops, replication_factor)
 
 
 def _state_dict(original: Callable[..., Any]) -> Any:
@@ -97,19 +101,19 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
     return None if session is None else session.weights
 
 
-class _Loops:
+class _Loops(CaptureObserver):
     """What a script's loops consist of.
 
     Args:
         code: What is the script's own.
         journal: Where substitutions go.
-        settings: How steps are compiled.
+        replication_factor: Replicas that share the micro-batches of an update.
     """
 
-    def __init__(self, code: ScriptCode, journal: Journal, settings: CaptureSettings) -> None:
+    def __init__(self, code: ScriptCode, journal: Journal, replication_factor: Optional[int]) -> None:
         self._code = code
         self._journal = journal
-        self._settings = settings
+        self._settings = CaptureSettings(replication_factor=replication_factor, observer=self)
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -146,8 +150,8 @@ class _Loops:
             if session is not None:
                 return self._evaluate(session, module, args, kwargs)
             for root in self._roots_of(module):
-                self._models.add(capture_model(root, self._settings))
-            self._models.add(capture_model(module, self._settings))
+                capture_model(root, self._settings)
+            capture_model(module, self._settings)
             return module(*args, **kwargs)
 
         return __call__
@@ -160,18 +164,33 @@ class _Loops:
 
         return named_parameters
 
-    def captured_call(self, original: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def call(capture: CapturedModel, args: Any, kwargs: Any) -> Any:
-            self._models.add(capture)  # an Accelerator has captured it, if nobody else
-            model = capture.model
-            training = torch.is_grad_enabled() and model.training
-            recorded = training or capture.continues_a_step(args, kwargs)
-            became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
-            self._journal.note(self._code.current_line(), f"{type(model).__name__}()", became)
-            return original(capture, args, kwargs)
+    def captured(self, model: CapturedModel) -> None:
+        """Remember a captured model, which an Accelerator may have captured, to release it at the end."""
+        self._models.add(model)
 
-        return call
+    def called(self, model: CapturedModel, recorded: bool) -> None:
+        """Log what a call of a captured model became."""
+        became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
+        self._journal.note(self._code.current_line(), f"{type(model.model).__name__}()", became)
+
+    def went_backward(self, model: CapturedModel) -> None:
+        """Log a backward pass, and refuse one whose gradients no optimizer or the wrong update would use."""
+        line = self._code.current_line()
+        if model.uncleared is not None:
+            raise self._journal.refuse(
+                line,
+                "backward()",
+                "the gradients of the last update were not cleared, so PyTorch would use them again, and the device "
+                "has none left. Call optimizer.zero_grad() once for every step().",
+            )
+        self._journal.note(line, "backward()", "part of the device step")
+        if self._optimizer_of(model) is None:
+            raise self._journal.refuse(
+                line,
+                "backward()",
+                f"no optimizer of torch.optim holds the weights of {model.name}, so they are updated by hand, and the "
+                "device does not return gradients. Use an optimizer.",
+            )
 
     def optimizer(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
@@ -184,41 +203,6 @@ class _Loops:
             self._note_roots(optimizer)
 
         return __init__
-
-    def host_backward(self, original: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            line = self._code.line_of(sys._getframe(1))
-            if line is None:
-                return original(tensor, *args, **kwargs)
-            raise self._journal.refuse(
-                line,
-                "backward()",
-                "this tensor was not computed by a model in training mode with gradients enabled, so it would run on "
-                "the host. Call the model in training mode (to freeze a layer, put that layer in evaluation mode).",
-            )
-
-        return backward
-
-    def backward(self, original: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self._pending()
-            original(tensor, *args, **kwargs)
-            line = self._code.current_line()
-            for capture, losses in self._pending().items():
-                if losses == before.get(capture, 0):
-                    continue
-                self._journal.note(line, "backward()", "part of the device step")
-                if self._optimizer_of(capture) is None:
-                    raise self._journal.refuse(
-                        line,
-                        "backward()",
-                        f"no optimizer of torch.optim holds the weights of {capture.name}, so "
-                        "they are updated by hand, and the device does not return gradients. Use an optimizer.",
-                    )
-
-        return backward
 
     def _session_that_trains(self, module: nn.Module) -> Optional[IPUSession]:
         """Return the session of a model with a trainer of Ignite's that a module is, or is a part of."""
@@ -262,9 +246,6 @@ class _Loops:
         """Return the modules that optimizers were made for and of which this one is a part."""
         roots = [root for root in self._roots if root is not module and captured(root) is None]
         return [root for root in roots if any(child is module for child in root.modules())]
-
-    def _pending(self) -> Dict[CapturedModel, int]:
-        return {capture.whole: len(capture.whole.pending) for capture in list(self._models)}
 
     def _optimizer_of(self, capture: CapturedModel) -> Optional[torch.optim.Optimizer]:
         own = {id(parameter) for parameter in capture.session.model.parameters()}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from typing import Any, Callable, Tuple
 
 import torch
 import torch.distributed
 from torch import nn
 
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["refuse_unmappable"]
 
@@ -44,37 +40,14 @@ _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
 )
 
 
-def refuse_unmappable(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+def refuse_unmappable(substitutes: Substitutes) -> None:
     """Refuse, at the script's own lines, what would train another way than it says."""
-    for owner, name, what, reason in _CALLS:
-        if not hasattr(owner, name):
-            continue  # of a later PyTorch
-        patches.set(owner, name, _refusing(getattr(owner, name), what, reason, code, journal))
-    # Known by more than one name.
-    patches.set(nn.utils.clip_grad, "clip_grad_value_", nn.utils.clip_grad_value_)
-    if torch.distributed.is_available():
-        original = torch.distributed.init_process_group
-        patches.set(torch.distributed, "init_process_group", _process_group(original, code, journal))
-    if hasattr(torch, "compile"):
-        patches.set(torch, "compile", _compile(torch.compile, code, journal))
+    journal = substitutes.journal
 
-
-def _refusing(original: Callable[..., Any], what: str, reason: str, code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        line = code.line_of(sys._getframe(1))
-        if line is None:
-            return original(*args, **kwargs)
-        raise journal.refuse(line, what, reason)
-
-    return refuse
-
-
-def _process_group(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        line = code.line_of(sys._getframe(1))
-        if line is not None and "gloo" not in str(backend):
+    def init_process_group(
+        line: Any, original: Callable[..., Any], backend: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if "gloo" not in str(backend):
             raise journal.refuse(
                 line,
                 f"init_process_group({backend!r})",
@@ -82,16 +55,16 @@ def _process_group(original: Callable[..., Any], code: ScriptCode, journal: Jour
             )
         return original(backend, *args, **kwargs)
 
-    return init_process_group
-
-
-def _compile(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
-    @functools.wraps(original)
-    def compile(model: Any = None, **kwargs: Any) -> Any:
-        line = code.line_of(sys._getframe(1))
-        if line is None:
-            return original(model, **kwargs)
+    def compile_(line: Any, original: Any, model: Any = None, **kwargs: Any) -> Any:
         journal.note(line, "torch.compile()", "left out: the program is compiled for the IPU")
         return (lambda function: function) if model is None else model
 
-    return compile
+    for owner, name, what, reason in _CALLS:
+        if hasattr(owner, name):  # some are of a later PyTorch
+            substitutes.refuse(owner, name, what, reason)
+    # Known by more than one name.
+    substitutes.set(nn.utils.clip_grad, "clip_grad_value_", nn.utils.clip_grad_value_)
+    if torch.distributed.is_available():
+        substitutes.own_calls(torch.distributed, "init_process_group", init_process_group)
+    if hasattr(torch, "compile"):
+        substitutes.own_calls(torch, "compile", compile_)

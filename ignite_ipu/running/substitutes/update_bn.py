@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import sys
 from typing import Any, Callable, Iterator
 
 import torch.optim.swa_utils
 from torch import nn
 
 from ignite_ipu.program.forward.eager import natively
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
-from ignite_ipu.running.patches import Patches
+from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["substitute_averages"]
 
 
-def substitute_averages(patches: Patches, code: ScriptCode, journal: Journal) -> None:
+def substitute_averages(substitutes: Substitutes) -> None:
     """Let the script compute the batch statistics of an averaged model, which no update does."""
-    owner: Any = torch.optim.swa_utils
-    patches.set_everywhere("torch", owner.update_bn, _on_the_host(owner.update_bn, code, journal))
+    update_bn: Any = torch.optim.swa_utils.update_bn
+    signature = inspect.signature(update_bn)
 
-
-def _on_the_host(original: Callable[..., Any], code: ScriptCode, journal: Journal) -> Any:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def update_bn(*args: Any, **kwargs: Any) -> Any:
-        line = code.line_of(sys._getframe(1))
-        if line is None:
-            return original(*args, **kwargs)
-        journal.note(line, "update_bn()", "forward passes on the host")
+    def on_the_host(line: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        substitutes.journal.note(line, "update_bn()", "forward passes on the host")
         model = signature.bind(*args, **kwargs).arguments["model"]
         with natively(), _kept_buffers(model):
             return original(*args, **kwargs)
 
-    return update_bn
+    substitutes.set_everywhere("torch", update_bn, substitutes.of_own_calls(update_bn, on_the_host))
 
 
 @contextlib.contextmanager

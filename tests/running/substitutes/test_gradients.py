@@ -53,11 +53,17 @@ def test_clipped_updates_equal_native_ones(run):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("step(every); step(lambda: None)", "Clip for every update or for none"),
-        ("step(lambda: None); step(every)", "not clipped when the step was compiled"),
-        ("step(every); step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 2.0))", "clipped to 0.5"),
-        ("step(lambda: nn.utils.clip_grad_norm_([model.weight], 1.0))", "without bias"),
-        ("step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=1))", "2-norm alone"),
+        (
+            "step(every); step(lambda: None)",
+            "clip_grad_norm_ was not called for this update. Call it in every update, or never",
+        ),
+        ("step(lambda: None); step(every)", "the step was compiled without clipping"),
+        (
+            "step(every); step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 2.0))",
+            "the step was compiled to clip to 0.5",
+        ),
+        ("step(lambda: nn.utils.clip_grad_norm_([model.weight], 1.0))", "leaves out 1 trained parameters (bias, ...)"),
+        ("step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=1))", "2-norm only"),
         ("print(f'{step(every)}')", "the norm of the gradients stays on the device"),
         ("step(lambda: [p.grad for p in model.parameters()])", "parameter.grad"),
         ("optimizer.param_groups[0]['momentum'] = 0.9; step(every)", "with momentum=0.9 an IPU's SGD clips"),
@@ -73,11 +79,13 @@ def test_other_uses_of_gradients_are_refused(run, body, reason):
     assert reason in str(refused.value)
 
 
-@pytest.mark.parametrize("again", ["backward()", "step()"])
-def test_gradients_that_pytorch_would_use_again_are_refused(run, again):
+@pytest.mark.parametrize(
+    ("again", "reason"), [("backward()", "were not cleared"), ("step()", "nothing has cleared them")]
+)
+def test_gradients_that_pytorch_would_use_again_are_refused(run, again, reason):
     """Natively, gradients that nobody cleared are added to, and a second step uses them again."""
     call = "nn.functional.mse_loss(model(x), y).backward()" if again == "backward()" else "optimizer.step()"
-    with pytest.raises(RunError, match="were not cleared"):
+    with pytest.raises(RunError, match=reason):
         run(f"{HEAD}step(lambda: None)\n{call}\n")
 
 
