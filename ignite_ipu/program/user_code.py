@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import importlib.util
 import os
@@ -10,19 +11,18 @@ import site
 import sys
 import sysconfig
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-__all__ = ["OURS", "Line", "current_line", "found_instead", "is_installed", "is_users_file"]
+__all__ = ["OURS", "Line", "Owner", "current_line", "found_instead", "is_users_file", "owner_of"]
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Where this library's files are."""
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_NOT_THE_USERS = (OURS, _TORCH, "<frozen")
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("accelerate", "ignite", "torch"))
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_LIBRARIES = tuple(f"{place}{name}{os.sep}" for place in _PACKAGES for name in ("accelerate", "ignite", "torch"))
 _CALL = compile("function(*args, **kwargs)", "", "eval")
 
 
@@ -52,7 +52,7 @@ class Line(Tuple[CodeType, int]):
 
 
 def current_line(above: int = 0) -> Line:
-    """Return the line of the innermost frame that is the user's own code; the outermost line where none is.
+    """Return the line of the innermost frame that is neither Python's nor a library's; the outermost where none is.
 
     Args:
         above: How many of the calls that led here are known to be this library's, and need no look.
@@ -61,33 +61,35 @@ def current_line(above: int = 0) -> Line:
     outer: Optional[FrameType] = frame.f_back
     while outer is not None:
         frame = outer
-        if _USERS[frame.f_code.co_filename]:
+        if owner_of(frame.f_code.co_filename) in _NAMED:
             break
         outer = frame.f_back
     return Line((frame.f_code, frame.f_lasti))
 
 
-class _Users(Dict[str, bool]):
-    """Whether files are the user's, found out when one is asked for the first time."""
+class Owner(enum.Enum):
+    """Owner of a file of code."""
 
-    def __missing__(self, file: str) -> bool:
-        library = file.startswith(_NOT_THE_USERS) or any(name in file for name in _LIBRARIES)
-        self[file] = not library and (not file.startswith(_STANDARD) or "site-packages" in file)
-        return self[file]
-
-
-_USERS = _Users()
+    LIBRARY = "this library, PyTorch, Ignite or accelerate, which pass on what the user calls"
+    PYTHON = "Python's standard library"
+    INSTALLED = "another installed package"
+    USER = "the user; code without a file, as in a notebook, is the user's, too"
 
 
 @functools.lru_cache(maxsize=None)
-def is_installed(file: str) -> bool:
-    """Tell whether a file of code belongs to a library."""
-    return os.path.abspath(file).startswith(_FOLDERS)
+def owner_of(file: str) -> Owner:
+    """Return whose a file of code is."""
+    path = os.path.abspath(file)
+    if file.startswith("<frozen") or path.startswith((OURS, _TORCH)) or any(name in path for name in _LIBRARIES):
+        return Owner.LIBRARY
+    if path.startswith(_INSTALLED) or any(name in path for name in _PACKAGES):
+        return Owner.INSTALLED
+    return Owner.PYTHON if path.startswith(_STANDARD) else Owner.USER
 
 
 def is_users_file(file: str) -> bool:
     """Tell whether a file of code is the user's own; code without a file, as in a notebook, is, too."""
-    return not file.startswith("<frozen") and not is_installed(file)
+    return owner_of(file) is Owner.USER
 
 
 def found_instead(package: str) -> Optional[str]:
@@ -98,12 +100,12 @@ def found_instead(package: str) -> Optional[str]:
     return file if file is not None and is_users_file(file) else None
 
 
-def _folders() -> List[str]:
-    paths = sysconfig.get_paths()
-    found = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
-    found += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(torch.__file__)]
-    # In a virtual environment the standard library is elsewhere.
-    return [*found, os.path.dirname(os.__file__), OURS]
+def _folders(*found: str) -> Tuple[str, ...]:
+    return tuple(os.path.abspath(folder) + os.sep for folder in found)
 
 
-_FOLDERS = tuple(os.path.abspath(folder) + os.sep for folder in _folders())
+_NAMED = (Owner.USER, Owner.INSTALLED)
+_PATHS = sysconfig.get_paths()
+_INSTALLED = _folders(_PATHS["purelib"], _PATHS["platlib"], *site.getsitepackages(), site.getusersitepackages())
+# In a virtual environment the standard library is elsewhere.
+_STANDARD = _folders(_PATHS["stdlib"], _PATHS["platstdlib"], os.path.dirname(os.__file__))

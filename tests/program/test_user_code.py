@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import sysconfig
 
+import torch
 from ignite.engine import Engine, Events
 
-from ignite_ipu.program.user_code import Line, current_line
+import ignite_ipu
+from ignite_ipu.program.user_code import Line, Owner, current_line, owner_of
 
 
 def both():
@@ -65,3 +69,15 @@ def test_a_call_as_if_it_stood_at_a_line():
         return f"{sys._getframe(depth).f_code.co_filename}:{sys._getframe(depth).f_lineno}"
 
     assert line.call(called, (), {"depth": 1}) == expected
+
+
+def test_whose_a_file_is(tmp_path):
+    """Python's, a library's that passes calls on, another package's, or the user's; asked in one place."""
+    installed = sysconfig.get_paths()["purelib"]
+    assert owner_of(json.__file__) is Owner.PYTHON
+    assert owner_of("<frozen runpy>") is Owner.LIBRARY
+    assert {owner_of(module.__file__) for module in (torch, ignite_ipu)} == {Owner.LIBRARY}
+    assert owner_of(f"{installed}/ignite/engine/engine.py") is Owner.LIBRARY
+    assert owner_of(f"{installed}/lightning/trainer.py") is Owner.INSTALLED
+    assert owner_of(str(tmp_path / ".venv/lib/python3/site-packages/tool/x.py")) is Owner.INSTALLED
+    assert owner_of(str(tmp_path / "train.py")) is owner_of("<ipython-input-1>") is Owner.USER

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Optional
 
-import ignite_ipu
-from ignite_ipu.program.user_code import is_installed
+from ignite_ipu.program.user_code import OURS, is_users_file
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def raised_at(error: BaseException) -> Optional[Place]:
 
 def library_line(error: BaseException) -> str:
     """Return the innermost line outside torch and this package, as a message names it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OURS)]
     last = frames[-1]
     return f"{os.path.basename(last.filename)}:{last.lineno}"
 
@@ -76,10 +75,9 @@ def place_of(frame: FrameType, line: Optional[int] = None) -> Place:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is the user's own code, not Python's, an installed package's or this package's."""
-    return not file.startswith("<") and not is_installed(file)
+    """Whether code is the user's own and has a file to be found in."""
+    return not file.startswith("<") and is_users_file(file)
 
 
 # Further out is who called this package: a script or a test.
 _TRIAL = os.path.join(os.path.dirname(__file__), "trial.py")
-_OURS = os.path.dirname(os.path.abspath(ignite_ipu.__file__)) + os.sep
