@@ -20,7 +20,7 @@ from ignite_ipu.engines.resume.deterministic import DeterministicRuns
 from ignite_ipu.engines.resume.position import DataPosition
 from ignite_ipu.engines.steps import Step
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.tensors.rows import map_tensors
+from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.session import IPUSession
 

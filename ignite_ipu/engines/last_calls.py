@@ -11,7 +11,8 @@ from ignite_ipu.errors import OptionsError
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.trainable import Trainable
 from ignite_ipu.program.options import output_mode
-from ignite_ipu.program.tensors.rows import join_rows, map_tensors, row_count
+from ignite_ipu.program.tensors.rows import join_rows, row_count
+from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import Program

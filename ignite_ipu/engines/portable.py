@@ -212,7 +212,7 @@ def _train_natively(
     target: Any,
     max_grad_norm: Optional[float],
 ) -> Tuple[Any, torch.Tensor]:
-    from ignite_ipu.program.tensors.rows import map_tensors
+    from ignite_ipu.program.tensors.trees import map_tensors
     from ignite_ipu.program.training_step import find_loss
 
     optimizer.zero_grad()

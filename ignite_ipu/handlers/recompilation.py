@@ -15,7 +15,7 @@ from ignite.engine import Engine
 import ignite_ipu
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.tensors.raw import requires_grad
-from ignite_ipu.program.tensors.rows import tensors_in
+from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.session import IPUSession

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Optional
 from ignite.engine import Engine, Events
 
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.tensors.rows import tensors_in
+from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.session import IPUSession
 

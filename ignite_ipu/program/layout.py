@@ -1,4 +1,4 @@
-"""The structure of a batch: taken apart for the device, and compared with what was compiled.
+"""The structure of a batch: flattened for the device, and compared with what was compiled.
 
 A compiled model takes tensors only, each with samples along dimension 0. A user's batch may nest tensors in tuples,
 lists and dictionaries and hold other values beside them. One rule covers those:
@@ -23,23 +23,11 @@ import torch
 
 from ignite_ipu.errors import BatchError
 from ignite_ipu.program.guards.contents import Contents
+from ignite_ipu.program.tensors.trees import PLAIN, opened
 
 __all__ = ["BatchLayout"]
 
-_FROZEN = (
-    bool,
-    np.bool_,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.Size,
-    torch.dtype,
-    torch.device,
-    enum.Enum,
-    slice,
-    range,
-)
+_FROZEN = (*(PLAIN - {int, float}), np.bool_, enum.Enum, slice, range)
 _OBJECTS = ("object", "constant")
 _UNSUPPORTED = (torch.bfloat16, torch.complex64, torch.complex128)
 _INT32 = torch.iinfo(torch.int32)
@@ -50,10 +38,9 @@ class _Node:
     """One place in a batch's structure.
 
     Attributes:
-        kind: `rows`, `scalar` or `object` where a value was taken out; `frozen` or `constant`; `tuple`, `list` or
-            `dict`.
+        kind: `rows`, `scalar` or `object` where a value was taken out; `frozen` or `constant`; `sequence` or `dict`.
         type: Class of the value or container; None for tensors, which may be of any.
-        value: The frozen value, the contents of an object, or the keys of a dictionary.
+        value: The frozen value, the contents of an object, or the keys of a container.
         children: Places inside a container.
     """
 
@@ -78,7 +65,7 @@ class BatchLayout:
 
     @classmethod
     def of(cls, names: Sequence[str], parts: Sequence[Any], micro_batches: int) -> Tuple[BatchLayout, List[Any]]:
-        """Take a batch apart.
+        """Flatten a batch.
 
         Args:
             names: What messages call each part, such as `x` and `y`.
@@ -93,7 +80,7 @@ class BatchLayout:
         """
         values: List[Any] = []
         paths: List[str] = []
-        nodes = tuple(_take_apart(part, name, values, paths) for name, part in zip(names, parts))
+        nodes = tuple(_flatten(part, name, values, paths) for name, part in zip(names, parts))
         leaves = [_leaf(value, path, micro_batches) for value, path in zip(values, paths)]
         tensors = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
         return cls(tuple(names), nodes, tuple(paths), tensors), leaves
@@ -101,7 +88,7 @@ class BatchLayout:
     def rebuild(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
         """Return the batch's parts with the given values in place of the ones taken out, in order."""
         remaining = iter(leaves)
-        return tuple(_put_together(node, remaining) for node in self._parts)
+        return tuple(_unflatten(node, remaining) for node in self._parts)
 
     def check_parsed(self, leaves: Sequence[Any]) -> None:
         """Refuse objects whose tensors PopTorch has not found: they came through its trace as they are.
@@ -149,7 +136,7 @@ class BatchLayout:
                     )
 
 
-def _take_apart(value: Any, path: str, values: List[Any], paths: List[str]) -> _Node:
+def _flatten(value: Any, path: str, values: List[Any], paths: List[str]) -> _Node:
     if isinstance(value, torch.Tensor):
         values.append(value)
         paths.append(path)
@@ -160,12 +147,13 @@ def _take_apart(value: Any, path: str, values: List[Any], paths: List[str]) -> _
         values.append(value)
         paths.append(path)
         return _SCALAR
-    if isinstance(value, Mapping):
-        children = tuple(_take_apart(item, f"{path}[{key!r}]", values, paths) for key, item in value.items())
-        return _Node("dict", _dict_type(value), tuple(value), children)
-    if isinstance(value, (list, tuple)):
-        children = tuple(_take_apart(item, f"{path}[{index}]", values, paths) for index, item in enumerate(value))
-        return _Node("list" if isinstance(value, list) else "tuple", type(value), None, children)
+    container = opened(value)
+    if container is not None:
+        # Tokenizers return mappings of their own, which the compiled model sees as plain dictionaries.
+        kind = (OrderedDict if isinstance(value, OrderedDict) else dict) if isinstance(value, Mapping) else type(value)
+        places = zip(_keys(container.keys, container.parts), container.parts)
+        children = tuple(_flatten(part, f"{path}[{key}]", values, paths) for key, part in places)
+        return _Node("dict" if isinstance(value, Mapping) else "sequence", kind, container.keys, children)
     if isinstance(value, np.ndarray):
         raise BatchError(
             f"{path} is a numpy array of shape {value.shape}; a compiled model takes tensors. Convert it in the "
@@ -179,12 +167,12 @@ def _take_apart(value: Any, path: str, values: List[Any], paths: List[str]) -> _
     return _Node("object", type(value), contents)
 
 
-def _dict_type(value: Mapping[Any, Any]) -> type:
-    # Tokenizers return mappings of their own, which the compiled model sees as plain dictionaries.
-    return OrderedDict if isinstance(value, OrderedDict) else dict
+def _keys(keys: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:
+    """Return how messages write the places in a container."""
+    return list(map(repr, keys)) or range(len(parts))
 
 
-def _put_together(node: _Node, leaves: Iterator[Any]) -> Any:
+def _unflatten(node: _Node, leaves: Iterator[Any]) -> Any:
     if node.kind == "rows" or node.kind == "object":
         return next(leaves)
     if node.kind == "scalar":
@@ -193,7 +181,7 @@ def _put_together(node: _Node, leaves: Iterator[Any]) -> Any:
         return node.value
     if node.kind == "constant":
         return node.value.value
-    items = [_put_together(child, leaves) for child in node.children]
+    items = [_unflatten(child, leaves) for child in node.children]
     if node.type is None:
         raise RuntimeError(f"A {node.kind} without its type cannot be put together again.")
     if node.kind == "dict":
@@ -262,8 +250,7 @@ def _compare(expected: _Node, given: _Node, path: str) -> None:
             f"{path} now has {len(given.children)} items, but the model was compiled for {len(expected.children)}. "
             "Keep the structure of batches constant."
         )
-    keys = [repr(key) for key in expected.value] if expected.kind == "dict" else range(len(expected.children))
-    for key, mine, theirs in zip(keys, expected.children, given.children):
+    for key, mine, theirs in zip(_keys(expected.value, expected.children), expected.children, given.children):
         _compare(mine, theirs, f"{path}[{key}]")
 
 
@@ -272,8 +259,7 @@ def _frozen_values(node: _Node, path: str) -> Iterator[Tuple[str, str]]:
         yield path, repr(node.value)
     if node.kind == "constant":
         yield path, f"a {_qualname(node)}"
-    keys = [repr(key) for key in node.value] if node.kind == "dict" else range(len(node.children))
-    for key, child in zip(keys, node.children):
+    for key, child in zip(_keys(node.value if node.children else (), node.children), node.children):
         yield from _frozen_values(child, f"{path}[{key}]")
 
 

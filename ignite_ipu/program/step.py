@@ -24,7 +24,7 @@ from ignite_ipu.program.guards.attributes import PythonState, changed_by_every
 from ignite_ipu.program.guards.randomness import Draws
 from ignite_ipu.program.guards.reads import reads_noted
 from ignite_ipu.program.layout import BatchLayout
-from ignite_ipu.program.tensors.rows import map_tensors, tensors_in
+from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, tensors_in
 
 __all__ = ["BatchStep", "EvaluationStep", "changed_on_host", "check_output", "describe_value"]
 
@@ -238,8 +238,9 @@ def check_output(output: Any) -> None:
     Raises:
         OutputError: The message says what the output is.
     """
-    for leaf in _opaque_leaves(output):
-        if any(isinstance(value, torch.Tensor) for value in getattr(leaf, "__dict__", {}).values()):
+    for leaf in leaves_of(output):
+        held = {} if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", {})
+        if any(isinstance(value, torch.Tensor) for value in held.values()):
             raise OutputError(
                 f"The model's output contains a {type(leaf).__qualname__}, whose tensors PopTorch does not find. Take "
                 "them out with model_transform, for example model_transform=lambda output: output.logits."
@@ -249,16 +250,6 @@ def check_output(output: Any) -> None:
             f"The model's output is {describe_value(output)}, in which there is no tensor, so nothing can come back "
             "from the device. Return a tensor or a tuple, list or dict of tensors (model_transform can convert it)."
         )
-
-
-def _opaque_leaves(output: Any) -> Iterator[Any]:
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, (list, tuple)):
-        for item in output:
-            yield from _opaque_leaves(item)
-    elif not isinstance(output, torch.Tensor):
-        yield output
 
 
 def describe_value(value: Any) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ignite_ipu.errors import RowsError, listed
-from ignite_ipu.program.tensors.rows import map_tensors, tensors_in
+from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.session.program import Program
 
 __all__ = ["FillingCheck"]

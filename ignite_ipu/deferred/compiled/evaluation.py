@@ -10,7 +10,7 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.compiled.step import CalledStep
-from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.attributes import PythonState, changes_in_every_call
@@ -68,7 +68,7 @@ class CapturedEvaluation:
         if model.training:
             _check_deterministic(model)
         tensors: List[torch.Tensor] = []
-        structure = take_apart((args, kwargs), tensors)
+        structure = flatten((args, kwargs), tensors)
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
         kind = self._kind(model, structure, shapes)
         program = self._programs.get((kind, shapes))
@@ -93,7 +93,7 @@ class CapturedEvaluation:
             outputs = self._call(program, tensors)
         step = program.step
         assert isinstance(step, CalledStep)
-        return put_together(step.output, outputs)
+        return unflatten(step.output, outputs)
 
     def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]]) -> Hashable:
         """Return what a program depends on besides the number of rows, in a comparable form."""
@@ -162,7 +162,7 @@ class CapturedEvaluation:
         assert isinstance(step, CalledStep) and program.rows is not None
         piece, valid = next(split_rows(tensors, program.rows))
         outputs = list(self._call(program, piece))
-        return put_together(step.output, take_rows(outputs, valid, program.rows))
+        return unflatten(step.output, take_rows(outputs, valid, program.rows))
 
     def _fits(self, program: Program, tensors: Sequence[torch.Tensor]) -> bool:
         """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""

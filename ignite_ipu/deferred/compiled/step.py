@@ -11,7 +11,7 @@ from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, PackingGuard
 from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.step_graph import StepGraph
-from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import natively
 from ignite_ipu.program.forward.half_precision import half_products
@@ -100,13 +100,13 @@ class CapturedStep(BatchStep):
                     found.append(numbers[place[0]])
                 else:
                     found.append(parameters[place[0]])
-            args, kwargs = put_together(step.structure, found)
+            args, kwargs = unflatten(step.structure, found)
             if step.function is None:
                 output = self.model.get_submodule(step.part)(*args, **kwargs)
             else:
                 output = _called(step.function, args, kwargs, step.line)
             tensors: List[Any] = []
-            take_apart(output, tensors)
+            flatten(output, tensors)
             results.append(tensors if step.grad else [tensor.detach() for tensor in tensors])
         return results
 
@@ -173,7 +173,7 @@ class CalledStep(BatchStep):
             output = self.model(*args, **kwargs)
             held.check(buffers, dict(self.model.named_buffers()))
         tensors: List[Any] = []
-        self._output[:] = [take_apart(output, tensors)]
+        self._output[:] = [flatten(output, tensors)]
         if not tensors:
             raise CaptureError(
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
@@ -182,7 +182,7 @@ class CalledStep(BatchStep):
 
     def _arguments(self, leaves: Sequence[Any]) -> Any:
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
-        return put_together(self._structure, found)
+        return unflatten(self._structure, found)
 
 
 def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line) -> Any:

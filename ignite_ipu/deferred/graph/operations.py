@@ -13,7 +13,7 @@ from typing import Any, Callable, Container, Dict, Hashable, List, NamedTuple, O
 import torch
 
 from ignite_ipu.deferred.graph.owners import Captured
-from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line
 
@@ -377,13 +377,13 @@ class Operation:
 
     def _compute_own(self) -> None:
         leaves = [self._on_host(leaf) for leaf in self.leaves]
-        args, kwargs = put_together(self.signature.structure, leaves)
+        args, kwargs = unflatten(self.signature.structure, leaves)
         function = self.signature.function
         assert function is not None
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
         tensors: List[torch.Tensor] = []
-        take_apart(result, tensors)
+        flatten(result, tensors)
         for reference, tensor in zip(self.results, tensors):
             value = reference()
             if value is not None:

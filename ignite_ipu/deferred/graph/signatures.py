@@ -27,8 +27,9 @@ import torch.nn.functional as F
 
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Input, ModesThen, Number, Shape, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
-from ignite_ipu.deferred.graph.structure import PLAIN, Structure, is_tensor, put_together, take_apart
+from ignite_ipu.deferred.graph.structure import Structure, flatten, is_tensor, unflatten
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line
 
 __all__ = [
@@ -230,7 +231,7 @@ def _inferred(
 ) -> CallSignature:
     metas = [leaf.value if isinstance(leaf, Number) else leaf.shape.meta() for leaf in leaves]
     storages = {meta.untyped_storage()._cdata for meta in metas if isinstance(meta, torch.Tensor)}
-    args, kwargs = put_together(structure, metas)
+    args, kwargs = unflatten(structure, metas)
     kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
     try:
         with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass():
@@ -247,7 +248,7 @@ def _inferred(
             f"({type(error).__name__}: {str(error).split(_ADVICE)[0]})"
         ) from error
     tensors: List[torch.Tensor] = []
-    result_structure = take_apart(result, tensors)
+    result_structure = flatten(result, tensors)
     shapes = [Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors]
     return CallSignature(function, structure, grad, result_structure, shapes)
 

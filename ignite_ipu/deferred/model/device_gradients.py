@@ -16,6 +16,7 @@ from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
+from ignite_ipu.program.tensors.trees import leaves_of
 from ignite_ipu.program.user_code import current_line
 
 __all__ = ["DeviceGradient", "DeviceGradients"]
@@ -220,13 +221,8 @@ def _is_metadata(func: Any) -> bool:
 
 
 def _error(arguments: List[Any]) -> CaptureError:
-    while arguments:
-        value = arguments.pop()
-        if isinstance(value, DeviceGradient):
-            return CaptureError(
-                f"The gradient of a parameter is used at {current_line()}, but gradients exist on the device "
-                f"alone. To clip them, {value.remedy}. They are cleared by optimizer.zero_grad()."
-            )
-        if isinstance(value, (list, tuple)):
-            arguments.extend(value)
-    raise RuntimeError("PyTorch called the class of a device gradient without one.")
+    gradient = next(leaf for leaf in leaves_of(arguments) if isinstance(leaf, DeviceGradient))
+    return CaptureError(
+        f"The gradient of a parameter is used at {current_line()}, but gradients exist on the device "
+        f"alone. To clip them, {gradient.remedy}. They are cleared by optimizer.zero_grad()."
+    )

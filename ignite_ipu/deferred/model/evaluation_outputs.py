@@ -6,7 +6,7 @@ from typing import Any, List
 
 import torch
 
-from ignite_ipu.deferred.graph.structure import put_together, take_apart
+from ignite_ipu.deferred.graph.structure import flatten, unflatten
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.errors import CaptureError
 
@@ -37,7 +37,7 @@ def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
         trained: Whether an optimizer has weights of the model.
     """
     given: List[torch.Tensor] = []
-    take_apart(arguments, given)
+    flatten(arguments, given)
     with torch._C.DisableTorchFunctionSubclass():
         differentiated = [tensor for tensor in given if tensor.requires_grad]
     if trained:
@@ -45,6 +45,6 @@ def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
     if not differentiated:
         return output
     leaves: List[Any] = []
-    structure = take_apart(output, leaves)
+    structure = flatten(output, leaves)
     found = [_Evaluated.apply(leaf, *differentiated) if leaf.is_floating_point() else leaf for leaf in leaves]  # type: ignore[no-untyped-call]
-    return put_together(structure, found)
+    return unflatten(structure, found)

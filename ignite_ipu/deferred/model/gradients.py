@@ -7,7 +7,7 @@ from typing import Iterable, Union
 import torch
 
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Shape
-from ignite_ipu.deferred.graph.structure import take_apart
+from ignite_ipu.deferred.graph.structure import flatten
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError
@@ -43,5 +43,5 @@ def gradient_norm() -> torch.Tensor:
 
 
 _NORM = CallSignature(
-    None, take_apart(((), {}), []), False, take_apart(torch.empty(()), []), [Shape((), (), torch.float32, False)]
+    None, flatten(((), {}), []), False, flatten(torch.empty(()), []), [Shape((), (), torch.float32, False)]
 )

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, PackingGuard
-from ignite_ipu.deferred.graph.structure import Structure, put_together, take_apart
+from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import natively
 from ignite_ipu.program.forward.gradient_hooks import GradientHookGuard
@@ -67,7 +67,7 @@ def called_on_host(
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
-        given[:] = args, kwargs = put_together(structure, copies)
+        given[:] = args, kwargs = unflatten(structure, copies)
         for argument in (*args, *kwargs.values()):
             draws.look_at(argument)
         with GradientHookGuard(), PackingGuard(), DerivativeGuard(), reads_noted(
@@ -84,7 +84,7 @@ def called_on_host(
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
     left: List[Any] = []
-    same = take_apart(tuple(given), left).key == structure.key and len(left) == len(copies)
+    same = flatten(tuple(given), left).key == structure.key and len(left) == len(copies)
     if not same or any(mine is not theirs for mine, theirs in zip(left, copies)):
         raise CaptureError(
             f"{what} changes an object that it is given (an attribute, a list, a dictionary), which a compiled program "

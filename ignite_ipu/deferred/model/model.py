@@ -19,7 +19,7 @@ from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Opera
 from ignite_ipu.deferred.graph.owners import own, parameter_of
 from ignite_ipu.deferred.graph.signatures import SignaturesByModes, seen_before
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import Structure, take_apart, take_call_apart
+from ignite_ipu.deferred.graph.structure import Structure, flatten, flatten_call
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, check_early_read
@@ -184,7 +184,7 @@ class CapturedModel:
         """Return the signature of a call that takes more than a look at its arguments, and their leaves."""
         found: List[Any] = []
         signatures = known.last
-        structure = take_call_apart(args, kwargs, found)
+        structure = flatten_call(args, kwargs, found)
         with torch._C.DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
@@ -205,7 +205,7 @@ class CapturedModel:
         self, structure: Structure, leaves: List[Any], called: HostCall, modes: ModesThen
     ) -> CallSignature:
         tensors: List[torch.Tensor] = []
-        result = take_apart(called.output, tensors)
+        result = flatten(called.output, tensors)
         grad = torch.is_grad_enabled()
         trains = grad and (not self.is_frozen or any(leaf.shape.requires_grad for leaf in leaves))
         memory = [tensor.untyped_storage()._cdata for tensor in tensors]

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ignite_ipu.deferred.graph.structure import put_together, take_apart, words
+from ignite_ipu.deferred.graph.structure import flatten, unflatten, words
 
 __all__ = ["ARRAYS", "INDEXED", "with_known_indices"]
 
@@ -36,8 +36,8 @@ def with_known_indices(name: str, args: Tuple[Any, ...], on_host: _OnHost) -> Tu
 
 def _with_numbers(arguments: Any, on_host: _OnHost) -> Any:
     leaves: List[Any] = []
-    structure = take_apart(arguments, leaves, lambda value: isinstance(value, (torch.Tensor, np.ndarray)))
-    return put_together(structure, [_as_index(leaf, on_host) for leaf in leaves])
+    structure = flatten(arguments, leaves, lambda value: isinstance(value, (torch.Tensor, np.ndarray)))
+    return unflatten(structure, [_as_index(leaf, on_host) for leaf in leaves])
 
 
 def _as_index(leaf: Any, on_host: _OnHost) -> Any:

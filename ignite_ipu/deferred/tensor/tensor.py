@@ -12,7 +12,7 @@ from torch.overrides import enable_reentrant_dispatch
 from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import KEYWORDS, Signatures, changing_numbers, inferred_signature, keywords_of
-from ignite_ipu.deferred.graph.structure import PLAIN, put_together, take_apart, take_call_apart, words
+from ignite_ipu.deferred.graph.structure import flatten, flatten_call, unflatten, words
 from ignite_ipu.deferred.tensor.buffer_writes import NORMALISATIONS, refuse_statistics
 from ignite_ipu.deferred.tensor.frames import is_argument_check
 from ignite_ipu.deferred.tensor.functions import applied_function, refuse_function, refuse_script
@@ -23,6 +23,7 @@ from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line, current_line
 
 __all__ = ["DeferredTensor", "as_leaf", "deferred_results", "known_in", "resolved"]
@@ -162,14 +163,14 @@ class DeferredTensor(torch.Tensor):
 def resolved(structure: Any) -> Any:
     """Return nested values with every deferred tensor replaced by its value."""
     leaves: List[Any] = []
-    shape = take_apart(structure, leaves)
-    return put_together(shape, [_plain(leaf, "its value") for leaf in leaves])
+    shape = flatten(structure, leaves)
+    return unflatten(shape, [_plain(leaf, "its value") for leaf in leaves])
 
 
 def deferred_values(structure: Any) -> List[Value]:
     """Return what nested values hold that has no value yet."""
     leaves: List[Any] = []
-    take_apart(structure, leaves)
+    flatten(structure, leaves)
     found = [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves]
     return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor) and not leaf.value.known]
 
@@ -177,8 +178,8 @@ def deferred_values(structure: Any) -> List[Value]:
 def known_in(structure: Any) -> Any:
     """Return nested values with those deferred tensors replaced by their values that need no update."""
     leaves: List[Any] = []
-    shape = take_apart(structure, leaves)
-    return put_together(shape, [_if_known(leaf) for leaf in leaves])
+    shape = flatten(structure, leaves)
+    return unflatten(shape, [_if_known(leaf) for leaf in leaves])
 
 
 def as_leaf(value: Any, line: Line) -> Any:
@@ -206,7 +207,7 @@ def deferred_results(operation: Operation) -> Any:
         value = Value(operation, 0, signature.shapes[0])
         operation.results = (weakref.ref(value),)
         return _tensor_of(value)
-    return put_together(signature.result, [_tensor_of(value) for value in operation.give()])
+    return unflatten(signature.result, [_tensor_of(value) for value in operation.give()])
 
 
 def _tensor_of(value: Value) -> DeferredTensor:
@@ -351,10 +352,10 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     def is_leaf(value: Any) -> bool:
         return isinstance(value, torch.Tensor) or type(value) in others
 
-    structure = take_call_apart(args, kwargs, leaves, is_leaf)
+    structure = flatten_call(args, kwargs, leaves, is_leaf)
     if others is ARRAYS and len(leaves) > 1:
         args, leaves = with_known_indices(name, args, _on_host), []
-        structure = take_call_apart(args, kwargs, leaves, is_leaf)
+        structure = flatten_call(args, kwargs, leaves, is_leaf)
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
         return func(*_known(args), **_known(kwargs))
     line = current_line()
@@ -456,20 +457,20 @@ def _refuse_functions(args: Tuple[Any, ...], kwargs: Any) -> None:
 
 def _deferred_in(structure: Any) -> List[DeferredTensor]:
     leaves: List[Any] = []
-    take_apart(structure, leaves)
+    flatten(structure, leaves)
     return [leaf for leaf in leaves if isinstance(leaf, DeferredTensor)]
 
 
 def _known(structure: Any) -> Any:
     leaves: List[Any] = []
-    shape = take_apart(structure, leaves)
-    return put_together(shape, [leaf.value.get() if isinstance(leaf, DeferredTensor) else leaf for leaf in leaves])
+    shape = flatten(structure, leaves)
+    return unflatten(shape, [leaf.value.get() if isinstance(leaf, DeferredTensor) else leaf for leaf in leaves])
 
 
 def _with_values(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], what: str) -> Any:
     leaves: List[Any] = []
-    structure = take_apart((args, kwargs), leaves)
-    args, kwargs = put_together(structure, [_plain(leaf, what) for leaf in leaves])
+    structure = flatten((args, kwargs), leaves)
+    args, kwargs = unflatten(structure, [_plain(leaf, what) for leaf in leaves])
     return func(*args, **kwargs)
 
 

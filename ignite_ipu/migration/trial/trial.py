@@ -35,7 +35,7 @@ from ignite_ipu.migration.trial.survey import Printed, Stopped, Survey, unsuppor
 from ignite_ipu.optimizers import OptimizerError, convert_optimizer
 from ignite_ipu.program.forward.losses import check_loss_module
 from ignite_ipu.program.step import BatchStep, EvaluationStep
-from ignite_ipu.program.tensors.rows import tensors_in
+from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.training_step import TrainingStep
 
 _INT32 = torch.iinfo(torch.int32)

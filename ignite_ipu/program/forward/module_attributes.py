@@ -8,10 +8,11 @@ nothing else: an attribute that was set in it holds a tensor without values, wit
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List, Tuple
 
-import torch
 from torch import nn
+
+from ignite_ipu.program.tensors.trees import tensors_in
 
 __all__ = ["ModuleAttributes"]
 
@@ -39,8 +40,8 @@ class ModuleAttributes:
         left: List[str] = []
         for path, own, before in self._before:
             now = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
-            known = {id(tensor) for _, contents in before.values() for tensor in _tensors(contents)}
-            new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in _tensors(value))]
+            known = {id(tensor) for _, contents in before.values() for tensor in tensors_in(contents)}
+            new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
             if not new:
                 continue
             left += (f"{path}.{name}" for name in new)
@@ -64,14 +65,3 @@ class ModuleAttributes:
 def _contents(value: Any) -> Tuple[Any, Any]:
     """Return a value, and a copy of it if it is a collection that may be written into."""
     return value, value.copy() if type(value) in (list, dict) else value
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

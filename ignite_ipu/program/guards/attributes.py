@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from ignite_ipu.program.guards.globals import Holder, Inherited, outer_objects, outer_values
 from ignite_ipu.program.guards.randomness import Draws
 from ignite_ipu.program.guards.reads import READS, is_read, objects_read
-from ignite_ipu.program.tensors.rows import tensors_in
+from ignite_ipu.program.tensors.trees import tensors_in
 
 __all__ = ["FROZEN_REMEDY", "PythonState", "changed_by", "changed_by_every", "changes_in_every_call"]
 

@@ -6,52 +6,22 @@ the predictions an output mode returns.
 
 from __future__ import annotations
 
-import copy
 import functools
-from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Iterator, Sequence, Tuple, Union
 
 import torch
 
 from ignite_ipu.errors import RowsError
+from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 
 __all__ = [
     "join_rows",
     "join_tensors",
-    "map_tensors",
     "row_count",
     "select_rows",
     "split_rows",
     "take_rows",
-    "tensors_in",
 ]
-
-
-def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    """Return `structure` with `fn(tensor)` in place of every tensor in its tuples, lists and dictionaries."""
-    if isinstance(structure, torch.Tensor):
-        return fn(structure)
-    if isinstance(structure, (list, tuple)):
-        items = [map_tensors(item, fn) for item in structure]
-        return getattr(type(structure), "_make", type(structure))(items)
-    if isinstance(structure, dict):
-        items_by_key = {key: map_tensors(item, fn) for key, item in structure.items()}
-        if type(structure) is dict:
-            return items_by_key
-        # A copy keeps what a subclass carries besides its items, as the outputs of transformers' models do.
-        rebuilt = copy.copy(structure)
-        for key, item in items_by_key.items():
-            rebuilt[key] = item
-        return rebuilt
-    if isinstance(structure, Mapping):
-        return {key: map_tensors(item, fn) for key, item in structure.items()}
-    return structure
-
-
-def tensors_in(structure: Any) -> List[torch.Tensor]:
-    """Return the tensors that `map_tensors` would visit, in order."""
-    found: List[torch.Tensor] = []
-    map_tensors(structure, found.append)
-    return found
 
 
 def row_count(structure: Any) -> int:

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ignite_ipu.errors import RowsError
-from ignite_ipu.program.tensors.rows import (
-    join_rows,
-    join_tensors,
-    map_tensors,
-    row_count,
-    select_rows,
-    split_rows,
-    take_rows,
-    tensors_in,
-)
+from ignite_ipu.program.tensors.rows import join_rows, join_tensors, row_count, select_rows, split_rows, take_rows
+from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 
 Pair = namedtuple("Pair", "left right")
 

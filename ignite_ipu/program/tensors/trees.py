@@ -1,0 +1,134 @@
+"""Nested values: what containers hold, and how containers are made again of other parts.
+
+`torch.utils._pytree` does less: it takes subclasses of lists and dictionaries, mappings of other kinds and objects with
+fields for leaves, and in PyTorch 2.0 torch's own named results, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from argparse import Namespace
+from collections import OrderedDict, deque
+from types import SimpleNamespace
+from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+__all__ = ["PLAIN", "Container", "leaves_of", "map_tensors", "opened", "opened_object", "tensors_in"]
+
+PLAIN: FrozenSet[type] = frozenset(
+    (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
+)
+"""The types of values that are what they are: comparable, and without parts."""
+
+Make = Callable[[Sequence[Any]], Any]
+
+
+class Container(NamedTuple):
+    """A value that holds others.
+
+    Attributes:
+        value: The value.
+        keys: What finds the parts in it; empty where their positions do.
+        parts: What it holds.
+    """
+
+    value: Any
+    keys: Tuple[Any, ...]
+    parts: List[Any]
+
+    def maker(self) -> Make:
+        """Return what makes such a container of other parts; it keeps none of these."""
+        kind = type(self.value)
+        if isinstance(self.value, (list, tuple)):
+            # torch's own named results (torch.return_types) take one sequence, like tuples; namedtuples have _make.
+            make: Make = getattr(kind, "_make", kind)
+            return make
+        if isinstance(self.value, Mapping):
+            return self._maker_of_mappings(kind)
+        if kind is deque:
+            longest = self.value.maxlen
+            return lambda parts: deque(parts, longest)
+        if kind is slice:
+            return lambda parts: slice(*parts)
+        if kind in (SimpleNamespace, Namespace):
+            return lambda parts: kind(**dict(zip(self.keys, parts)))
+        return self._maker_of_objects(kind, self.keys)
+
+    def _maker_of_mappings(self, kind: Any) -> Make:
+        keys = self.keys
+        if kind in (dict, OrderedDict):
+            return lambda parts: kind(zip(keys, parts))
+        if not isinstance(self.value, dict):
+            # Tokenizers return mappings of their own, of which models read the items.
+            return lambda parts: dict(zip(keys, parts))
+        template = copy.copy(self.value)
+        for key in keys:
+            template[key] = None
+
+        def make(parts: Sequence[Any]) -> Any:
+            # A copy keeps what a subclass carries besides its items, as the outputs of transformers' models do.
+            built = copy.copy(template)
+            for key, part in zip(keys, parts):
+                built[key] = part
+            return built
+
+        return make
+
+    @staticmethod
+    def _maker_of_objects(kind: Any, names: Sequence[str]) -> Make:
+        def make(parts: Sequence[Any]) -> Any:
+            built = object.__new__(kind)
+            for name, part in zip(names, parts):
+                object.__setattr__(built, name, part)
+            return built
+
+        return make
+
+
+def opened(value: Any) -> Optional[Container]:
+    """Return what a list, a tuple or a mapping of any kind holds, None for another value."""
+    if isinstance(value, (list, tuple)):
+        return Container(value, (), list(value))
+    if isinstance(value, Mapping):
+        return Container(value, tuple(value), list(value.values()))
+    return None
+
+
+def opened_object(value: Any) -> Optional[Container]:
+    """Return what a deque, a slice, a namespace or a dataclass holds, None for another value."""
+    kind = type(value)
+    if kind is deque:
+        return Container(value, (value.maxlen,), list(value))  # its one property beside the parts
+    if kind is slice:
+        return Container(value, (), [value.start, value.stop, value.step])
+    if kind in (SimpleNamespace, Namespace):
+        return Container(value, tuple(vars(value)), list(vars(value).values()))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = tuple(field.name for field in dataclasses.fields(value))
+        return Container(value, names, [getattr(value, name) for name in names])
+    return None
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """Yield what is no list, tuple or mapping in a nested value, in order."""
+    container = opened(value)
+    if container is None:
+        yield value
+        return
+    for part in container.parts:
+        yield from leaves_of(part)
+
+
+def tensors_in(value: Any) -> List[torch.Tensor]:
+    """Return the tensors in the tuples, lists and mappings of a nested value, in order."""
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
+
+
+def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
+    """Return a nested value with `fn(tensor)` in place of every tensor in its tuples, lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        return fn(value)
+    container = opened(value)
+    return value if container is None else container.maker()([map_tensors(part, fn) for part in container.parts])

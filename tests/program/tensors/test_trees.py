@@ -1,0 +1,72 @@
+"""Containers are made again of other parts, each as its own kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened, opened_object, tensors_in
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Batch(list):  # type: ignore[type-arg]
+    """A list of the user's own kind."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """An object with fields."""
+
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, 2],
+        (1, 2),
+        Pair(1, 2),
+        Batch([1, 2]),
+        {"a": 1, "b": 2},
+        OrderedDict(a=1, b=2),
+        defaultdict(int, a=1, b=2),
+        torch.ones(2, 2).max(0),
+        deque([1, 2], maxlen=5),
+        slice(1, 2, None),
+        SimpleNamespace(a=1, b=2),
+        Sample(1, 2),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_container_of_other_parts_is_of_its_kind(value: Any) -> None:
+    container = opened(value) or opened_object(value)
+    assert container is not None
+    made = container.maker()([f"part {number}" for number in range(len(container.parts))])
+    again = opened(made) or opened_object(made)
+    assert type(made) is type(value) and again is not None and again.keys == container.keys
+    assert again.parts == [f"part {number}" for number in range(len(container.parts))]
+
+
+def test_mappings_of_other_kinds_become_dictionaries() -> None:
+    """Their own constructors are not known."""
+    assert map_tensors(UserDict(x=torch.ones(2)), torch.numel) == {"x": 2}
+
+
+def test_what_a_dictionary_carries_besides_its_items_stays() -> None:
+    made = map_tensors(defaultdict(list, x=torch.ones(3)), torch.numel)
+    assert made == {"x": 3} and made["other"] == []
+
+
+def test_leaves_are_found_in_order() -> None:
+    """Objects with fields are leaves here: PopTorch does not find tensors in them."""
+    first, second, third = torch.ones(1), torch.ones(2), Sample(torch.ones(3), 0)
+    nested = [first, {"a": (second, "text")}, third]
+    assert list(leaves_of(nested)) == [first, second, "text", third]
+    assert [tensor.numel() for tensor in tensors_in(nested)] == [1, 2]
