@@ -12,7 +12,7 @@ from typing import Counter as CounterType
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator.trace.call_sites import name_of
+from ignite_ipu.emulator.inspection import name_of
 from ignite_ipu.migration.trial.places import Place, current_place
 
 _LARGEST = 10_000

@@ -8,8 +8,7 @@ from typing import Any, Dict, Iterator, Tuple
 import torch
 from torch import fx
 
-from ignite_ipu.emulator.trace.active import Trace
-from ignite_ipu.emulator.values.nested import leaves
+from ignite_ipu.emulator.inspection import Trace, leaves
 
 
 def differences(first: Trace, second: Trace) -> Iterator[Tuple[str, str]]:

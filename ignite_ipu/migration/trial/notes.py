@@ -47,12 +47,13 @@ class Notes:
         Args:
             rule: Name of the rule.
             place: Where.
-            message: What, in one sentence.
+            message: What, in one sentence; `{where}` in it stands for the function that the place is in.
             severity: When it differs from the rule's.
             about: Tells apart what breaks the same rule in the same line.
         """
         if severity is not Severity.NOTE:
             self.broken.append(rule)
+        message = message.replace("{where}", "the model" if place is None else place.where)
         line = ("", 0) if place is None else (place.path, place.line)
         key = (rule, *line, about or (message if place is None else ""))
         if key not in self._known:

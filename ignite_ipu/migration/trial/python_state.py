@@ -46,18 +46,17 @@ def watched_attributes(model: nn.Module, notes: Notes) -> Iterator[None]:
 def _noting_writes(original: Any, notes: Notes) -> Any:
     def set_attribute(self: Any, name: str, value: Any) -> None:
         place = current_place()
-        where = "forward" if place is None else place.where
         own: Dict[str, Any] = self.__dict__
         registered = own["_buffers"].get(name, own["_parameters"].get(name))
         if registered is not None and value is registered:
             pass  # `self.buffer += x` changes the buffer in place, which an IPU keeps
         elif registered is not None:
-            notes.add("rebound-buffer", place, f"{where} puts another tensor in place of the registered self.{name}")
+            notes.add("rebound-buffer", place, f"{{where}} puts another tensor in place of the registered self.{name}")
         else:
             notes.add(
                 "mutated-python-state",
                 place,
-                f"{where} changes self.{name}; that happens once, while tracing, and never again",
+                f"{{where}} changes self.{name}; that happens once, while tracing, and never again",
                 about=name,
             )
         original(self, name, value)
@@ -69,12 +68,10 @@ def _noting_reads(original: Any, notes: Notes) -> Any:
     def get_attribute(self: Any, name: str) -> Any:
         value = original(self, name)
         if type(value) is float:
-            place = current_place()
-            where = "forward" if place is None else place.where
             notes.add(
                 "captured-constant",
-                place,
-                f"{where} reads self.{name}, which is {value!r}; the program keeps that number",
+                current_place(),
+                f"{{where}} reads self.{name}, which is {value!r}; the program keeps that number",
                 Severity.NOTE,
                 about=name,
             )

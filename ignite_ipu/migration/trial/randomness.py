@@ -49,10 +49,6 @@ class _Watch:
         python, numpy_ = generator_states()
         for name, changed in (("random", python != self._python), ("numpy.random", numpy_ != self._numpy)):
             if changed:
-                where = "forward" if self._line is None else self._line.where
-                self._notes.add(
-                    "python-randomness",
-                    self._line,
-                    f"{where} draws from {name}; the number drawn while tracing is used for ever",
-                )
+                text = f"{{where}} draws from {name}; the number drawn while tracing is used for ever"
+                self._notes.add("python-randomness", self._line, text)
         self._python, self._numpy = python, numpy_

@@ -7,19 +7,28 @@ the user's line, and answered with what the same call gave natively.
 from __future__ import annotations
 
 import io
-from typing import Any, Callable, Dict, List, Optional, Set, TextIO, Tuple
+from typing import Any, Callable, Dict, Optional, Set, TextIO, Tuple
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator.errors import Error
-from ignite_ipu.emulator.trace.active import Trace, active
-from ignite_ipu.emulator.trace.call_sites import name_of
-from ignite_ipu.emulator.trace.operators import support, table
-from ignite_ipu.emulator.trace.refusals import DynamicOutputShape
-from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
-from ignite_ipu.emulator.values.nested import leaves, map_leaves
+from ignite_ipu.emulator.inspection import (
+    DOUBT,
+    IPU,
+    SWITCH,
+    DynamicOutputShape,
+    Error,
+    IpuTensor,
+    Refusal,
+    Trace,
+    active,
+    canonical,
+    leaves,
+    map_leaves,
+    name_of,
+    set_strict,
+)
 from ignite_ipu.errors import LossError
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.answers import Answers
@@ -27,10 +36,25 @@ from ignite_ipu.migration.trial.notes import Notes
 from ignite_ipu.migration.trial.places import Place, current_place
 
 _DECISIONS = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose", "__index__"}
-_READS = {"item", "tolist", "__int__", "__float__", "__complex__", "_local_scalar_dense"}
-_MOVES = {"cpu", "numpy", "__array__", "__dlpack__"}
-_GPU_MOVES = {"cuda", "xpu"}
-_GRADIENTS = {"backward", "grad", "_engine_run_backward", "register_hook"}
+_READS = {"item", "tolist", "__int__", "__float__", "__complex__", "_local_scalar_dense", "apply_", "map_", "map2_"}
+# Rule and message of a refusal; the error's own message where there is none.
+_HOST = ("host-value-in-forward", "{where} takes a tensor's value to the host with {name}, which a trace does not have")
+_BY_VALUES = ("dynamic-shape", "{where} calls {name}, whose output size depends on values")
+_REFUSED: Dict[Optional[Refusal], Tuple[str, str]] = {
+    Refusal.MOVE_TO_HOST: _HOST,
+    Refusal.MOVE_TO_GPU: ("cuda-device", "{where} moves a tensor to a GPU"),
+    Refusal.GRADIENT: (
+        "gradient-in-forward",
+        "{where} calls {name}, which does not exist inside a compiled program",
+    ),
+    Refusal.DYNAMIC_SHAPE: _BY_VALUES,
+    Refusal.HOST_TENSOR: (
+        "unregistered-tensor",
+        "{where} hands {name} a tensor that is neither a parameter nor a buffer nor an input",
+    ),
+    Refusal.UNSUPPORTED_OPERATOR: ("unsupported-operator", ""),
+    Refusal.RESTRICTED_ARGUMENT: ("restricted-operator", ""),
+}
 _RANDOM = {
     "bernoulli",
     "multinomial",
@@ -102,51 +126,25 @@ class Survey(TorchFunctionMode):
         kwargs: Dict[str, Any],
         error: Exception,
     ) -> Any:
-        where = "the model" if place is None else place.where
         text = " ".join(getattr(error, "message", str(error)).split())
         if isinstance(error, LossError):
             self.notes.add("restricted-operator", place, text.rstrip("."))
             raise Stopped from error
-        if name in _DECISIONS:
-            self.notes.add(
-                "data-dependent-control-flow",
-                place,
-                f"{where} asks for the truth of a tensor's value, which a trace does not have",
-            )
-        elif name in _READS or name in _MOVES or (name == "to" and "Illegal move" in text and ".to('cuda" not in text):
-            self.notes.add(
-                "host-value-in-forward",
-                place,
-                f"{where} takes a tensor's value to the host with {_shown(name)}, which a trace does not have",
-            )
-            if name in ("cpu", "to"):
-                return args[0]
-        elif name in _GPU_MOVES or (name == "to" and "Illegal move" in text):
-            self.notes.add("cuda-device", place, f"{where} moves a tensor to a GPU")
+        kind: Optional[Refusal] = getattr(error, "kind", None)
+        rule, message = _rule(kind, name)
+        # The error's own message ends with how the emulator is told to go on.
+        reason = message.replace("{name}", _shown(name)) or text.split(f" ({SWITCH}")[0].rstrip(".")
+        self.notes.add(rule, place, reason, None if message else Severity.ERROR)
+        if kind in (Refusal.MOVE_TO_HOST, Refusal.MOVE_TO_GPU) and name in ("to", "cpu", "cuda", "xpu"):
             return args[0]
-        elif name in _GRADIENTS:
-            self.notes.add(
-                "gradient-in-forward", place, f"{where} calls {name}, which does not exist inside a compiled program"
-            )
-        elif "dynamic output shape" in text or "eager mode" in text:
-            self.notes.add("dynamic-shape", place, f"{where} calls {_shown(name)}, whose output size depends on values")
-        elif "Expected an IPU tensor" in text:
-            self.notes.add(
-                "unregistered-tensor",
-                place,
-                f"{where} hands {_shown(name)} a tensor that is neither a parameter nor a buffer nor an input",
-            )
+        if kind is Refusal.HOST_TENSOR:
             return self._again(func, place, *map_leaves((args, kwargs), _onto_ipu))
-        elif support.SWITCH in text:  # the operator does not compile, or not with these arguments
-            rule = "unsupported-operator" if table.refused(name) is not None else "restricted-operator"
-            self.notes.add(rule, place, text.split(f" ({support.SWITCH}")[0].rstrip("."), Severity.ERROR)
-            before = support.set_strict(False)
+        if kind in (Refusal.UNSUPPORTED_OPERATOR, Refusal.RESTRICTED_ARGUMENT):
+            before = set_strict(False)
             try:
                 return self._again(func, place, args, kwargs)
             finally:
-                support.set_strict(before)
-        else:
-            self.notes.add("failed-trace", place, text.rstrip("."))
+                set_strict(before)
         return self._answer(place, name, error)
 
     def _again(
@@ -186,7 +184,6 @@ class Survey(TorchFunctionMode):
             self._drawn(place, f"torch.{name}")
 
     def _new_constant(self, name: str, place: Optional[Place], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        where = "the model" if place is None else place.where
         data = args[0] if args else kwargs.get("data")
         if name in _RANDOM:
             self._drawn(place, f"torch.{name}")
@@ -194,37 +191,36 @@ class Survey(TorchFunctionMode):
             self.notes.add(
                 "captured-constant",
                 place,
-                f"{where} moves a tensor of the host to the device; the program keeps the value it has while compiling",
+                "{where} moves a tensor of the host to the device; the program keeps the value it has while compiling",
             )
 
     def _drawn(self, place: Optional[Place], name: str) -> None:
-        where = "the model" if place is None else place.where
-        self.notes.add(
-            "python-randomness",
-            place,
-            f"{where} draws from {name} on the host; the number drawn while tracing is used for ever",
-        )
+        text = f"{{where}} draws from {name} on the host; the number drawn while tracing is used for ever"
+        self.notes.add("python-randomness", place, text)
 
 
-def unsupported_operators(survey: Survey, notes: Notes) -> List[str]:
-    """Note the operators of a finished trace that PopTorch does not compile; returns their names."""
+def unsupported_operators(survey: Survey, notes: Notes) -> None:
+    """Note the operators of a finished trace that PopTorch does not compile."""
     capture = survey.capture
-    found: List[str] = []
     for use in [] if capture is None else capture.unsupported:
-        place = survey.operators.get(use.name)
-        where = "the model" if place is None else place.where
-        part = "" if table.canonical(use.name) == use.kind else f" (part of {use.name})"
-        found.append(use.kind)
-        notes.add(
-            "unsupported-operator",
-            place,
-            f"{where} uses aten::{use.kind}{part}, which PopTorch does not compile",
-            Severity.ERROR,
-        )
+        part = "" if canonical(use.name) == use.kind else f" (part of {use.name})"
+        text = f"{{where}} uses aten::{use.kind}{part}, which PopTorch does not compile"
+        notes.add("unsupported-operator", survey.operators.get(use.name), text, Severity.ERROR)
     for text, name in [] if capture is None else capture.warned.items():
-        about = text.replace(support.DOUBT, "PopTorch's sources read so.").rstrip(".")
+        about = text.replace(DOUBT, "PopTorch's sources read so.").rstrip(".")
         notes.add("restricted-operator", survey.operators.get(name), about, Severity.NOTE)
-    return found
+
+
+def _rule(kind: Optional[Refusal], name: str) -> Tuple[str, str]:
+    """Return the rule that a refused operator breaks, and the message."""
+    if kind is not Refusal.HOST_READ:
+        return _REFUSED.get(kind, ("failed-trace", ""))
+    if name in _DECISIONS:
+        return (
+            "data-dependent-control-flow",
+            "{where} asks for the truth of a tensor's value, which a trace does not have",
+        )
+    return _HOST if name in _READS else _BY_VALUES
 
 
 def _onto_ipu(value: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -16,12 +15,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.cli.targets import blamed_on, load_factory
-from ignite_ipu.emulator import enums, inferenceModel, options, trainingModel
-from ignite_ipu.emulator.errors import Error
-from ignite_ipu.emulator.trace.active import Trace
-from ignite_ipu.emulator.trace.call_sites import identifier
-from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
-from ignite_ipu.emulator.values.nested import leaves
+from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier, leaves
 from ignite_ipu.errors import BatchError, LossError, OutputError
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.answers import Answers
@@ -50,7 +44,6 @@ _STOPPING = {
     "restricted-operator",
     "unregistered-tensor",
 }
-_UNSUPPORTED_OPERATORS = "Unsupported ops found in compiled model"
 
 
 @dataclass
@@ -79,7 +72,7 @@ def try_out(target: str) -> Trial:
     Raises:
         UserError: The factory cannot be found, fails, or returns something else than a model with example batches.
     """
-    with _quietly(), _emulator(), _own_arguments(target):
+    with _apart(target):
         with blamed_on(target):
             factory = load_factory(target)
             native, subject = Subject.of(factory()), Subject.of(factory())
@@ -103,8 +96,9 @@ def _try_training(native: Subject, subject: Subject, notes: Notes, trial: Trial)
     try:
         optimizer = convert_optimizer(subject.optimizer).optimizer
     except OptimizerError as error:
-        argument = re.search(r"\b\w+=\S+:", str(error))
-        notes.add(f"unsupported-optimizer{'-argument' if argument else ''}", None, str(error).rstrip("."))
+        # There is a receipt where it is the arguments that cannot be converted.
+        rule = "unsupported-optimizer" if error.receipt is None else "unsupported-optimizer-argument"
+        notes.add(rule, None, str(error).rstrip("."))
         refused = True
         parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
         optimizer = convert_optimizer(torch.optim.SGD(parameters, lr=0.1)).optimizer
@@ -113,7 +107,7 @@ def _try_training(native: Subject, subject: Subject, notes: Notes, trial: Trial)
         check_loss_module(subject.loss_fn)
         loss_fn = None if subject.loss_fn is None else _Watched(subject.loss_fn, survey)
         step = TrainingStep(subject.model, loss_fn, model_fn=_watching(subject, survey, notes))
-        return step, trainingModel(step, options=_options(), optimizer=optimizer)
+        return step, backend.poptorch().trainingModel(step, options=_options(), optimizer=optimizer)
 
     if _compile_twice(subject, make, answers, notes) and not refused:
         trial.compiled.append("training")
@@ -129,7 +123,7 @@ def _try_inference(native: Subject, subject: Subject, notes: Notes, trial: Trial
 
     def make(survey: Survey) -> Any:
         step = EvaluationStep(subject.model, model_fn=_watching(subject, survey, notes))
-        return step, inferenceModel(step, options=_options())
+        return step, backend.poptorch().inferenceModel(step, options=_options())
 
     if _compile_twice(subject, make, answers, notes):
         trial.compiled.append("inference")
@@ -151,8 +145,8 @@ def _answers(native: Subject, notes: Notes, training: bool) -> Optional[Answers]
     given = [*tensors_in((x, y)), *native.model.parameters(), *native.model.buffers()]
     if not any(tensor.dtype is torch.float64 for tensor in given):
         for place, name in answers.doubles.items():
-            where = "the model" if place is None else place.where
-            notes.add("unsupported-dtype", place, f"{where} computes {name} in double precision, the device in single")
+            text = f"{{where}} computes {name} in double precision, the device in single"
+            notes.add("unsupported-dtype", place, text)
     return answers
 
 
@@ -177,14 +171,8 @@ def _compile_twice(subject: Subject, make: Callable[[Survey], Any], answers: Ans
     for name, change in differences(first, second):
         place = surveys[0].nodes.get(name) or surveys[0].constants.get(name)
         if not notes.has("python-randomness", place):
-            where = "the model" if place is None else place.where
-            notes.add(
-                "captured-constant",
-                place,
-                f"{where} computes with {change}; the compiled program stays with the first",
-                Severity.ERROR,
-                about="change",
-            )
+            text = f"{{where}} computes with {change}; the compiled program stays with the first"
+            notes.add("captured-constant", place, text, Severity.ERROR, about="change")
     # What was refused was answered, so that the trace could go on.
     return compiled and not {*_STOPPING, "unsupported-operator"} & {*notes.broken[before:]}
 
@@ -202,10 +190,10 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, s
     except BatchError as error:
         notes.add("failed-trace", None, _line(error))
     except (Error, LossError, OutputError) as error:
-        text = _line(error)
-        if _UNSUPPORTED_OPERATORS not in text and not _explained(notes):
-            rule = "rebound-buffer" if "its forward is called" in text else "failed-trace"
-            notes.add(rule, raised_at(error) or definition_of(subject.model.forward), text)
+        kind = getattr(error, "kind", None)
+        if kind is not Refusal.UNSUPPORTED_OPERATOR and not _explained(notes):
+            rule = "rebound-buffer" if kind is Refusal.REPLACED_TENSOR else "failed-trace"
+            notes.add(rule, raised_at(error) or definition_of(subject.model.forward), _line(error))
     except Exception as error:
         if not _explained(notes):
             place = raised_at(error) or definition_of(subject.model.forward)
@@ -229,22 +217,14 @@ def _watching(subject: Subject, survey: Survey, notes: Notes) -> Callable[[nn.Mo
     def call(model: nn.Module, x: Any) -> Any:
         with survey:
             output = subject.call(model, x)
+        place, forward = definition_of(model.forward), f"{type(model).__name__}.forward"
         for value in leaves(_plain_values(output)):
             if isinstance(value, torch.Tensor) and not isinstance(value, IpuTensor):
-                notes.add(
-                    "captured-constant",
-                    definition_of(model.forward),
-                    f"{type(model).__name__}.forward returns a tensor of the host; each call gives back the same",
-                    about="output",
-                )
-        for value in leaves(_plain_values(output)):
-            if isinstance(value, IpuTensor) and value.meta.dtype is torch.int64:
-                notes.add(
-                    "narrowed-dtype",
-                    definition_of(model.forward),
-                    f"{type(model).__name__}.forward returns int64, which comes back as int32",
-                    about="output",
-                )
+                text = f"{forward} returns a tensor of the host; each call gives back the same"
+                notes.add("captured-constant", place, text, about="output")
+            elif isinstance(value, IpuTensor) and value.meta.dtype is torch.int64:
+                text = f"{forward} returns int64, which comes back as int32"
+                notes.add("narrowed-dtype", place, text, about="output")
         return output
 
     return call
@@ -277,11 +257,8 @@ def _look_at_batches(subject: Subject, notes: Notes) -> None:
         if number == len(shapes) and trimmed:
             notes.add("ragged-last-batch", None, f"the last of the {number} batches has {later[0][0]} samples")
         else:
-            notes.add(
-                "changing-batch-shape",
-                None,
-                f"batch {number} has the shapes {_said(later)}, the first one {_said(shapes[0])}",
-            )
+            text = f"batch {number} has the shapes {_said(later)}, the first one {_said(shapes[0])}"
+            notes.add("changing-batch-shape", None, text)
         break
     for tensor in tensors_in(subject.batches[0]):
         if tensor.dtype is torch.float64:
@@ -289,13 +266,8 @@ def _look_at_batches(subject: Subject, notes: Notes) -> None:
     for batch in subject.batches:
         for tensor in tensors_in(batch):
             if tensor.dtype is torch.int64 and tensor.numel() and not _fits(tensor):
-                notes.add(
-                    "narrowed-dtype",
-                    None,
-                    f"a batch has the int64 value {int(tensor.max())}, and the device's integers have 32 bits",
-                    Severity.ERROR,
-                    about="overflow",
-                )
+                text = f"a batch has the int64 value {int(tensor.max())}, and the device's integers have 32 bits"
+                notes.add("narrowed-dtype", None, text, Severity.ERROR, about="overflow")
     for name, parameter in subject.model.named_parameters():
         if parameter.dtype is torch.float64:
             notes.add("unsupported-dtype", None, f"{name} is float64, of which the device makes float32", about="model")
@@ -310,14 +282,11 @@ def _look_at_counters(subject: Subject, capture: Trace, notes: Notes) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             full = ".".join(part for part in ("model", prefix, name) if part)
             if not buffer.is_floating_point() and identifier(full) in written:
-                notes.add(
-                    "captured-constant",
-                    definition_of(module.forward),
+                text = (
                     f"{type(module).__name__}.forward writes into self.{name}, an integer buffer, which is a constant "
-                    "of the program: every call begins with the same value",
-                    Severity.ERROR,
-                    about=name,
+                    "of the program: every call begins with the same value"
                 )
+                notes.add("captured-constant", definition_of(module.forward), text, Severity.ERROR, about=name)
 
 
 def _fits(tensor: torch.Tensor) -> bool:
@@ -333,41 +302,20 @@ def _line(error: BaseException) -> str:
 
 
 def _options() -> Any:
-    made = options.Options()
-    made.showCompilationProgressBar(False)
+    poptorch = backend.poptorch()
     # Nothing runs, so no IPU is taken.
-    made.connectionType(enums.ConnectionType.Never)
-    return made
+    return poptorch.Options().showCompilationProgressBar(False).connectionType(poptorch.ConnectionType.Never)
 
 
 @contextlib.contextmanager
-def _emulator() -> Iterator[None]:
-    before = os.environ.get(backend.VARIABLE)
-    os.environ[backend.VARIABLE] = "emulator"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[backend.VARIABLE]
-        else:
-            os.environ[backend.VARIABLE] = before
+def _apart(target: str) -> Iterator[None]:
+    """Use the emulator, keep standard output for the report and messages out of sight, and hide this command's line.
 
-
-@contextlib.contextmanager
-def _own_arguments(target: str) -> Iterator[None]:
-    """Let a module that reads the command line when it is imported see one without arguments, not this command's."""
-    before = sys.argv
-    sys.argv = [target.rpartition(":")[0]]
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep standard output for the report, and the emulator's own messages out of sight."""
+    A module that reads the command line when it is imported sees one without arguments.
+    """
     levels = [(logging.getLogger(name), logging.getLogger(name).level) for name in _LOGGERS]
+    variable, arguments = os.environ.get(backend.VARIABLE), sys.argv
+    os.environ[backend.VARIABLE], sys.argv = "emulator", [target.rpartition(":")[0]]
     try:
         for each, _ in levels:
             each.setLevel(logging.CRITICAL)
@@ -377,6 +325,11 @@ def _quietly() -> Iterator[None]:
     finally:
         for each, level in levels:
             each.setLevel(level)
+        sys.argv = arguments
+        if variable is None:
+            del os.environ[backend.VARIABLE]
+        else:
+            os.environ[backend.VARIABLE] = variable
 
 
 _LOGGERS = ("poptorch::python", "poptorch::cpp", "ignite_ipu")

@@ -1,0 +1,30 @@
+"""Names for tools that watch a forward while it is traced, such as `ignite-ipu check --run`; none is PopTorch's."""
+
+from __future__ import annotations
+
+from ignite_ipu.emulator.errors import Error, Refusal
+from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.call_sites import identifier, name_of
+from ignite_ipu.emulator.trace.operators.support import DOUBT, SWITCH, set_strict
+from ignite_ipu.emulator.trace.operators.table import canonical
+from ignite_ipu.emulator.trace.refusals import DynamicOutputShape
+from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
+from ignite_ipu.emulator.values.nested import leaves, map_leaves
+
+__all__ = [
+    "DOUBT",
+    "IPU",
+    "SWITCH",
+    "DynamicOutputShape",
+    "Error",
+    "IpuTensor",
+    "Refusal",
+    "Trace",
+    "active",
+    "canonical",
+    "identifier",
+    "leaves",
+    "map_leaves",
+    "name_of",
+    "set_strict",
+]
