@@ -215,7 +215,7 @@ class IPUTrainer(IPUEngine):
         if start is _Start.LOADED_END:
             return self._end_again()
         if data is not None:
-            self.ipu.data = self._loaders().explain(data)
+            self.ipu.note_data(self._loaders().explain(data))
         returned: Any = super().run(data, *args, **kwargs)
         state: State = returned
         if returned is None:

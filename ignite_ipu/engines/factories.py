@@ -192,9 +192,8 @@ def create_ipu_trainer(
     conversion = convert_optimizer(
         optimizer, variable=variable, constant=constant, max_grad_norm=max_grad_norm, loss_scaling=loss_scaling
     )
-    session.prepare_training(step, conversion, training, request)
+    session.prepare_training(step, conversion, training, request, share_ipus)
     last_calls = None if drop_last else LastCalls(session)
-    session.shares_ipus |= share_ipus
     process = ipu_training_step(
         session,
         non_blocking=non_blocking,

@@ -9,7 +9,7 @@ from ignite.engine import Engine, Events
 
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.tensors.raw import dtype_of, set_gradient, shape_of
-from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["Gradients"]
 
@@ -50,8 +50,8 @@ class Gradients:
             SessionError: The engine is no trainer of this library, its program is compiled already, or no gradient of
                 the model was chosen.
         """
-        session = getattr(engine, "ipu", None)
-        program = session.training if isinstance(session, IPUSession) else None
+        session = session_of(engine)
+        program = None if session is None else session.training
         if program is None or session is None:
             raise SessionError("Gradients needs a trainer that create_ipu_trainer has returned.")
         if program.compiled:

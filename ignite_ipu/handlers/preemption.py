@@ -6,16 +6,13 @@ import logging
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
-from ignite.engine import Events
+from ignite.engine import Engine, Events
 
 from ignite_ipu.handlers.recovery.exit import EXIT_PREEMPTED, Preempted, resume_command
 from ignite_ipu.handlers.recovery.handler import Recovery
 from ignite_ipu.session.events import IPUEvents
-
-if TYPE_CHECKING:
-    from ignite_ipu.engines.engine import IPUTrainer
 
 __all__ = ["Preemption"]
 
@@ -46,7 +43,7 @@ class Preemption:
         self._before: Dict[signal.Signals, Any] = {}
         self._timer: Optional[threading.Timer] = None
 
-    def attach(self, trainer: IPUTrainer) -> None:
+    def attach(self, trainer: Engine) -> None:
         """Listen for the signals while this trainer runs, which must be in the main thread."""
         trainer.add_event_handler(Events.STARTED, self._begin)
         trainer.add_event_handler(Events.COMPLETED | IPUEvents.RUN_FAILED, self._end)

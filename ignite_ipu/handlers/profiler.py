@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from ignite.engine import Engine, Events
 
 from ignite_ipu.errors import SessionError
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.session.events import IPUEvents
-from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["PopVisionProfiler"]
 
@@ -39,7 +40,7 @@ class PopVisionProfiler:
         if not 1 <= self.first <= self.last:
             raise ValueError(f"Iterations {first} to {last} are no range: count from 1, the last not before the first.")
         self.folder = Path(folder)
-        self._options: Optional[Any] = None
+        self._options: Optional[Options] = None
 
     def attach(self, trainer: Engine) -> None:
         """Profile this trainer.
@@ -47,8 +48,8 @@ class PopVisionProfiler:
         Raises:
             SessionError: It is no trainer of this library.
         """
-        session = getattr(trainer, "ipu", None)
-        if not isinstance(session, IPUSession) or session.training is None:
+        session = session_of(trainer)
+        if session is None or session.training is None:
             raise SessionError(
                 "PopVisionProfiler needs a trainer that create_ipu_trainer has returned. In a PopTorch loop of your "
                 "own call options.enableProfiling(folder) and make few calls."
@@ -57,12 +58,12 @@ class PopVisionProfiler:
         trainer.add_event_handler(Events.COMPLETED | IPUEvents.RUN_FAILED, self._end, session)
 
     def _begin(self, engine: Engine, session: IPUSession) -> None:
-        assert session.training is not None
+        program = session.with_trainer().program
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._options = session.training.asked
-        profiled = self._options.clone()
+        self._options = program.asked
+        profiled = program.asked.clone()
         profiled.enableProfiling(str(self.folder))
-        session.replace_training(session.training.step, profiled)
+        session.replace_training(program.step, profiled)
         # Registered now, so that it comes after everybody else's: what these read of the program goes with it.
         last = Events.ITERATION_COMPLETED(once=self.last)
         if engine.has_event_handler(self._end, last):

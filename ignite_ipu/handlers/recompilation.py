@@ -18,7 +18,7 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.program import Program
-from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["Recompilation", "RecompileWatch"]
 
@@ -86,8 +86,8 @@ class RecompileWatch:
         Raises:
             SessionError: The engine is none of this library.
         """
-        session = getattr(engine, "ipu", None)
-        if not isinstance(session, IPUSession):
+        session = session_of(engine)
+        if session is None:
             raise SessionError(
                 "RecompileWatch.attach needs an engine of this library; use watch() for an executor of your own."
             )

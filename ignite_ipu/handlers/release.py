@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from ignite.engine import Engine, Events
 
-from ignite.engine import Events
-
-if TYPE_CHECKING:
-    from ignite_ipu.engines.engine import IPUEngine
+from ignite_ipu.errors import SessionError
+from ignite_ipu.session.session import session_of
 
 __all__ = ["DeviceRelease"]
 
@@ -18,6 +16,13 @@ class DeviceRelease:
     Without it programs stay loaded, so that another run goes on without compiling; exceptions release them either way.
     """
 
-    def attach(self, engine: IPUEngine) -> None:
-        """Release when this engine's runs end."""
-        engine.add_event_handler(Events.COMPLETED, lambda: engine.ipu.release())
+    def attach(self, engine: Engine) -> None:
+        """Release when this engine's runs end.
+
+        Raises:
+            SessionError: The engine is none of this library.
+        """
+        session = session_of(engine)
+        if session is None:
+            raise SessionError("DeviceRelease needs an engine that this library has returned.")
+        engine.add_event_handler(Events.COMPLETED, session.release)

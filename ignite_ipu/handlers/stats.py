@@ -10,7 +10,7 @@ from ignite.engine import Engine, Events
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.events import IPUEvents
-from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["IPUStats"]
 
@@ -64,8 +64,8 @@ class IPUStats:
 
     def attach(self, engine: Engine) -> None:
         """Measure this engine."""
-        session = getattr(engine, "ipu", None)
-        if isinstance(session, IPUSession):
+        session = session_of(engine)
+        if session is not None:
             self._session = session
             self._weight_bytes = _bytes([*session.model.parameters(), *session.model.buffers()])
             engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._mark, "compile")

@@ -28,6 +28,7 @@ __all__ = ["Change", "OptimizerLink", "constant_changed"]
 # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
 _STEPPED, _STEP_COUNT = "_opt_called", "_step_count"
 _parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemgetter("params")
+_State = Dict[str, Any]
 _LOSS_SCALING = "loss_scaling"
 _OF_THE_DEVICE = ("ipu_state", "ipu_param")
 _REPLACED: List[Any] = ["another mapping"]
@@ -39,10 +40,8 @@ class OptimizerLink:
     Args:
         conversion: Both optimizers.
         names: Name on the device -> parameter, for every parameter of the compiled module.
-
-    Attributes:
-        copying: Makes the copies from the device that happen here, and makes good the ones that fail.
-        withheld: Refuses to show or load the state; None where that is allowed.
+        copying: Makes the copies from the device, and retries the ones that fail.
+        check_shown: Called before the state is shown or loaded, to refuse that.
 
     Raises:
         OptimizerError: The optimizer is linked already, holds a parameter that has no name, or has a state that does
@@ -52,10 +51,15 @@ class OptimizerLink:
     its link weakly, so whoever keeps it keeps none of them; it is an ordinary one again when the link is dropped.
     """
 
-    def __init__(self, conversion: Conversion, names: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        conversion: Conversion,
+        names: Mapping[str, torch.Tensor],
+        copying: Callable[[Callable[[], _State]], _State] = lambda action: action(),
+        check_shown: Callable[[], None] = lambda: None,
+    ) -> None:
         self.conversion = conversion
-        self.copying: Callable[[Callable[[], Dict[str, Any]]], Dict[str, Any]] = _make
-        self.withheld: Optional[Callable[[], None]] = None
+        self._copying, self._check_shown = copying, check_shown
         self._source = conversion.source
         self._device = conversion.optimizer
         by_parameter = {id(parameter): name for name, parameter in names.items()}
@@ -222,8 +226,7 @@ class OptimizerLink:
 
     def show_state(self) -> Any:
         """Return the state, as new as the device's; what is written into it reaches the device with the next update."""
-        if self.withheld is not None:
-            self.withheld()
+        self._check_shown()
         self.refresh_state()
         state = self._source.__dict__["state"]
         if self._shown is None:
@@ -232,8 +235,7 @@ class OptimizerLink:
 
     def replace_state(self, state: Any) -> None:
         """Make another mapping the state, on the device, too."""
-        if self.withheld is not None:
-            self.withheld()
+        self._check_shown()
         self._source.__dict__["state"] = state
         self._newer_on_device = False
         self._shown = _REPLACED
@@ -263,8 +265,7 @@ class OptimizerLink:
         Raises:
             OptimizerError: It is PopTorch's, or of another kind of optimizer.
         """
-        if self.withheld is not None:
-            self.withheld()
+        self._check_shown()
         if "ipu_state" in state_dict:
             raise OptimizerError(
                 "This state dict was saved by an optimizer of poptorch.optim, not by torch's. Load it into a "
@@ -395,7 +396,7 @@ class OptimizerLink:
     def _read(self) -> Dict[str, Optional[Dict[str, torch.Tensor]]]:
         """Return the newest state in PopTorch's structure; None for both parts before the first use."""
         # The executor, whichever has the optimizer at the time, has put this method there: no other asks the device.
-        current = self.copying(lambda: self._device.state_dict())
+        current = self._copying(lambda: self._device.state_dict())
         return {name: current.get(name) for name in _OF_THE_DEVICE}
 
     def _rescale(self, scaling: Any) -> None:
@@ -482,10 +483,6 @@ class OptimizerLink:
                 setattr(self._device, change.attribute, value)
             else:
                 self._device.param_groups[change.group][change.attribute] = value
-
-
-def _make(copy: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-    return copy()
 
 
 def _may_change_in_place(groups: Sequence[Any]) -> bool:

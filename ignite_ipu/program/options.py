@@ -10,6 +10,7 @@ from typing import Any, Optional, Sequence
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError
+from ignite_ipu.poptorch_types import Options
 
 __all__ = [
     "TENSORS",
@@ -26,7 +27,7 @@ _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 
 
 def training_options(
-    options: Optional[Any] = None,
+    options: Optional[Options] = None,
     *,
     device_iterations: Optional[int] = None,
     gradient_accumulation: Optional[int] = None,
@@ -35,7 +36,7 @@ def training_options(
     output_return_period: Optional[int] = None,
     seed: Optional[int] = None,
     ipus_per_replica: int = 1,
-) -> Any:
+) -> Options:
     """Return the `poptorch.Options` that a model is trained with.
 
     Args:
@@ -72,14 +73,14 @@ def training_options(
 
 
 def evaluation_options(
-    options: Optional[Any] = None,
+    options: Optional[Options] = None,
     *,
-    training: Optional[Any] = None,
+    training: Optional[Options] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
     output_mode: Optional[Any] = None,
     output_return_period: Optional[int] = None,
-) -> Any:
+) -> Options:
     """Return the `poptorch.Options` that a model is evaluated with.
 
     Args:
@@ -125,7 +126,7 @@ def evaluation_options(
     return result
 
 
-def output_mode(options: Any, training: bool) -> Any:
+def output_mode(options: Options, training: bool) -> Any:
     """Return the `poptorch.OutputMode` that the options amount to, with `Default` resolved as PopTorch resolves it."""
     modes = backend.poptorch().OutputMode
     mode = modes(options.output_mode)
@@ -134,7 +135,7 @@ def output_mode(options: Any, training: bool) -> Any:
     return mode
 
 
-def check_ipus(options: Any, ipus_per_replica: int = 1) -> int:
+def check_ipus(options: Options, ipus_per_replica: int = 1) -> int:
     """Return how many IPUs a model over `ipus_per_replica` IPUs takes with these options.
 
     Raises:
@@ -157,20 +158,22 @@ def check_ipus(options: Any, ipus_per_replica: int = 1) -> int:
     return rounded
 
 
-def _own(options: Optional[Any], what: str) -> Any:
+def _own(options: Optional[Options], what: str) -> Options:
     """Return a copy of the user's options, which may be changed even if those are frozen."""
     kind = backend.poptorch().Options
     if options is None:
-        return kind()
+        fresh: Options = kind()
+        return fresh
     if not isinstance(options, kind):
         raise TypeError(
             f"The {what} are a {type(options).__module__}.{type(options).__qualname__}, not a poptorch.Options of the "
             f"PopTorch in use ({backend.name()}). Create them with ignite_ipu.backend.poptorch().Options()."
         )
-    return options.clone()
+    own: Options = options.clone()
+    return own
 
 
-def _set_factor(options: Any, setter: str, current: int, wanted: Optional[int]) -> None:
+def _set_factor(options: Options, setter: str, current: int, wanted: Optional[int]) -> None:
     """Write one batching factor into `options`, unless that would contradict what they say already."""
     if wanted is None or current == _positive(setter, wanted):
         return
@@ -184,7 +187,7 @@ def _set_factor(options: Any, setter: str, current: int, wanted: Optional[int]) 
     method(wanted)
 
 
-def _set_output_mode(options: Any, wanted: Optional[Any], period: Optional[int]) -> None:
+def _set_output_mode(options: Options, wanted: Optional[Any], period: Optional[int]) -> None:
     modes = backend.poptorch().OutputMode
     if wanted is None:
         if period is not None:
@@ -206,7 +209,7 @@ def _set_output_mode(options: Any, wanted: Optional[Any], period: Optional[int])
         options.outputMode(wanted)
 
 
-def _check(options: Any, ipus_per_replica: int = 1) -> None:
+def _check(options: Options, ipus_per_replica: int = 1) -> None:
     modes = backend.poptorch().OutputMode
     iterations = _positive("deviceIterations", options.device_iterations)
     accumulation = _positive("Training.gradientAccumulation", options.Training.gradient_accumulation)
@@ -238,7 +241,7 @@ def _integer(name: str, value: Any) -> int:
     return value
 
 
-def is_simulated(options: Any) -> bool:
+def is_simulated(options: Options) -> bool:
     """Tell whether no real IPUs are asked for, so that their number does not matter."""
     connections = backend.poptorch().ConnectionType
     if connections(options.connection_type) is connections.Never:
@@ -257,7 +260,7 @@ TENSORS = {
 """The kinds of tensors that have a place of their own, with PopTorch's names for setting and reading it."""
 
 
-def place_tensors(options: Any, offload: Sequence[str] = (), shard: Sequence[str] = ()) -> None:
+def place_tensors(options: Options, offload: Sequence[str] = (), shard: Sequence[str] = ()) -> None:
     """Write into `options` which tensors leave the IPU and which are split between replicas.
 
     Args:

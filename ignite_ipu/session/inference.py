@@ -1,25 +1,21 @@
-"""How a model is evaluated: its inference programs, the options they are compiled with, and their calls."""
+"""Evaluation of a model: its inference programs, the options they are compiled with, and their calls."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from torch import nn
-
-from ignite_ipu import backend
 from ignite_ipu.errors import RowsError
 from ignite_ipu.pipeline.placing.request import PipelineRequest
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.options import check_ipus, evaluation_options
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, split_rows, take_rows
 from ignite_ipu.session.batch_padding import FillingCheck
 from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.program import Program
-
-if TYPE_CHECKING:
-    from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.programs import Programs
 
 __all__ = ["Inference"]
 
@@ -33,32 +29,28 @@ _Wishes = Tuple[Tuple[str, Any], ...]
 
 
 class Inference:
-    """What evaluates a model: one program for all evaluators that ask for the same.
+    """Evaluates a model: by one program for all evaluators that ask for the same.
 
     Args:
-        session: The model's session, which has the programs.
+        programs: The model's.
 
     Attributes:
         filling: Finds out whether filling up a batch changes the predictions for its samples.
     """
 
-    def __init__(self, session: IPUSession) -> None:
+    def __init__(self, programs: Programs) -> None:
         self.filling = FillingCheck()
-        self._session = session
-        self._training: Optional[Any] = None
-        # What options were made from, and they.
-        self._derived: Dict[_Wishes, Tuple[Any, Any]] = {}
-        self._completed: List[Tuple[Any, _Wishes, Any]] = []
+        self._programs = programs
+        self._training: Optional[Options] = None
+        # Options by what they were made for, each with what it was made from.
+        self._derived: Dict[_Wishes, Tuple[Optional[Options], Options]] = {}
+        self._completed: List[Tuple[Options, _Wishes, Options]] = []
 
-    def derive_from(self, training: Any) -> None:
+    def derive_from(self, training: Options) -> None:
         """Derive options from these from now on: those of the newest trainer."""
         self._training = training
 
-    def options(
-        self,
-        given: Optional[Any] = None,
-        **wishes: Any,
-    ) -> Any:
+    def options(self, given: Optional[Options] = None, **wishes: Any) -> Options:
         """Return the options to evaluate with: the given ones, else ones derived from the newest trainer's.
 
         Args:
@@ -79,21 +71,22 @@ class Inference:
                     return known
             self._completed.append((given, key, completed))
             return completed
-        training, known = self._derived.get(key, (None, None))
-        if known is not None and training is self._training:
-            return known
+        before = self._derived.get(key)
+        if before is not None and before[0] is self._training:
+            return before[1]
         derived = evaluation_options(training=self._training, **wishes)
-        if known is not None and _compiled_from(known) == _compiled_from(derived):
-            derived = known
+        if before is not None and _compiled_from(before[1]) == _compiled_from(derived):
+            derived = before[1]
         self._derived[key] = self._training, derived
         return derived
 
     def prepare(
         self,
         step: BatchStep,
-        options: Any,
+        options: Options,
         pipeline: Optional[PipelineRequest] = None,
         instead_of: Optional[Program] = None,
+        reports_frozen: bool = True,
     ) -> Program:
         """Return the program that evaluates the model so; evaluators that ask for the same share one.
 
@@ -101,29 +94,30 @@ class Inference:
             step: The module that evaluates.
             options: `poptorch.Options` for inference.
             pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
-            instead_of: What has evaluated for the caller so far, and is destroyed if another program does from now on.
+            instead_of: Program that has evaluated for the caller so far, destroyed if another does from now on.
+            reports_frozen: Whether to say that forward changes Python values, which a program does not do again.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
             OptionsError: No IPUs can be had for these options.
         """
-        session = self._session
-        session.follow_states()
-        if pipeline is None and session.training is not None and session.training.placing is not None:
-            pipeline = session.training.placing.inference
+        programs = self._programs
+        programs.states.follow()
+        if pipeline is None and programs.trained is not None and programs.trained.program.placing is not None:
+            pipeline = programs.trained.program.placing.inference
         program = self._known(step, options, pipeline)
         if program is None:
             check_ipus(options)
             placing = None if pipeline is None else Placing(pipeline, step, options, False)
-            program = Program(step, options, _wrap, False, session.weights, session.fire, placing)
-            program.on_trace = session.report_frozen
-            session.evaluations.append(program)
+            on_trace = programs.report_frozen if reports_frozen else None
+            program = Program(step, options, programs.weights, programs.hooks, placing, on_trace=on_trace)
+            programs.evaluations.append(program)
         if instead_of is not None and instead_of is not program:
             self.drop(instead_of)
         return program
 
-    def _known(self, step: BatchStep, options: Any, pipeline: Optional[PipelineRequest]) -> Optional[Program]:
-        for program in self._session.evaluations:
+    def _known(self, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> Optional[Program]:
+        for program in self._programs.evaluations:
             asked = None if program.placing is None else program.placing.request
             if asked == pipeline and program.asked is options and program.step.computes_like(step):
                 return program
@@ -131,12 +125,12 @@ class Inference:
 
     def drop(self, program: Program) -> None:
         """Destroy a program that nobody needs any more."""
-        session = self._session
+        programs = self._programs
         program.destroy()
-        if session.active is program:
-            session.active = None
-        if program in session.evaluations:
-            session.evaluations.remove(program)
+        if programs.active is program:
+            programs.active = None
+        if program in programs.evaluations:
+            programs.evaluations.remove(program)
 
     def evaluate(self, program: Program, x: Any, y: Any = None) -> Tuple[Any, Any, Any]:
         """Evaluate a batch by the newest weights.
@@ -197,37 +191,32 @@ class Inference:
         Raises:
             BatchError: The inputs are not like the first ones.
         """
-        guard = self._session.guard
+        guard = self._programs.hooks.guard
         if guard is None:
             return self._infer(program, parts)
         return guard.evaluate(program, functools.partial(self._infer, program, parts))
 
     def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
-        self._session.check_evaluation()
-        self._session.weights.notice_edits()
-        self._session.changes.follow(program)
+        programs = self._programs
+        programs.hooks.check_evaluation()
+        programs.weights.notice_edits()
+        programs.changes.follow(program)
         leaves = program.arguments(*parts)
         return self.call(program, leaves, parts[0] if len(parts) == 1 else parts)
 
     def call(self, program: Program, leaves: Sequence[Any], x: Any) -> Any:
         """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""
-        session = self._session
-        session.shared.take_over()
-        if not program.ready:
-            session.make_room_for(program)
-            session.weights.to_host()  # loading uploads the host's
-            with session.while_loading():
-                program.load(leaves, x)
-        assert program.executor is not None
-        session.active = program
-        session.weights.to_inference(program.executor)
-        return program.executor(*leaves)
+        programs, executor = self._programs, program.executor
+        programs.shared.take_over()
+        if executor is None or not executor.isAttachedToDevice():
+            with programs.loading(program):
+                programs.weights.to_host()  # loading uploads the host's
+                executor = program.load(leaves, x)
+        programs.active = program
+        programs.weights.to_inference(executor)
+        return executor(*leaves)
 
 
-def _wrap(step: nn.Module, options: Any) -> Any:
-    return backend.poptorch().inferenceModel(step, options=options)
-
-
-def _compiled_from(options: Any) -> Dict[str, Any]:
+def _compiled_from(options: Options) -> Dict[str, Any]:
     """Return what PopTorch's compiler is told."""
     return {name: value for name, value in options.toDict().items() if name != _PROGRESS_BAR}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, cast
@@ -14,6 +15,7 @@ from ignite_ipu.errors import OptionsError, PlanError
 from ignite_ipu.pipeline.placing.configure import save_memory
 from ignite_ipu.pipeline.placing.placement import Placement, Planned
 from ignite_ipu.pipeline.placing.request import PipelineRequest
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.options import check_ipus, is_simulated
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.training_step import TrainingStep
@@ -21,7 +23,7 @@ from ignite_ipu.program.training_step import TrainingStep
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import Plan, Strategy
 
-__all__ = ["Placing"]
+__all__ = ["Placed", "Placing"]
 
 logger = logging.getLogger("ignite_ipu")
 
@@ -52,7 +54,7 @@ class Placing:
         self,
         request: PipelineRequest,
         step: BatchStep,
-        options: Any,
+        options: Options,
         training: bool,
         optimizer: Optional[torch.optim.Optimizer] = None,
     ) -> None:
@@ -78,48 +80,25 @@ class Placing:
         """How many IPUs all replicas take, None while that is not known."""
         return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
 
-    def prepare(self, leaves: Sequence[Any]) -> None:
+    def prepare(self, leaves: Sequence[Any]) -> Placed:
         """Do what needs a batch, before the model is wrapped: plan, or estimate the memory of what was described.
 
         Args:
-            leaves: What the program is called with.
+            leaves: Arguments of the program.
 
         Raises:
             PlanError: No plan fits, or this one needs too much memory.
         """
-        if self.placement is None:
-            self._plan_from(leaves)
+        placement = self.placement
+        if placement is None:
+            placement = self.placement = self._plan_from(leaves)
         elif self.plan is None and self.request.memory_per_ipu is not None:
-            self.plan = self._estimate(self.placement, leaves)
+            self.plan = self._estimate(placement, leaves)
             if self.plan.fullest > 1:
                 raise PlanError("\n".join(self.plan.problems))
-        elif self.plan is None and self.placement.execution in _ESTIMATED:
-            self._warn_of_memory(self.placement, leaves)
-
-    def configured(self, asked: Any) -> Any:
-        """Return the options to wrap the model with: a copy of those asked for that has the execution strategy.
-
-        A copy, because a loader made from options with explicit stages cannot send them to its worker process.
-        """
-        assert self.placement is not None
-        options = asked.clone()
-        if self.request.round_up:
-            options.autoRoundNumIPUs(True)
-        options.setExecutionStrategy(self.placement.strategy())
-        if self._memory is not None:
-            save_memory(self._memory, options.replication_factor, options)
-        return options
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
-        assert self.placement is not None
-        with self.placement.apply(self._step.model) as applied:
-            self._step.placements.append(applied)
-            try:
-                yield
-            finally:
-                self._step.placements.clear()
+        elif self.plan is None and placement.execution in _ESTIMATED:
+            self._warn_of_memory(placement, leaves)
+        return Placed(placement, self._step, self.request.round_up, self._memory)
 
     def _check(self, placement: Placement) -> None:
         options = self._options
@@ -158,14 +137,13 @@ class Placing:
                 f"options ({_optimizer_location(self._options)}). Say it in one place only."
             )
 
-    def _plan_from(self, leaves: Sequence[Any]) -> None:
+    def _plan_from(self, leaves: Sequence[Any]) -> Placement:
         from ignite_ipu.pipeline import Comparison, compare
 
         request, options = self.request, self._options
-        assert request.ipus is not None
         comparison = compare(
             _profile(self._step, leaves, self._micro_batches, self._training, "blocks"),
-            request.ipus,
+            cast(int, request.ipus),  # "auto" asks for them
             optimizer=self._optimizer or "sgd",
             machine=request.machine,
             replicas=options.replication_factor,
@@ -173,9 +151,11 @@ class Placing:
             device_iterations=options.device_iterations,
         )
         plan = Comparison(tuple(filter(self._is_asked_for, comparison.plans))).best
-        self.plan, self.placement = plan, plan.placement()
+        placement = plan.placement()
+        self._check(placement)
+        self.plan = plan
         self._memory = plan.strategy if self._training and not _optimizer_location(options) else None
-        self._check(self.placement)
+        return placement
 
     def _is_asked_for(self, plan: Plan) -> bool:
         execution = self.request.execution
@@ -236,6 +216,46 @@ class Placing:
         return int(options.device_iterations * options.Training.gradient_accumulation * slots)
 
 
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A placement of which everything is known that needs a batch.
+
+    Attributes:
+        placement: Layers by IPU.
+        step: The module that is compiled.
+        round_up: Whether IPUs may be reserved and left idle.
+        memory: Tensor locations of a plan of ours, none of the user's own.
+    """
+
+    placement: Placement
+    step: BatchStep
+    round_up: bool
+    memory: Optional[Strategy]
+
+    def configured(self, asked: Options) -> Options:
+        """Return the options to wrap the model with: a copy of those asked for that has the execution strategy.
+
+        A copy, because a loader made from options with explicit stages cannot send them to its worker process.
+        """
+        options = asked.clone()
+        if self.round_up:
+            options.autoRoundNumIPUs(True)
+        options.setExecutionStrategy(self.placement.strategy())
+        if self.memory is not None:
+            save_memory(self.memory, options.replication_factor, options)
+        return options
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
+        with self.placement.apply(self.step.model) as applied:
+            self.step.placements.append(applied)
+            try:
+                yield
+            finally:
+                self.step.placements.clear()
+
+
 def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, training: bool, granularity: Any) -> Any:
     """Measure a micro-batch on the host, loss included."""
     from ignite_ipu.pipeline import measure
@@ -252,13 +272,13 @@ def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, trainin
     return measure(step.model, first, granularity=granularity, training=training, call=run)
 
 
-def _optimizer_location(options: Any) -> Dict[str, int]:
+def _optimizer_location(options: Options) -> Dict[str, int]:
     """Return what the options say about the optimizer's state, empty if nothing."""
     locations = options.TensorLocations
     return dict(locations.location_optimizer) if locations.exists("location_optimizer") else {}
 
 
-def _check_hardware(ipus: int, product: str, options: Any) -> None:
+def _check_hardware(ipus: int, product: str, options: Options) -> None:
     if backend.is_emulator() or is_simulated(options):
         return
     if not backend.poptorch().ipuHardwareIsAvailable(ipus):

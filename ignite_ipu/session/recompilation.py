@@ -75,8 +75,7 @@ class ModelChanges:
 
     def follow_buffers(self, program: Program) -> None:
         """Have a program compiled again if whole numbers or booleans in buffers have changed."""
-        if program.constants is not None:
-            self._follow(program, program.constants.changed(), _BUFFERS_CHANGED)
+        self._follow(program, program.changed_buffers(), _BUFFERS_CHANGED)
 
     def _follow(self, program: Program, changed: Sequence[str], message: str) -> None:
         if changed:

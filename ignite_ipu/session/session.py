@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
-from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -16,27 +15,37 @@ from torch.utils.hooks import RemovableHandle
 from ignite_ipu.errors import SessionError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.pipeline.placing.request import PipelineRequest
+from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.gradient_hooks import GradientHooks
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.session.call_guard import CallGuard
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.processes import check_same_weights, describe_processes
 from ignite_ipu.session.program import Program
-from ignite_ipu.session.recompilation import ModelChanges, report_frozen
-from ignite_ipu.session.registry import forget, know, known_session
+from ignite_ipu.session.programs import Programs
 from ignite_ipu.session.release import Lost, give_back, refuse_losses
 from ignite_ipu.session.summary import summarise
 from ignite_ipu.session.training import Trained
-from ignite_ipu.session.weights.model_states import follow_states
-from ignite_ipu.session.weights.shared import SharedWeights
-from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["IPUSession", "SessionError"]
+__all__ = ["IPUSession", "SessionError", "known_session", "session_of"]
 
-logger = logging.getLogger("ignite_ipu")
+_logger = logging.getLogger("ignite_ipu")
+# Weak on both sides: a session holds its model, and lives as long as one of its engines.
+_SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()
+
+
+def known_session(model: nn.Module) -> Optional[IPUSession]:
+    """Return the session of a model, None if it has none."""
+    known = _SESSIONS.get(model)
+    return None if known is None else known()
+
+
+def session_of(engine: Engine) -> Optional[IPUSession]:
+    """Return the session of an engine, None if it is none of this library's."""
+    session = getattr(engine, "ipu", None)
+    return session if isinstance(session, IPUSession) else None
 
 
 class IPUSession:
@@ -47,20 +56,13 @@ class IPUSession:
 
     Attributes:
         model: The user's model.
+        hooks: Callbacks of handlers and of captured models.
         weights: Who holds the newest weights.
-        shared: Finds out what sessions of models with some of the same weights have trained.
         changes: Finds out whether the model is still the one that the programs were compiled from.
         evaluations: The inference programs.
         inference: Makes these, and evaluates with them.
         trainers: How many trainers the model has had. With another one, evaluation options may be others, too.
-        active: The program that was called last.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
-        guard: Makes the device calls instead of this session, if there is one: a `Recovery` handler's.
-        while_loading: Gives the context in which programs are compiled and brought to their IPUs.
-        check_evaluation: Called before each evaluation, to refuse it.
-        refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
-            once; None to warn of what a trace has changed, be it in every call or a cache of the first.
-        shares_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
 
     Raises:
         SessionError: Some of the model is on another device than the CPU, or in memory that processes share.
@@ -69,26 +71,15 @@ class IPUSession:
     def __init__(self, model: nn.Module) -> None:
         _check_model(model)
         self.model = model
-        self.weights = Weights(model, self.fire)
-        self.shared = SharedWeights(self.weights)
-        self.changes = ModelChanges(model, self.weights, self._compile_again)
-        self._gradient_hooks = GradientHooks(model)
+        self._programs = programs = Programs(model)
+        self.hooks, self.weights, self.changes = programs.hooks, programs.weights, programs.changes
+        self.evaluations: List[Program] = programs.evaluations
+        self.inference = Inference(programs)
         self.trainers = 0
-        self.evaluations: List[Program] = []
-        self.inference = Inference(self)
-        self.active: Optional[Program] = None
-        self.guard: Optional[CallGuard] = None
-        self.while_loading: Callable[[], ContextManager[Any]] = contextlib.nullcontext
-        self.check_evaluation: Callable[[], None] = _anything
-        self.refuse_frozen: Optional[Callable[[str], None]] = None
-        self.shares_ipus = False
         self.data: Optional[str] = None
-        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._gradient_hooks = GradientHooks(model)
         self._looks = 0
-        self._trained: Optional[Trained] = None
-        know(model, self)
-        self._states: Optional[weakref.finalize[Any, Weights]] = None
-        self.follow_states()
+        self.serve(model)
 
     @classmethod
     def of(cls, model: nn.Module) -> IPUSession:
@@ -104,20 +95,43 @@ class IPUSession:
         return cls(model) if session is None else session
 
     @property
+    def trained(self) -> Optional[Trained]:
+        """How the model is trained, None without a trainer."""
+        return self._programs.trained
+
+    @property
     def training(self) -> Optional[Program]:
         """The training program, None without a trainer."""
-        return None if self._trained is None else self._trained.program
+        return None if self._programs.trained is None else self._programs.trained.program
 
     @property
     def link(self) -> Optional[OptimizerLink]:
         """The tie between the user's optimizer and the device's, None without a trainer."""
-        return None if self._trained is None else self._trained.link
+        return None if self._programs.trained is None else self._programs.trained.link
+
+    @property
+    def active(self) -> Optional[Program]:
+        """The program that was called last."""
+        return self._programs.active
+
+    def with_trainer(self) -> Trained:
+        """Return how the model is trained.
+
+        Raises:
+            SessionError: It has no trainer.
+        """
+        return self._programs.with_trainer()
 
     # -- setting up -----------------------------------------------------------------------------------------------
 
     def prepare_training(
-        self, step: BatchStep, conversion: Conversion, options: Any, pipeline: Optional[PipelineRequest] = None
-    ) -> None:
+        self,
+        step: BatchStep,
+        conversion: Conversion,
+        options: Options,
+        pipeline: Optional[PipelineRequest] = None,
+        share_ipus: bool = False,
+    ) -> Trained:
         """Say what training this model means; the program is compiled when the first batch comes.
 
         Args:
@@ -125,6 +139,7 @@ class IPUSession:
             conversion: The optimizer.
             options: `poptorch.Options` for training.
             pipeline: What puts the model on several IPUs.
+            share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
@@ -140,13 +155,16 @@ class IPUSession:
         check_same_weights(self.model)
         check_ipus(options)
         placing = None if pipeline is None else Placing(pipeline, step, options, True, conversion.source)
-        self._trained = Trained(step, conversion, options, self.weights, self.fire, placing)
-        self._trained.program.on_trace = self.report_frozen
+        programs = self._programs
+        trained = Trained(step, conversion, options, self.weights, self.hooks, placing, programs.report_frozen)
+        programs.trained = trained
+        programs.share_ipus |= share_ipus
         self.inference.derive_from(options)
         self.trainers += 1
         self._include(step)
+        return trained
 
-    def replace_training(self, step: BatchStep, options: Any, keep: bool = False) -> None:
+    def replace_training(self, step: BatchStep, options: Options, keep: bool = False) -> None:
         """Train by another program from now on; see `Trained.replace`.
 
         Raises:
@@ -155,35 +173,36 @@ class IPUSession:
             OptionsError: No IPUs can be had for these options.
         """
         describe_processes(options)
-        self._with_trainer().replace(step, options, keep)
+        self.with_trainer().replace(step, options, keep)
         self._include(step)
 
     def resume_training(self, program: Program) -> None:
         """Train by an earlier program again, which `replace_training` has kept."""
-        self._with_trainer().resume(program)
+        self.with_trainer().resume(program)
 
     def keeps(self, program: Program) -> bool:
         """Tell whether a program waits for `resume_training`."""
-        return self._trained is not None and program in self._trained.aside
+        return self.trained is not None and program in self.trained.aside
 
     def drop_aside(self, program: Program) -> None:
         """Destroy a program that was kept."""
-        self._with_trainer().drop_aside(program)
+        self.with_trainer().drop_aside(program)
 
     def stop_training(self) -> None:
         """Give the training program back; the optimizer is an ordinary one again, and another may train the model."""
-        if self._trained is None:
+        programs, trained = self._programs, self.trained
+        if trained is None:
             return
-        self._trained.stop()
-        self.weights.leave_out(self._trained.program.step)
-        if self.active is self._trained.program:
-            self.active = None
-        self._trained = None
-        self._end_guard()
+        trained.stop()
+        self.weights.leave_out(trained.program.step)
+        if programs.active is trained.program:
+            programs.active = None
+        programs.trained = None
+        self.hooks.end_guard()
 
     def serve(self, part: nn.Module) -> None:
         """Be the session of a part of the model, too: an evaluator of the part evaluates with the newest weights."""
-        know(part, self)
+        _SESSIONS[part] = weakref.ref(self)
 
     def refuse_second_trainer(self) -> None:
         """Refuse to make another trainer.
@@ -200,21 +219,16 @@ class IPUSession:
     def listen(self, engine: Engine) -> None:
         """Fire this session's events on an engine, too."""
         engine.register_events(*IPUEvents)
-        self._engines.add(engine)
+        self.hooks.engines.add(engine)
+
+    def note_data(self, arithmetic: str) -> None:
+        """Note the arithmetic from sample to epoch of the trainer's data."""
+        self.data = arithmetic
 
     @property
     def has_engines(self) -> bool:
         """Whether engines have been made over this model."""
-        return bool(self._engines)
-
-    def fire(self, event: IPUEvents) -> None:
-        """Fire an event on every engine of this session."""
-        logger.debug("%s", event.value)
-        for engine in list(self._engines):
-            # Handlers of the event that is being handled may still ask which one that is.
-            last = engine.last_event_name
-            engine.fire_event(event)
-            engine.last_event_name = last
+        return bool(self.hooks.engines)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -236,7 +250,7 @@ class IPUSession:
             OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
             LostEditError: Somebody wrote into a weight where the newest one was not.
         """
-        trained = self._with_trainer()
+        trained = self.with_trainer()
         program = trained.program
         self.weights.notice_edits()
         self.changes.follow(program)
@@ -247,58 +261,53 @@ class IPUSession:
         leaves = program.arguments(x, y)
         updates = program.device_iterations
         trained.hooks.before(updates, self.weights.notice_edits)
-        if self.guard is None:
+        guard = self.hooks.guard
+        if guard is None:
             y_pred, loss = self.prepare_call(leaves, (x, y))(*leaves)
         else:
-            y_pred, loss = self.guard.train(leaves, (x, y))
-        self.active = program
+            y_pred, loss = guard.train(leaves, (x, y))
+        self._programs.active = program
         self.note_updates(updates)
         trained.hooks.after()
         if y_pred is not None:
             x, y = program.returned_rows((x, y))
         return x, y, y_pred, program.mean_loss(loss)
 
-    def prepare_call(self, leaves: Sequence[Any], batch: Any) -> Callable[..., Any]:
+    def prepare_call(self, leaves: Sequence[Any], batch: Any) -> Executor:
         """Bring the training program to its IPUs, with the newest weights and hyper-parameters; returns the executor.
 
         Args:
-            leaves: What the program will be called with.
+            leaves: Arguments of the call that will be made.
             batch: The batch they come from.
 
         Raises:
-            SessionError: Somebody has registered hooks on gradients.
+            SessionError: The model has no trainer, or somebody has registered hooks on gradients.
             LossError: All parameters are frozen.
         """
-        trained = self._trained
-        assert trained is not None
-        program, link = trained.program, trained.link
+        programs = self._programs
+        trained = programs.with_trainer()
+        program, link, executor = trained.program, trained.link, trained.program.executor
         if self._gradient_hooks.handles != RemovableHandle.next_id:
             problem = self._gradient_hooks.problem()
             if problem is not None:
                 raise SessionError(problem)
-        self.shared.take_over()
-        executor = program.executor
+        programs.shared.take_over()
         if executor is None or not executor.isAttachedToDevice():
             if not program.compiled:
                 trained.check_any_trained()
-            self.make_room_for(program)
-            with self.while_loading():
+            with programs.loading(program):
                 if executor is None:
                     link.prepare()
-                program.load(leaves, batch)
-            executor = program.executor
-        assert executor is not None
+                executor = program.load(leaves, batch)
         if link.push(executor):
-            self.fire(IPUEvents.OPTIMIZER_SENT)
+            self.hooks.fire(IPUEvents.OPTIMIZER_SENT)
         self.weights.to_training()
-        called: Callable[..., Any] = executor
-        return called
+        return executor
 
     def note_updates(self, count: int) -> None:
         """Note that the training program made updates."""
-        assert self._trained is not None
         self.weights.trained()
-        self._trained.link.stepped(count)
+        self.with_trainer().link.stepped(count)
 
     def check_model(self) -> None:
         """See at the start of an epoch whether the programs still fit the model.
@@ -310,8 +319,8 @@ class IPUSession:
             SessionError: Some were replaced, added or removed.
         """
         self.refuse_replaced()
-        if self._trained is not None:
-            self._trained.follow_trainable()
+        if self.trained is not None:
+            self.trained.follow_trainable()
 
     def refuse_replaced(self) -> None:
         """Refuse a model, or a loss that is a module, whose tensors are not those of the session.
@@ -320,33 +329,6 @@ class IPUSession:
             SessionError: Some were replaced, added or removed.
         """
         self.changes.refuse_replaced()
-
-    def follow_states(self) -> None:
-        """Know of states that go in and out of the model, from here or, after `close`, again."""
-        if self._states is None or not self._states.alive:
-            self._states = follow_states(self.model, self.weights)
-
-    def report_frozen(self, program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
-        """Say that forward has changed Python values while it was traced: see `refuse_frozen`."""
-        report_frozen(program, leaves, changed, self.refuse_frozen)
-
-    def make_room_for(self, wanted: Program) -> None:
-        """Give back the IPUs of the other programs if they take turns on them."""
-        if self.shares_ipus:
-            for program in self._programs():
-                if program is not wanted:
-                    self.weights.to_host()
-                    program.detach()
-
-    def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
-        """Do not show the newest weights and the optimizer's state from now on.
-
-        Args:
-            refuse: Called when somebody asks for them, to raise an error; None to show them again.
-        """
-        self.weights.withhold(refuse)
-        if self.link is not None:
-            self.link.withheld = refuse
 
     # -- giving back ----------------------------------------------------------------------------------------------
 
@@ -364,17 +346,17 @@ class IPUSession:
     def release_after_failure(self) -> None:
         """Do as `release` while another exception is on its way: what fails is logged, not raised."""
         for what, error in self._give_back():
-            logger.error("Could not bring %s to the host.", what, exc_info=error)
+            _logger.error("Could not bring %s to the host.", what, exc_info=error)
 
     def _give_back(self) -> List[Lost]:
         """Bring everything to the host and give the IPUs back; returns what could not be brought, and why."""
-        if self.weights.withheld is not None:
-            logger.warning(
+        if self.hooks.withheld is not None:
+            _logger.warning(
                 "The weights and the optimizer's state that come to the host include an update whose optimizer.step() "
                 "has not been called: a value that was read after backward() has made it run."
             )
-            self.withhold(None)
-        return give_back(self.weights, self._programs())
+            self.hooks.withhold(None)
+        return give_back(self.weights, self._programs)
 
     def close(self) -> None:
         """Release everything and end the session: the model and its optimizer are ordinary ones again.
@@ -383,20 +365,16 @@ class IPUSession:
             SessionError: Something on the device could not be copied, so that training is lost. The session is closed
                 all the same.
         """
-        lost = self._give_back()
-        if self._trained is not None:
+        lost, trained = self._give_back(), self.trained
+        if trained is not None:
             try:
-                self._trained.detach()
+                trained.link.detach()
             except Exception as error:
                 lost.append(("the optimizer's state", error))
-            self.weights.leave_out(self._trained.program.step)
-        self._trained = self.active = None
-        self._end_guard()
-        if self._states is not None:
-            self._states()
-        self.while_loading, self.check_evaluation = contextlib.nullcontext, _anything
-        self.evaluations.clear()
-        forget(self)
+            self.weights.leave_out(trained.program.step)
+        self._programs.close()
+        for model in [model for model, known in _SESSIONS.items() if known() is self]:
+            del _SESSIONS[model]
         refuse_losses(lost)
 
     def random_state(self) -> Optional[List[int]]:
@@ -405,46 +383,19 @@ class IPUSession:
 
     def set_random_state(self, state: List[int]) -> None:
         """Continue a random stream with the next training step."""
-        program = self._with_trainer().program
-        if self.guard is not None:
-            self.guard.forget()
-        if program.executor is not None and program.executor.isCompiled():
-            program.executor.rng_state = list(state)
-        else:
-            program.random_state = list(state)
+        program = self.with_trainer().program
+        if self.hooks.guard is not None:
+            self.hooks.guard.forget()
+        program.set_random_state(state)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _programs(self) -> List[Program]:
-        trained = [] if self._trained is None else [self._trained.program, *self._trained.aside]
-        return [*trained, *self.evaluations]
-
-    def _end_guard(self) -> None:
-        guard, self.guard = self.guard, None
-        if guard is not None:
-            guard.end()
-
     def _include(self, step: BatchStep) -> None:
         if self.weights.include(step):
-            self.shared.look_again()
-
-    def _with_trainer(self) -> Trained:
-        if self._trained is None:
-            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
-        return self._trained
-
-    def _compile_again(self, program: Program) -> None:
-        if self._trained is not None and program is self._trained.program:
-            self._trained.compile_again()
-        else:
-            program.destroy()
+            self._programs.shared.look_again()
 
     def __repr__(self) -> str:
-        return summarise(self)
-
-
-def _anything() -> None:
-    pass
+        return summarise(self.model, self._programs, self.data)
 
 
 def _check_model(model: nn.Module) -> None:

@@ -1,55 +1,57 @@
-"""What a session answers when it is printed: the batch arithmetic, the IPUs, the optimizer and the weights' moves."""
+"""Description of a session: the batch arithmetic, the IPUs, the optimizer and the weights' moves."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List
+from typing import List, Optional
+
+from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import output_mode
-
-if TYPE_CHECKING:
-    from ignite_ipu.session.program import Program
-    from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.programs import Programs
+from ignite_ipu.session.training import Trained
 
 __all__ = ["summarise"]
 
 
-def summarise(session: IPUSession) -> str:
-    """Return a readable description of a session, complete before the first step if the loader is known."""
-    lines = [f"IPUSession of {type(session.model).__name__} on {backend.name()}"]
-    if session.training is not None:
-        lines += _training(session, session.training)
-    lines += [_evaluation(program) for program in session.evaluations]
-    lines.append(f"  weights     {_weights(session)}")
+def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
+    """Return a readable description of a session, complete before the first step if the loader is known.
+
+    Args:
+        model: The user's model.
+        programs: Its programs.
+        data: The arithmetic from sample to epoch of the trainer's data, once it is known.
+    """
+    lines = [f"IPUSession of {type(model).__name__} on {backend.name()}"]
+    if programs.trained is not None:
+        lines += _training(programs.trained, programs, data)
+    lines += [f"  evaluation  {_factors(program.options)}" for program in programs.evaluations]
+    lines.append(f"  weights     {_weights(programs)}")
     return "\n".join(lines)
 
 
-def _training(session: IPUSession, program: Program) -> List[str]:
-    options = program.options
-    lines = [f"  training    {_factors(options)}"]
-    lines.append(f"  batch       {session.data or _batch(program)}")
-    lines.append(
-        f"  outputs     {output_mode(options, training=True).name}: of every call, "
-        f"{'predictions and losses' if getattr(program.step, 'predictions', True) else 'losses'} come back"
-    )
-    lines.append(f"  IPUs        {_ipus(session)}")
+def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List[str]:
+    program, conversion = trained.program, trained.link.conversion
+    lines = [
+        f"  training    {_factors(program.options)}",
+        f"  batch       {data or _batch(program)}",
+        f"  outputs     {output_mode(program.options, training=True).name}: of every call, "
+        f"{'predictions and losses' if getattr(program.step, 'predictions', True) else 'losses'} come back",
+        f"  IPUs        {_ipus(program, programs)}",
+    ]
     if program.placing is not None and program.placing.placement is not None:
         lines.append(f"  layers      {program.placing.placement}")
-    if session.link is not None:
-        conversion = session.link.conversion
-        lines.append(
-            f"  optimizer   {conversion.kind.name}, variable: {', '.join(sorted(conversion.variable)) or 'nothing'}; "
-            f"constant: {', '.join(sorted(conversion.constant)) or 'nothing'}"
-        )
+    lines.append(
+        f"  optimizer   {conversion.kind.name}, variable: {', '.join(sorted(conversion.variable)) or 'nothing'}; "
+        f"constant: {', '.join(sorted(conversion.constant)) or 'nothing'}"
+    )
     return lines
 
 
-def _evaluation(program: Program) -> str:
-    return f"  evaluation  {_factors(program.options)}"
-
-
-def _factors(options: Any) -> str:
+def _factors(options: Options) -> str:
     accumulation = options.Training.gradient_accumulation
     return (
         f"deviceIterations {options.device_iterations}, gradientAccumulation {accumulation}, "
@@ -68,21 +70,20 @@ def _batch(program: Program) -> str:
     )
 
 
-def _ipus(session: IPUSession) -> str:
-    assert session.training is not None
-    training, evaluation = session.training.ipus, [program.ipus for program in session.evaluations]
+def _ipus(trained: Program, programs: Programs) -> str:
+    training, evaluation = trained.ipus, [program.ipus for program in programs.evaluations]
     known = [ipus for ipus in (training, *evaluation) if ipus is not None]
     if len(known) <= len(evaluation):
         return "planned from the first batch"
-    if session.shares_ipus:
+    if programs.share_ipus:
         return f"{max(known)}, on which training and evaluation take turns"
     if not evaluation:
         return f"{training} for training"
     return f"{training} for training and {' + '.join(map(str, evaluation))} for evaluation, at the same time"
 
 
-def _weights(session: IPUSession) -> str:
-    if session.training is None:
+def _weights(programs: Programs) -> str:
+    if programs.trained is None:
         return "uploaded once, and again when the host's change"
-    turns = ", with each swap" if session.shares_ipus else ""
+    turns = ", with each swap" if programs.share_ipus else ""
     return f"one copy to the host per evaluation or checkpoint after training, one to each evaluating program{turns}"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Sequence
 
-from torch import nn
-
-from ignite_ipu import backend
 from ignite_ipu.errors import LossError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.guards.trainable import Trainable
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.weights.tracker import Weights
@@ -33,8 +30,9 @@ class Trained:
         conversion: The optimizer.
         options: `poptorch.Options` for training.
         weights: Who holds the newest weights.
-        fire: Called with what happens.
+        hooks: The session's.
         placing: What puts the model on several IPUs.
+        on_trace: As for `Program`.
 
     Attributes:
         program: The program that trains at present; compiled when the first batch comes.
@@ -51,20 +49,21 @@ class Trained:
         self,
         step: BatchStep,
         conversion: Conversion,
-        options: Any,
+        options: Options,
         weights: Weights,
-        fire: Callable[[IPUEvents], None],
-        placing: Optional[Placing] = None,
+        hooks: SessionHooks,
+        placing: Optional[Placing],
+        on_trace: Callable[[Program, Sequence[Any], List[str]], None],
     ) -> None:
-        self.link = OptimizerLink(conversion, dict(step.named_parameters()))
+        names = dict(step.named_parameters())
+        self.link = OptimizerLink(conversion, names, copying=hooks.copy, check_shown=hooks.check_shown)
         self.hooks = StepHooks(conversion.source)
-        wrap = functools.partial(_wrap, optimizer=conversion.optimizer)
-        self.program = Program(step, options, wrap, True, weights, fire, placing, self.link)
+        self.program = Program(step, options, weights, hooks, placing, self.link, on_trace)
         self.aside: List[Program] = []
         self._trainable = Trainable(step)
         self._weights = weights
 
-    def replace(self, step: BatchStep, options: Any, keep: bool) -> None:
+    def replace(self, step: BatchStep, options: Options, keep: bool) -> None:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
 
         Args:
@@ -82,8 +81,7 @@ class Trained:
             check_parameters(self.link.conversion.source, step)
             self.link.refresh_state()
             self.drop_aside()
-        if keep and program.compiled and not changed:
-            self._set_aside(program)
+        if keep and not changed and self._set_aside():
             self.program = program.like(step, options)
         else:
             self.program = program.succeeded_by(step, options)
@@ -97,13 +95,11 @@ class Trained:
         Weights and optimizer state go to the host once, and from there to the program when it is loaded.
         """
         current = self.program
-        if current.compiled:
-            self._set_aside(current)
-        else:
+        if not self._set_aside():
             current.destroy()
             current.unwrap()
         self.aside.remove(program)
-        program.take_back(current.random_state)
+        program.take_back(current)
         self.program = program
 
     def drop_aside(self, program: Optional[Program] = None) -> None:
@@ -118,10 +114,6 @@ class Trained:
         self._weights.to_host()
         self.program.destroy()
         self.drop_aside()
-        self.detach()
-
-    def detach(self) -> None:
-        """Make the optimizer an ordinary one again, with the newest state."""
         self.link.detach()
 
     def follow_trainable(self) -> None:
@@ -163,10 +155,11 @@ class Trained:
         self.program.destroy()
         self.link.send_again(self._trainable.names())
 
-    def _set_aside(self, program: Program) -> None:
-        program.set_aside()
-        self.aside.append(program)
-
-
-def _wrap(step: nn.Module, options: Any, optimizer: Any) -> Any:
-    return backend.poptorch().trainingModel(step, options=options, optimizer=optimizer)
+    def _set_aside(self) -> bool:
+        """Keep the program for later, and tell whether there is a compiled one to keep."""
+        compiled = self.program.compiled
+        if compiled is None:
+            return False
+        self.program.set_aside(compiled, self.link)
+        self.aside.append(self.program)
+        return True

@@ -93,7 +93,7 @@ def test_a_failed_run_with_such_a_schedule_goes_on(tmp_path):
         if resume == "never":
             with poptorch.inject_faults({3: poptorch.Fault()}), pytest.raises(RecoveryError):
                 trainer.run(DataLoader(task(), batch_size=8))
-            states = recovery._images.newest.states
+            states = recovery._guarded()._images.newest.states
             assert not any(callable(value) for value in states["scheduler"].values())
         else:
             trainer.run(DataLoader(task(), batch_size=8))

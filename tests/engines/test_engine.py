@@ -411,7 +411,7 @@ def test_an_operator_that_no_ipu_has_is_named_with_the_users_line():
     """Not with a line of what calls the model."""
     model, optimizer = pair()
     trainer = create_ipu_trainer(model, optimizer, lambda y_pred, y: CROSS_ENTROPY(torch.lgamma(y_pred), y))
-    with pytest.raises(poptorch.Error, match=r"lgamma is used at .*test_engines\.py:\d+"):
+    with pytest.raises(poptorch.Error, match=r"lgamma is used at .*test_engine\.py:\d+"):
         trainer.run(DataLoader(task(), batch_size=8))
 
 

@@ -77,7 +77,7 @@ def test_programs_are_compiled_once(caplog):
     model, optimizer = pair()
     trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, drop_last=False, device_iterations=2)
     trainer.run(DataLoader(task(30), batch_size=4), max_epochs=4)
-    whole, *aside = trainer.ipu.training, *trainer.ipu._trained.aside
+    whole, *aside = trainer.ipu.training, *trainer.ipu.trained.aside
     assert [poptorch.counters(program.executor).compiles for program in (whole, *aside)] == [1, 1, 1]
     assert "dropped" not in caplog.text and "left out" not in caplog.text
 

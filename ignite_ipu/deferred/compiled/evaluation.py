@@ -132,10 +132,8 @@ class CapturedEvaluation:
             )
         while len(self._programs) >= _MOST_PROGRAMS:
             self._give_up(next(iter(self._programs)))
-        program = self._session.inference.prepare(step, options)
         # With other attributes the next call is another program's.
-        program.on_trace = lambda *trace: None
-        return program
+        return self._session.inference.prepare(step, options, reports_frozen=False)
 
     def _note_use(self, key: Hashable) -> None:
         self._programs[key] = self._programs.pop(key)

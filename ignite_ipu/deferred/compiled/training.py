@@ -385,8 +385,7 @@ class CapturedTraining:
                 max_grad_norm=self.max_grad_norm,
                 loss_scaling=self.settings.loss_scaling,
             )
-            self.session.prepare_training(step, conversion, options)
-            self.session.shares_ipus |= self.settings.share_ipus
+            self.session.prepare_training(step, conversion, options, share_ipus=self.settings.share_ipus)
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:

@@ -236,7 +236,7 @@ class CapturedModel:
 
     def _look_after(self, session: IPUSession) -> None:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
-        session.while_loading, session.check_evaluation = self._without_gradients, self._check_evaluation
+        session.hooks.around_programs(self._without_gradients, self._check_evaluation)
 
     def _check_evaluation(self) -> None:
         self._buffer_writes.check_evaluation(self)
@@ -307,7 +307,7 @@ class CapturedModel:
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
             self.training.finish_update()
-            self.session.withhold(None)
+            self.session.hooks.withhold(None)
             self.uncleared, self._early = self._early.line, None
             return
         if self.pending:
@@ -373,7 +373,7 @@ class CapturedModel:
         whole = self.whole
         whole._run()
         whole._early = EarlyUpdate(line)
-        whole.session.withhold(whole._early)
+        whole.session.hooks.withhold(whole._early)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer than before make the coming updates.

@@ -7,14 +7,15 @@ import dataclasses
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
+
+from torch import nn
 
 from ignite_ipu.checkpoints.plain_states import without_methods
 from ignite_ipu.checkpoints.writing import write_checkpoint
 from ignite_ipu.handlers.recovery.replay import Snapshot
-
-if TYPE_CHECKING:
-    from ignite_ipu.session.session import IPUSession
+from ignite_ipu.optimizers import OptimizerLink
+from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["RunImage", "RunImages"]
 
@@ -40,28 +41,28 @@ class RunImages:
     """Keeps the newest image of a run.
 
     Args:
-        session: What is trained.
+        model: The model that is trained.
+        weights: Its weights.
+        link: The tie between the user's optimizer and the device's.
         objects: What else belongs to the state, by its name in the file.
 
     Attributes:
         newest: None before the first one was taken.
     """
 
-    def __init__(self, session: IPUSession, objects: Mapping[str, Any]) -> None:
-        self._session = session
+    def __init__(self, model: nn.Module, weights: Weights, link: OptimizerLink, objects: Mapping[str, Any]) -> None:
+        self._model, self._weights, self._link = model, weights, link
         self._objects = objects
-        self._positions: Optional[Dict[str, int]] = None
+        self._positions: Dict[str, int] = {}
         self._writing = threading.Lock()
         self.newest: Optional[RunImage] = None
 
     def take(self, iteration: int, snapshot: Snapshot) -> None:
         """Make what everything is now the newest image."""
-        model = self._session.model
-        if self._positions is None:
-            self._positions = self._session.weights.positions(model)
+        self._positions = self._positions or self._weights.positions(self._model)
         extra = {
             name: None if name in self._positions else copy.deepcopy(value)
-            for name, value in model.state_dict().items()
+            for name, value in self._model.state_dict().items()
         }
         states = {name: copy.deepcopy(without_methods(value.state_dict())) for name, value in self._objects.items()}
         self.newest = RunImage(iteration, snapshot, states, extra)
@@ -83,13 +84,8 @@ class RunImages:
             return path
 
     def _content(self, image: RunImage) -> Dict[str, Any]:
-        assert self._positions is not None and self._session.link is not None
         weights: OrderedDict[str, Any] = OrderedDict(image.extra)
         for name in weights:
             if name in self._positions:
                 weights[name] = image.snapshot.weights[self._positions[name]]
-        return {
-            **image.states,
-            "model": weights,
-            "optimizer": self._session.link.state_dict(image.snapshot.optimizer),
-        }
+        return {**image.states, "model": weights, "optimizer": self._link.state_dict(image.snapshot.optimizer)}

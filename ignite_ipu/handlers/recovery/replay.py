@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.optimizers.saved_state import SavedState, Settings
-
-if TYPE_CHECKING:
-    from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.training import Trained
+from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["Replay", "Snapshot"]
 
@@ -21,7 +20,7 @@ class Snapshot:
     """All that a training call changes, on the host.
 
     Attributes:
-        weights: Parameters and buffers, in the order of `session.weights`.
+        weights: Parameters and buffers, in the order of the session's.
         optimizer: Moments, step counters and hyper-parameters.
         random_state: The device's random stream; None before the program was compiled.
     """
@@ -29,12 +28,6 @@ class Snapshot:
     weights: List[torch.Tensor]
     optimizer: SavedState
     random_state: Optional[List[int]]
-
-    @classmethod
-    def take(cls, session: IPUSession) -> Snapshot:
-        """Copy everything, for one download of the weights, if they are newer on the device, and one of the rest."""
-        assert session.link is not None
-        return cls(session.weights.read(), session.link.read(), session.random_state())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +40,8 @@ class Replay:
     """Goes back to a snapshot and makes the calls since then once more, which ends where they ended.
 
     Args:
-        session: What is trained.
+        trained: How the model is trained.
+        weights: Its weights.
         clock: Returns seconds.
 
     Attributes:
@@ -56,8 +50,8 @@ class Replay:
         held_bytes: Memory of their batches.
     """
 
-    def __init__(self, session: IPUSession, clock: Callable[[], float] = time.monotonic) -> None:
-        self._session = session
+    def __init__(self, trained: Trained, weights: Weights, clock: Callable[[], float] = time.monotonic) -> None:
+        self._trained, self._weights = trained, weights
         self._clock = clock
         self._calls: List[_Call] = []
         self._set_by_host: Optional[Tuple[Optional[List[torch.Tensor]], Optional[SavedState]]] = None
@@ -81,8 +75,12 @@ class Replay:
         self._drop_calls()
 
     def take(self) -> Snapshot:
-        """Take a snapshot; the calls before it need not be kept any more."""
-        self.snapshot = Snapshot.take(self._session)
+        """Take a snapshot; the calls before it need not be kept any more.
+
+        It costs one download of the weights, if they are newer on the device, and one of the rest.
+        """
+        trained = self._trained
+        self.snapshot = Snapshot(self._weights.read(), trained.link.read(), trained.program.read_random_state())
         self._drop_calls()
         self._taken_at = self._clock()
         return self.snapshot
@@ -93,10 +91,8 @@ class Replay:
 
     def made(self, leaves: Sequence[Any]) -> None:
         """Keep a call that has succeeded; its batch is copied, since loaders and handlers reuse theirs."""
-        link = self._session.link
-        assert link is not None
         copies = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._calls.append(_Call(copies, link.settings))
+        self._calls.append(_Call(copies, self._trained.link.settings))
         self.held_bytes += sum(leaf.numel() * leaf.element_size() for leaf in copies if isinstance(leaf, torch.Tensor))
 
     def put_back(self, steps: Optional[int] = None) -> None:
@@ -108,27 +104,21 @@ class Replay:
         Raises:
             RuntimeError: There is no snapshot.
         """
-        session, snapshot = self._session, self.snapshot
-        if snapshot is None or session.training is None or session.link is None:
-            raise RuntimeError("There is no snapshot to go back to.")
-        session.training.abandon()
-        session.weights.put_back(snapshot.weights)
-        session.link.put_back(snapshot.optimizer, steps)
-        session.training.random_state = snapshot.random_state
+        snapshot = self._newest()
+        self._trained.program.abandon(snapshot.random_state)
+        self._weights.put_back(snapshot.weights)
+        self._trained.link.put_back(snapshot.optimizer, steps)
 
     def run(self) -> int:
         """Bring the device to where it was after the last call that succeeded; returns how many calls that took.
 
         What the host has set since then and not sent yet, it has still.
         """
-        session, snapshot = self._session, self.snapshot
-        program, link = session.training, session.link
-        if snapshot is None or program is None or link is None:
-            raise RuntimeError("There is no snapshot to go back to.")
+        snapshot, weights, link, program = self._newest(), self._weights, self._trained.link, self._trained.program
         if self._set_by_host is None:
             # Once, should this fail and be tried again: going back sets the host, too.
             self._set_by_host = (
-                session.weights.read() if session.weights.has_unsent() else None,
+                weights.read() if weights.has_unsent() else None,
                 link.read() if link.loaded else None,
             )
         self.put_back(link.steps)
@@ -138,21 +128,25 @@ class Replay:
         leaves, batch = self._example
         if not program.compiled:
             leaves = program.arguments(*batch)  # the layout that a failed compilation has forgotten
-        program.load(leaves, batch)
-        assert program.executor is not None
+        executor = program.load(leaves, batch)
         for call in self._calls:
-            link.tell(program.executor, call.settings)
-            program.executor(*call.leaves)
-            session.weights.trained()
-        link.tell(program.executor, newest)
-        weights, optimizer = self._set_by_host
-        if weights is not None:
-            session.weights.to_host()  # or whoever asks next has PopTorch overwrite what the host has set
-            session.weights.put_back(weights)
+            link.tell(executor, call.settings)
+            executor(*call.leaves)
+            weights.trained()
+        link.tell(executor, newest)
+        values, optimizer = self._set_by_host
+        if values is not None:
+            weights.to_host()  # or whoever asks next has PopTorch overwrite what the host has set
+            weights.put_back(values)
         if optimizer is not None:
             link.put_back(optimizer)
         self._set_by_host = None
         return len(self._calls)
+
+    def _newest(self) -> Snapshot:
+        if self.snapshot is None:
+            raise RuntimeError("There is no snapshot to go back to.")
+        return self.snapshot
 
     def _drop_calls(self) -> None:
         self._set_by_host = None

@@ -107,7 +107,7 @@ def _factory(
         engine.add_event_handler(Events.STARTED, note_data)
         if succession is not None:
             succession.add(engine, line)
-        engine.ipu.refuse_frozen = refuse_frozen
+        engine.ipu.hooks.refuse_frozen_values(refuse_frozen)
         trained.add(engine.ipu)
         return engine
 

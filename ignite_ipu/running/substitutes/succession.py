@@ -12,8 +12,7 @@ from torch import nn
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import Line
 from ignite_ipu.session.gpu_wrappers import unwrapped
-from ignite_ipu.session.registry import known_session
-from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.session import IPUSession, known_session
 
 __all__ = ["Succession"]
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.tensors.raw import gradient_of, plain
+from ignite_ipu.session.hooks import SessionHooks
 
 __all__ = ["Touches"]
 
@@ -44,22 +45,25 @@ class Touches:
     Args:
         tensors: Its parameters and buffers.
         before_first: A bound method, held weakly: called before the first download that a touch causes since `forget`.
+        hooks: The session's, held weakly, which may refuse a touch that shows values.
         on_host: Whether nobody trains, so that memory which was handed out stays that of the newest values.
 
     Attributes:
         any: Whether somebody touched a tensor, in any way that may have written into it.
         read: Whether somebody touched one in a way that downloads.
-        withheld: Called before a touch that may show values, to refuse it; what asks for none then downloads nothing.
-            None where values may be seen.
         ended: Whether nobody asks any more.
     """
 
     def __init__(
-        self, tensors: Iterable[torch.Tensor], before_first: Callable[[], None], on_host: bool = False
+        self,
+        tensors: Iterable[torch.Tensor],
+        before_first: Callable[[], None],
+        hooks: SessionHooks,
+        on_host: bool = False,
     ) -> None:
         self.any = True
         self.read = self.ended = False
-        self.withheld: Optional[Callable[[], None]] = None
+        self._hooks = weakref.ref(hooks)
         self._before_first: Any = weakref.WeakMethod(before_first)
         self._on_host = on_host
         self._replaced = False
@@ -102,8 +106,9 @@ class Touches:
             before_first = self._before_first()
             if before_first is not None:
                 before_first()
-        if self.withheld is not None:
-            self.withheld()
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.check_shown()
 
     def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
         """Take notice that the memory of a tensor, which holds the newest values, is handed out, by an attribute."""

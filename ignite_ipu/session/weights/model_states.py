@@ -11,7 +11,7 @@ from torch import nn
 
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["LiveState", "follow_states", "live_state"]
+__all__ = ["LiveState", "ModelStates", "live_state"]
 
 
 class LiveState(OrderedDict):  # type: ignore[type-arg]
@@ -87,12 +87,25 @@ def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState
     return live
 
 
-def follow_states(model: nn.Module, weights: Weights) -> weakref.finalize[Any, Weights]:
-    """Have `weights` know when something is loaded into the model, and when a state handed out is read.
+class ModelStates:
+    """Tells a model's weights when something is loaded into the model, and when a state handed out is read.
 
-    Returns:
-        What leaves the model alone again when it is called.
+    Args:
+        model: The model.
+        weights: Who holds its newest weights.
     """
+
+    def __init__(self, model: nn.Module, weights: Weights) -> None:
+        self._model, self._weights = model, weights
+        self.leave = _follow(model, weights)
+
+    def follow(self) -> None:
+        """Tell it again, after `leave`."""
+        if not self.leave.alive:
+            self.leave = _follow(self._model, self._weights)
+
+
+def _follow(model: nn.Module, weights: Weights) -> weakref.finalize[Any, Weights]:
     shows = _ShowsNewest(weights)
     handles = [model.register_load_state_dict_post_hook(_NotesLoading(weights))]  # type: ignore[no-untyped-call]
     handles += [module._register_state_dict_hook(shows) for module in model.modules()]  # type: ignore[no-untyped-call]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.errors import LostEditError
+from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.guards.registrations import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import plain, version_of
 from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import Touches
 from ignite_ipu.session.weights.watched import unwatch_parameters, watch_parameters
 
@@ -22,14 +24,13 @@ __all__ = ["Weights", "named_tensors"]
 # To a watched tensor: from its entry, from the variable in the loop, and from the call that counts.
 _OUR_REFERENCES = 3
 _MOST_NAMES = 3
-Fire = Callable[[IPUEvents], None]
 
 
 @dataclasses.dataclass
 class _Copy:
     """One program's weights."""
 
-    executor: Any
+    executor: Executor
     stale: bool = False
 
 
@@ -38,10 +39,9 @@ class Weights:
 
     Args:
         model: The user's model. Its parameters and buffers are the host's copy.
-        fire: Called with the event after a copy.
+        hooks: The session's, which hear of copies and may withhold the newest weights.
 
     Attributes:
-        withheld: Refuses to bring the newest weights to the host; None where they may be brought.
         updates: How often the training program was called; a list of one number, for those who outlive this.
         looks: How often `notice_edits` looked at every tensor.
         edits: How often the host's weights were found or said to be set.
@@ -51,8 +51,8 @@ class Weights:
     every copy is one of ours.
     """
 
-    def __init__(self, model: nn.Module, fire: Optional[Fire] = None) -> None:
-        self._fire = fire or (lambda event: None)
+    def __init__(self, model: nn.Module, hooks: Optional[SessionHooks] = None) -> None:
+        self._hooks = hooks or SessionHooks()
         self._named = named_tensors(model)
         REGISTRATIONS.follow(self, model.modules())
         # What is found here is only ever added to: `put_back` goes by the order of an earlier `read`.
@@ -65,7 +65,6 @@ class Weights:
         self.looks = self.edits = 0
         self._touches: Optional[Touches] = None
         self._silent: List[int] = []  # while nobody trains: where the tensors are that cannot tell
-        self.withheld: Optional[Callable[[], None]] = None
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
         self.updates = [0]
@@ -81,13 +80,13 @@ class Weights:
         """Whether the host has weights that the training program has not."""
         return self._training is not None and self._training.stale
 
-    def add(self, executor: Any, training: bool) -> None:
+    def add(self, executor: Executor, training: bool) -> None:
         """Take charge of an executor's weights; loading its program uploads the host's."""
         copy = _Copy(executor)
         if training:
             self._training = copy
             self._forget_touches()
-            self._touches = Touches(self._tensors, self._note_first_touch)
+            self._touches = Touches(self._tensors, self._note_first_touch, self._hooks)
         else:
             self._inference.append(copy)
             if self._training is None:
@@ -99,7 +98,7 @@ class Weights:
         if self._touches is not None and self._touches.watches(self._tensors):
             return False
         self._forget_touches()
-        self._touches = Touches(self._tensors, self._note_first_touch, on_host=True)
+        self._touches = Touches(self._tensors, self._note_first_touch, self._hooks, on_host=True)
         self._silent = [number for number, tensor in enumerate(self._tensors) if type(tensor) is torch.Tensor]
         return True
 
@@ -138,7 +137,7 @@ class Weights:
         """Let what a module that was included holds beside the model be replaced again."""
         self._beside.pop(step, None)
 
-    def remove(self, executor: Any) -> None:
+    def remove(self, executor: Executor) -> None:
         """Forget an executor that was destroyed."""
         self._inference = [copy for copy in self._inference if copy.executor is not executor]
         if self._training is not None and self._training.executor is executor:
@@ -256,15 +255,14 @@ class Weights:
         """Make the host's copy the newest, and tell whether that took a copy."""
         if not self._host_is_stale or self._training is None:
             return False
-        if self.withheld is not None:
-            self.withheld()
+        self._hooks.check_shown()
         if self._touches is not None:
             # From now on, who has a tensor with the memory of a weight may write into the newest values.
             self._touches.note(reads=True)
-        copied = bool(self._training.executor.copyWeightsToHostIfNeeded())
+        copied = self._training.executor.copyWeightsToHostIfNeeded()
         self._host_is_stale = False
         if copied:
-            self._fire(IPUEvents.WEIGHTS_TO_HOST)
+            self._hooks.fire(IPUEvents.WEIGHTS_TO_HOST)
         return copied
 
     def show(self) -> None:
@@ -272,16 +270,6 @@ class Weights:
         self.to_host()
         if self._touches is not None:
             self._touches.note(reads=False)
-
-    def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
-        """Let nobody see the newest weights.
-
-        Args:
-            refuse: Called when somebody asks for them, to raise an error; None to show them again.
-        """
-        self.withheld = refuse
-        if self._touches is not None:
-            self._touches.withheld = refuse
 
     def read(self) -> List[torch.Tensor]:
         """Return copies of the newest weights and buffers, parameters first, for `put_back`."""
@@ -306,7 +294,7 @@ class Weights:
         copy = self._training
         return copy is not None and copy.stale and self._upload(copy)
 
-    def to_inference(self, executor: Optional[Any] = None) -> bool:
+    def to_inference(self, executor: Optional[Executor] = None) -> bool:
         """Make the copy of an inference program, or of all of them, the newest, and tell whether that took a copy."""
         copied = False
         for copy in self._inference:
@@ -315,7 +303,7 @@ class Weights:
                 copied |= self._upload(copy)
         return copied
 
-    def loaded(self, executor: Any) -> None:
+    def loaded(self, executor: Executor) -> None:
         """Remember that a program was loaded, which uploaded the host's weights."""
         for copy in (*self._inference, *([self._training] if self._training else ())):
             if copy.executor is executor:
@@ -326,7 +314,7 @@ class Weights:
             return False  # loading the program uploads them
         copy.stale = False
         copy.executor.copyWeightsToDevice()
-        self._fire(IPUEvents.WEIGHTS_TO_DEVICE)
+        self._hooks.fire(IPUEvents.WEIGHTS_TO_DEVICE)
         return True
 
     def _note_first_touch(self) -> None:

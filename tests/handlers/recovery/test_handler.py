@@ -276,7 +276,7 @@ def test_the_guard_ends_with_the_training(tmp_path):
     executor = weakref.ref(trainer.ipu.training.executor)
     trainer.ipu.stop_training()
     gc.collect()
-    assert executor() is None and trainer.ipu.guard is None
+    assert executor() is None and trainer.ipu.hooks.guard is None
     trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
     with faults(2), pytest.raises(poptorch.RecoverableError):
         trainer.run(LOADER)
@@ -311,7 +311,7 @@ def test_a_trainer_whose_resumption_fails_is_not_guarded(tmp_path):
     (tmp_path / "cut.pt").write_bytes(b"PK")
     with pytest.raises(CheckpointError, match=r"cut\.pt is not a complete checkpoint"):
         Recovery(tmp_path, resume=str(tmp_path / "cut.pt")).attach(trainer)
-    assert trainer.ipu.guard is None
+    assert trainer.ipu.hooks.guard is None
     Recovery(tmp_path, backoff=0.0).attach(trainer)
     with faults(2):
         trainer.run(LOADER)

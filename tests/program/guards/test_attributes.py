@@ -171,7 +171,7 @@ def test_only_what_every_call_changes_is_refused_where_that_is_asked_for(kind):
     settings = (nn.functional.cross_entropy,)
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), *settings)
     reasons = []
-    trainer.ipu.refuse_frozen = reasons.append
+    trainer.ipu.hooks.refuse_frozen_values(reasons.append)
     before = torch.get_rng_state()
     loader = DataLoader(task(), batch_size=16, generator=torch.Generator())
     trainer.run(loader, max_epochs=1)

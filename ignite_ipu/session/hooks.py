@@ -1,0 +1,117 @@
+"""`SessionHooks`: callbacks that engines, handlers and captured models hang into a session."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from typing import Any, Callable, ContextManager, Optional, Protocol, Sequence, TypeVar
+
+from ignite.engine import Engine
+
+from ignite_ipu.session.events import IPUEvents
+
+__all__ = ["CallGuard", "SessionHooks"]
+
+_logger = logging.getLogger("ignite_ipu")
+_T = TypeVar("_T")
+
+
+class CallGuard(Protocol):
+    """Makes the calls and copies of a session, and retries the ones that fail."""
+
+    def train(self, leaves: Sequence[Any], batch: Any) -> Any:
+        """Return what the training program returns for one batch, after `session.prepare_call(leaves, batch)`."""
+
+    def evaluate(self, program: Any, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns, which calls an inference program."""
+
+    def copy(self, action: Callable[[], _T]) -> _T:
+        """Return what `action` returns, which copies from the training program's IPUs."""
+
+    def forget(self) -> None:
+        """Note that the host has set something that the device will take over, such as a random state."""
+
+    def end(self) -> None:
+        """Note that the training, whose calls it makes, has ended."""
+
+
+def _allow() -> None:
+    pass
+
+
+class SessionHooks:
+    """Callbacks of one session.
+
+    Attributes:
+        engines: Engines that hear the session's events.
+        guard: Makes the device calls instead of the session: a `Recovery` handler's; None without one.
+        loading: Gives the context in which programs are compiled and brought to their IPUs.
+        check_evaluation: Called before each evaluation, to refuse it.
+        refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
+            once; None to warn of what a trace has changed, be it in every call or a cache of the first.
+        withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that; None where
+            they may be shown.
+    """
+
+    def __init__(self) -> None:
+        self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self.guard: Optional[CallGuard] = None
+        self.loading: Callable[[], ContextManager[Any]] = contextlib.nullcontext
+        self.check_evaluation: Callable[[], None] = _allow
+        self.refuse_frozen: Optional[Callable[[str], None]] = None
+        self.withheld: Optional[Callable[[], None]] = None
+
+    def refuse_second_guard(self) -> None:
+        """Refuse to guard calls that are guarded.
+
+        Raises:
+            ValueError: They are.
+        """
+        if self.guard is not None:
+            raise ValueError("This trainer's device calls are guarded already: attach one Recovery handler.")
+
+    def guard_calls(self, guard: CallGuard) -> None:
+        """Have calls and copies made by a guard until the training ends."""
+        self.guard = guard
+
+    def end_guard(self) -> None:
+        """Make calls without a guard again."""
+        guard, self.guard = self.guard, None
+        if guard is not None:
+            guard.end()
+
+    def end(self) -> None:
+        """Take off the callbacks around calls and programs."""
+        self.end_guard()
+        self.around_programs(contextlib.nullcontext, _allow)
+
+    def around_programs(self, loading: Callable[[], ContextManager[Any]], check_evaluation: Callable[[], None]) -> None:
+        """Set `loading` and `check_evaluation`."""
+        self.loading, self.check_evaluation = loading, check_evaluation
+
+    def refuse_frozen_values(self, refuse: Callable[[str], None]) -> None:
+        """Set `refuse_frozen`."""
+        self.refuse_frozen = refuse
+
+    def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
+        """Set `withheld`."""
+        self.withheld = refuse
+
+    def check_shown(self) -> None:
+        """Refuse to show the newest weights and the optimizer's state where they are withheld."""
+        if self.withheld is not None:
+            self.withheld()
+
+    def copy(self, action: Callable[[], _T]) -> _T:
+        """Return what `action` returns, which copies from the training program's IPUs."""
+        return action() if self.guard is None else self.guard.copy(action)
+
+    def fire(self, event: IPUEvents) -> None:
+        """Fire an event on every engine of the session."""
+        _logger.debug("%s", event.value)
+        for engine in list(self.engines):
+            # Handlers of the event that is being handled may still ask which one that is.
+            last = engine.last_event_name
+            engine.fire_event(event)
+            engine.last_event_name = last

@@ -1,0 +1,93 @@
+"""`Programs`: the programs of one model, which hold copies of its weights and may take turns on the same IPUs."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ContextManager, Iterator, List, Optional, Sequence
+
+from torch import nn
+
+from ignite_ipu.errors import SessionError
+from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.recompilation import ModelChanges, report_frozen
+from ignite_ipu.session.training import Trained
+from ignite_ipu.session.weights.model_states import ModelStates
+from ignite_ipu.session.weights.shared import SharedWeights
+from ignite_ipu.session.weights.tracker import Weights
+
+__all__ = ["Programs"]
+
+
+class Programs:
+    """Programs over one model's weights.
+
+    Args:
+        model: The user's model.
+
+    Attributes:
+        hooks: Callbacks of the session.
+        weights: Who holds the newest weights.
+        shared: Finds out what sessions of models with some of the same weights have trained.
+        changes: Finds out whether the model is still the one that the programs were compiled from.
+        states: Knows of states that go in and out of the model.
+        trained: How the model is trained, None without a trainer.
+        evaluations: The inference programs.
+        active: The program that was called last.
+        share_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.hooks = SessionHooks()
+        self.weights = Weights(model, self.hooks)
+        self.shared = SharedWeights(self.weights)
+        self.changes = ModelChanges(model, self.weights, self._compile_again)
+        self.states = ModelStates(model, self.weights)
+        self.trained: Optional[Trained] = None
+        self.evaluations: List[Program] = []
+        self.active: Optional[Program] = None
+        self.share_ipus = False
+
+    def __iter__(self) -> Iterator[Program]:
+        if self.trained is not None:
+            yield from (self.trained.program, *self.trained.aside)
+        yield from self.evaluations
+
+    def with_trainer(self) -> Trained:
+        """Return how the model is trained.
+
+        Raises:
+            SessionError: It has no trainer.
+        """
+        if self.trained is None:
+            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        return self.trained
+
+    @contextlib.contextmanager
+    def loading(self, wanted: Program) -> Iterator[None]:
+        """Have a program compiled or brought to its IPUs in the `with` block, for which others give theirs back."""
+        if self.share_ipus:
+            for program in self:
+                if program is not wanted:
+                    self.weights.to_host()
+                    program.detach()
+        around: ContextManager[Any] = self.hooks.loading()
+        with around:
+            yield
+
+    def close(self) -> None:
+        """Let the model and its optimizer be ordinary ones again, after all programs were destroyed."""
+        self.trained = self.active = None
+        self.hooks.end()
+        self.states.leave()
+        self.evaluations.clear()
+
+    def report_frozen(self, program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
+        """Say that forward has changed Python values while it was traced, as the session's hooks want it."""
+        report_frozen(program, leaves, changed, self.hooks.refuse_frozen)
+
+    def _compile_again(self, program: Program) -> None:
+        if self.trained is not None and program is self.trained.program:
+            self.trained.compile_again()
+        else:
+            program.destroy()
