@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ignite_ipu.errors import ConstantAttributeError, OptimizerError
+from ignite_ipu.optimizers.changes import Change, Settings
 from ignite_ipu.optimizers.checks import check_parameters
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
 from ignite_ipu.optimizers.kinds import Kind
-from ignite_ipu.optimizers.link import Change, OptimizerLink
+from ignite_ipu.optimizers.link import OptimizerLink, SavedState
 from ignite_ipu.optimizers.receipt import Receipt, Row
 from ignite_ipu.optimizers.state import convert_optimizer_state, state_from_torch, state_to_torch
 
@@ -19,6 +20,8 @@ __all__ = [
     "OptimizerLink",
     "Receipt",
     "Row",
+    "SavedState",
+    "Settings",
     "check_parameters",
     "convert_optimizer",
     "convert_optimizer_state",

@@ -12,26 +12,43 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import operator
-from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.errors import ConstantAttributeError, OptimizerError
-from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter, refuse_what_the_device_lacks, remedy_for
+from ignite_ipu.errors import OptimizerError
+from ignite_ipu.optimizers.changes import Change, HyperParameters, Settings
+from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.handle import link_handle
-from ignite_ipu.optimizers.saved_state import SavedState, Settings
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
+from ignite_ipu.poptorch_types import Executor
 
-__all__ = ["Change", "OptimizerLink", "constant_changed"]
+__all__ = ["OptimizerLink", "SavedState"]
 
 # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
 _STEPPED, _STEP_COUNT = "_opt_called", "_step_count"
-_parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemgetter("params")
 _State = Dict[str, Any]
-_LOSS_SCALING = "loss_scaling"
 _OF_THE_DEVICE = ("ipu_state", "ipu_param")
 _REPLACED: List[Any] = ["another mapping"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedState:
+    """State of a device's optimizer at one moment.
+
+    Attributes:
+        device: What PopTorch's `set_state_dict` takes; `ipu_state` in it is None before the first use.
+        scaling: The loss scaling that velocities in it are multiplied by.
+        settings: The hyper-parameters then.
+        groups: The user's parameter groups, with numbers for parameters.
+        steps: Weight updates made.
+    """
+
+    device: Dict[str, Any]
+    scaling: float
+    settings: Settings
+    groups: List[Dict[str, Any]]
+    steps: int
 
 
 class OptimizerLink:
@@ -70,17 +87,9 @@ class OptimizerLink:
         self._parameters = parameters
         self._names = [by_parameter[id(parameter)] for parameter in parameters]
         self._shapes = [tuple(parameter.shape) for parameter in parameters]
-        self._group_sizes = [len(group["params"]) for group in self._source.param_groups]
-        self._watched = [
-            tuple(name for name in conversion.kind.deciding if name in group) for group in self._source.param_groups
-        ]
-        self._getters = [operator.itemgetter(*names) for names in self._watched]
-        self._sent = self._values()
-        self._sent_loss_scaling = self._loss_scaling()
-        # What the velocities at hand are multiplied by, be they on the device or wait to be uploaded.
-        self._scaling = float(self._sent_loss_scaling)
-        # As found in the groups; only if this differs, or may have changed in place, are values converted and compared.
-        self._seen: List[Any] = []
+        self._numbers = HyperParameters(conversion)
+        # Factor on the velocities at hand, be they on the device or wait to be uploaded.
+        self._scaling = float(self.settings.loss_scaling)
         self._newer_on_device = False
         self._steps = _most_steps(self._source.state)
         self._loaded = self._given_up = False
@@ -100,25 +109,9 @@ class OptimizerLink:
         Raises:
             OptimizerError: Groups or their parameters were added or removed, or a value is no finite number.
         """
-        groups = self._source.param_groups
-        if list(map(len, map(_parameters, groups))) != self._group_sizes:
-            raise OptimizerError(
-                f"The optimizer now has groups of {[len(group['params']) for group in groups]} parameters, but its "
-                f"update was made for groups of {self._group_sizes}. Add parameters before creating the trainer."
-            )
-        seen = [get(group) for get, group in zip(self._getters, groups)]
-        found = []
-        if seen != self._seen:
-            values = self._values()
-            self._seen = seen if values == self._sent and not _may_change_in_place(seen) else []
-            for number, (names, old, new) in enumerate(zip(self._watched, self._sent, values)):
-                found += [Change(number, *change) for change in zip(names, old, new) if change[1] != change[2]]
-        loss_scaling = self._loss_scaling()
-        if loss_scaling != self._sent_loss_scaling:
-            found.append(Change(None, _LOSS_SCALING, self._sent_loss_scaling, loss_scaling))
-        return tuple(found)
+        return self._numbers.changes()
 
-    def push(self, executor: Any) -> Tuple[Change, ...]:
+    def push(self, executor: Executor) -> Tuple[Change, ...]:
         """Tell the device what changed, if anything did; returns it.
 
         Before the model is compiled everything may change. After that, constants may not.
@@ -132,26 +125,13 @@ class OptimizerLink:
         """
         if self._shown is not None:
             self._send_edits()
-        changes = self.changes()
-        if not changes:
-            if self._scaling != self._sent_loss_scaling:
-                self._rescale(self._sent_loss_scaling)
-            return ()
-        if executor.isCompiled():
-            self._refuse(changes, {change.attribute for change in changes} - self.conversion.variable)
-        else:
-            self._refuse(changes, self.conversion.kind.settled)
-        with self._buffers_kept(changes):
-            self._apply(changes)
-            try:
-                executor.setOptimizer(self._device)
-            except BaseException:
-                # PopTorch has noted what it refused, and cannot read the state until it accepts something else.
-                self._restore(changes)
-                with contextlib.suppress(Exception):
-                    executor.setOptimizer(self._device)
-                raise
-            self._note_sent()
+        changes = self._numbers.changes()
+        if changes:
+            compiled = executor.isCompiled()
+            constants = {change.attribute for change in changes} - self.conversion.variable
+            self._send(changes, constants if compiled else self.conversion.kind.settled, executor)
+        elif self._scaling != self.settings.loss_scaling:
+            self._rescale(self.settings.loss_scaling)
         return changes
 
     def prepare(self) -> Tuple[Change, ...]:
@@ -164,23 +144,30 @@ class OptimizerLink:
             OptimizerError: As for `changes`, or the optimizer would not be converted as it is now.
         """
         self._send_edits()
-        changes = self.changes()
-        self._refuse(changes, self.conversion.kind.settled)
-        with self._buffers_kept(changes):
-            self._apply(changes)
-            self._note_sent()
+        changes = self._numbers.changes()
+        self._send(changes, self.conversion.kind.settled)
         return changes
 
-    @contextlib.contextmanager
-    def _buffers_kept(self, changes: Sequence[Change]) -> Iterator[None]:
-        """Have the optimizer show the momentum's buffers that changes sent in the `with` block end, or take up again.
-
-        torch leaves the buffers alone while momentum is zero, and the device does not.
-        """
+    def _send(self, changes: Sequence[Change], constants: Collection[str], executor: Optional[Executor] = None) -> None:
+        """Write changes into the device's optimizer, and tell an executor."""
+        numbers = self._numbers
+        numbers.refuse(changes, constants)
+        # torch leaves the momentum's buffers alone while momentum is zero, and the device does not.
         changed = [change for change in changes if change.starts_or_ends_momentum]
         if changed:
             self.refresh_state()
-        yield
+        numbers.apply(changes)
+        if executor is not None:
+            try:
+                executor.setOptimizer(self._device)
+            except BaseException:
+                # PopTorch has noted what it refused, and cannot read the state until it accepts something else.
+                numbers.restore(changes)
+                with contextlib.suppress(Exception):
+                    executor.setOptimizer(self._device)
+                raise
+        numbers.note_told()
+        self._rescale(self.settings.loss_scaling)
         if any(change.new for change in changed) and not self.conversion.passed_through:
             self._send_state(strict=False)
 
@@ -211,7 +198,7 @@ class OptimizerLink:
         state = state_to_torch(
             device_state,
             self._names,
-            self._numbered_groups(told=True),
+            self._numbers.groups(told=True),
             self.conversion.kind,
             steps=self._steps,
             loss_scaling=self._scaling,
@@ -284,7 +271,7 @@ class OptimizerLink:
     @property
     def settings(self) -> Settings:
         """The hyper-parameters that the device was told last."""
-        return Settings(tuple(self._sent), self._sent_loss_scaling)
+        return self._numbers.told
 
     @property
     def steps(self) -> int:
@@ -297,17 +284,14 @@ class OptimizerLink:
         ask = self.conversion.passed_through and not self._given_up
         return self._loaded or (ask and bool(self._device.ipu_state_is_dirty))
 
-    def tell(self, executor: Any, settings: Settings) -> None:
+    def tell(self, executor: Executor, settings: Settings) -> None:
         """Tell the device hyper-parameters of an earlier moment, or again those of now.
 
         Args:
             executor: The `poptorch.PoplarExecutor` that trains.
             settings: What to tell.
         """
-        for group, names, values in zip(self._device.param_groups, self._watched, settings.groups):
-            group.update(zip(names, values))
-        if settings.loss_scaling is not None:
-            setattr(self._device, _LOSS_SCALING, settings.loss_scaling)
+        self._numbers.write(settings)
         executor.setOptimizer(self._device)
         self._rescale(settings.loss_scaling)
 
@@ -317,7 +301,7 @@ class OptimizerLink:
             name: None if tensors is None else {key: tensor.detach().clone() for key, tensor in tensors.items()}
             for name, tensors in self._read().items()
         }
-        return SavedState(device, self._scaling, self.settings, copy.deepcopy(self._numbered_groups()), self._steps)
+        return SavedState(device, self._scaling, self.settings, copy.deepcopy(self._numbers.groups()), self._steps)
 
     def put_back(self, saved: SavedState, steps: Optional[int] = None) -> None:
         """Make a state that `read` returned the newest, when the one on the device is lost.
@@ -424,112 +408,14 @@ class OptimizerLink:
             state,
             self._names,
             self._shapes,
-            self._numbered_groups(),
+            self._numbers.groups(),
             self.conversion.kind,
             variable=self.conversion.variable,
             known=known,
             loss_scaling=self._scaling,
         )
 
-    def _numbered_groups(self, told: bool = False) -> List[Dict[str, Any]]:
-        """Return the groups with numbers for parameters, as torch writes them, and as the device was told if asked."""
-        numbered = []
-        start = 0
-        for place, (group, size) in enumerate(zip(self._source.param_groups, self._group_sizes)):
-            sent = dict(zip(self._watched[place], self._sent[place])) if told else {}
-            numbered.append({**group, **sent, "params": list(range(start, start + size))})
-            start += size
-        return numbered
-
-    def _values(self) -> List[Tuple[Any, ...]]:
-        """Return every group's watched values as PopTorch takes them."""
-        return [
-            tuple([hyper_parameter(name, group[name]) for name in names])
-            for names, group in zip(self._watched, self._source.param_groups)
-        ]
-
-    def _loss_scaling(self) -> Any:
-        return getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
-
-    def _note_sent(self) -> None:
-        self._sent = self._values()
-        self._sent_loss_scaling = self._loss_scaling()
-        self._rescale(self._sent_loss_scaling)
-
-    def _refuse(self, changes: Sequence[Change], constants: Collection[str]) -> None:
-        """Refuse changes of constants, and those with which the optimizer would not have been converted."""
-        try:
-            for change in changes:
-                if change.attribute in constants:
-                    raise constant_changed(change, self.conversion)
-            # All that a conversion refuses depends on what is zero or False.
-            if any(bool(change.old) != bool(change.new) for change in changes):
-                refuse_what_the_device_lacks(self.conversion)
-        except OptimizerError:
-            self._restore(changes)
-            raise
-
-    def _apply(self, changes: Sequence[Change]) -> None:
-        if not self.conversion.passed_through:
-            self._write(changes, "new")
-
-    def _restore(self, changes: Sequence[Change]) -> None:
-        self._write(changes, "old")
-
-    def _write(self, changes: Sequence[Change], which: str) -> None:
-        for change in changes:
-            value = getattr(change, which)
-            if change.group is None:
-                setattr(self._device, change.attribute, value)
-            else:
-                self._device.param_groups[change.group][change.attribute] = value
-
-
-def _may_change_in_place(groups: Sequence[Any]) -> bool:
-    return not all(isinstance(value, (float, int, tuple)) for values in groups for value in values)
-
 
 def _most_steps(state: Mapping[Any, Mapping[str, Any]]) -> int:
     counts = [int(entries["step"]) for entries in state.values() if entries.get("step") is not None]
     return max(counts, default=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """A hyper-parameter that differs from what the device was told.
-
-    Attributes:
-        group: Number of the parameter group; None for a value of the whole optimizer.
-        attribute: Name of the hyper-parameter.
-        old: What the device has.
-        new: What the user's optimizer has.
-    """
-
-    group: Optional[int]
-    attribute: str
-    old: Any
-    new: Any
-
-    @property
-    def starts_or_ends_momentum(self) -> bool:
-        """Whether there is momentum after it where there was none, or the other way round."""
-        return self.attribute == "momentum" and bool(self.old) != bool(self.new)
-
-
-def constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
-    """Return the error for a change of what cannot change, with what to do."""
-    name = change.attribute
-    where = "" if change.group is None else f" of parameter group {change.group}"
-    text = (
-        f"{name}{where} changed from {change.old!r} to {change.new!r}, but it is a constant of the compiled program. "
-    )
-    lacking = remedy_for(name)
-    if lacking is not None:
-        text += f"With {name}={change.new!r} the optimizer could not be converted either: {lacking}."
-    elif name in (*conversion.kind.structural, *conversion.kind.settled):
-        text += "It decides which update is compiled: create a new trainer with the value you want."
-    elif conversion.passed_through:
-        text += f"Pass {name} explicitly to poptorch.optim.{conversion.kind.name}, which makes it variable."
-    else:
-        text += f"Create the trainer or IPUAccelerator with variable=({name!r},) to be able to change it."
-    return ConstantAttributeError(name, text)

@@ -8,6 +8,7 @@ moments of the update formulas. Which is which stands in `kinds.py`.
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
@@ -17,7 +18,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.kinds import RMSPROP, Kind, kind_of_device, kind_of_torch
 
-__all__ = ["STEP", "convert_optimizer_state", "state_from_torch", "state_to_torch"]
+__all__ = ["STEP", "convert_optimizer_state", "numbered_groups", "state_from_torch", "state_to_torch"]
 
 STEP = "Step"
 
@@ -210,12 +211,12 @@ def convert_optimizer_state(
     record = state_dict if "ipu_state" in state_dict else optimizer.get_state_dict() if on_device else {}  # type: ignore[attr-defined]
     _refuse_other_names(record.get("ipu_state") or {}, names_of.values(), type(module).__qualname__)
     if "ipu_state" in state_dict:
-        return _to_torch(state_dict, kind, names, groups, steps)
+        return _to_torch(state_dict, kind, names, numbered_groups(groups, sizes), steps)
     shapes = [tuple(parameter.shape) for parameter in parameters]
     loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))
     numbers = {old: new for new, old in enumerate(number for group in groups for number in group["params"])}
     state = {numbers[old]: entries for old, entries in state_dict["state"].items()}
-    converted = state_from_torch(state, names, shapes, _numbered(groups), kind, loss_scaling=loss_scaling)
+    converted = state_from_torch(state, names, shapes, numbered_groups(groups, sizes), kind, loss_scaling=loss_scaling)
     return {"ipu_state": converted, "ipu_param": {}, "state": {}, "param_groups": groups}
 
 
@@ -231,10 +232,9 @@ def _refuse_other_names(device_state: Mapping[str, Any], names: Collection[str],
 
 
 def _to_torch(
-    state_dict: Mapping[str, Any], kind: Kind, names: List[str], groups: List[Dict[str, Any]], steps: int
+    state_dict: Mapping[str, Any], kind: Kind, names: List[str], numbered: List[Dict[str, Any]], steps: int
 ) -> Dict[str, Any]:
     device_state = state_dict["ipu_state"]
-    numbered = _numbered(groups)
     if device_state is None:
         return {"state": {}, "param_groups": numbered}  # the device was never used
     scaling = (state_dict.get("ipu_param") or {}).get(_LOSS_SCALING, state_dict.get("loss_scaling", 1.0))
@@ -242,14 +242,10 @@ def _to_torch(
     return {"state": state, "param_groups": numbered}
 
 
-def _numbered(groups: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    numbered = []
-    start = 0
-    for group in groups:
-        count = len(group["params"])
-        numbered.append({**group, "params": list(range(start, start + count))})
-        start += count
-    return numbered
+def numbered_groups(groups: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> List[Dict[str, Any]]:
+    """Return parameter groups of these sizes with numbers for parameters, as torch writes them."""
+    starts = [0, *itertools.accumulate(sizes)]
+    return [{**group, "params": list(range(start, start + size))} for group, start, size in zip(groups, starts, sizes)]
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> Kind:

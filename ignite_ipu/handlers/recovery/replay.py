@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.optimizers.saved_state import SavedState, Settings
+from ignite_ipu.optimizers import SavedState, Settings
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.tracker import Weights
 

@@ -1,0 +1,182 @@
+"""Hyper-parameters of a user's optimizer, compared with what the device was told last."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.errors import ConstantAttributeError, OptimizerError
+from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter, refuse_what_the_device_lacks, remedy_for
+from ignite_ipu.optimizers.state import numbered_groups
+
+__all__ = ["Change", "HyperParameters", "Settings", "constant_changed"]
+
+_parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemgetter("params")
+_LOSS_SCALING = "loss_scaling"
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A hyper-parameter that differs from what the device was told.
+
+    Attributes:
+        group: Number of the parameter group; None for a value of the whole optimizer.
+        attribute: Name of the hyper-parameter.
+        old: What the device has.
+        new: What the user's optimizer has.
+    """
+
+    group: Optional[int]
+    attribute: str
+    old: Any
+    new: Any
+
+    @property
+    def starts_or_ends_momentum(self) -> bool:
+        """Whether there is momentum after it where there was none, or the other way round."""
+        return self.attribute == "momentum" and bool(self.old) != bool(self.new)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The hyper-parameters that a device was told at one moment: every group's values, and the loss scaling."""
+
+    groups: Tuple[Tuple[Any, ...], ...]
+    loss_scaling: Any
+
+
+class HyperParameters:
+    """Compares a user's optimizer with what the device's was told, and tells it.
+
+    Args:
+        conversion: Both optimizers.
+
+    Attributes:
+        told: What the device was told last.
+    """
+
+    def __init__(self, conversion: Conversion) -> None:
+        self._conversion = conversion
+        self._source, self._device = conversion.source, conversion.optimizer
+        groups = self._source.param_groups
+        self._sizes = [len(group["params"]) for group in groups]
+        self._names = [tuple(name for name in conversion.kind.deciding if name in group) for group in groups]
+        self._getters = [operator.itemgetter(*names) for names in self._names]
+        self.told = self._now()
+        # As found in the groups; only if this differs, or may have changed in place, are values converted and compared.
+        self._seen: List[Any] = []
+
+    def changes(self) -> Tuple[Change, ...]:
+        """Return what differs from what the device was told last, in O(number of groups).
+
+        Raises:
+            OptimizerError: Groups or their parameters were added or removed, or a value is no finite number.
+        """
+        groups = self._source.param_groups
+        if list(map(len, map(_parameters, groups))) != self._sizes:
+            raise OptimizerError(
+                f"The optimizer now has groups of {[len(group['params']) for group in groups]} parameters, but its "
+                f"update was made for groups of {self._sizes}. Add parameters before creating the trainer."
+            )
+        seen = [get(group) for get, group in zip(self._getters, groups)]
+        found = []
+        if seen != self._seen:
+            values = self._values()
+            self._seen = seen if values == self.told.groups and not _may_change_in_place(seen) else []
+            for number, (names, old, new) in enumerate(zip(self._names, self.told.groups, values)):
+                found += [Change(number, *change) for change in zip(names, old, new) if change[1] != change[2]]
+        loss_scaling = self._loss_scaling()
+        if loss_scaling != self.told.loss_scaling:
+            found.append(Change(None, _LOSS_SCALING, self.told.loss_scaling, loss_scaling))
+        return tuple(found)
+
+    def refuse(self, changes: Sequence[Change], constants: Collection[str]) -> None:
+        """Refuse changes of constants, and those with which the optimizer would not have been converted.
+
+        Raises:
+            ConstantAttributeError, OptimizerError: There are some; the device's optimizer has its values of before.
+        """
+        try:
+            for change in changes:
+                if change.attribute in constants:
+                    raise constant_changed(change, self._conversion)
+            # All that a conversion refuses depends on what is zero or False.
+            if any(bool(change.old) != bool(change.new) for change in changes):
+                refuse_what_the_device_lacks(self._conversion)
+        except OptimizerError:
+            self.restore(changes)
+            raise
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Write changes into the device's optimizer, where that is not the user's."""
+        if not self._conversion.passed_through:
+            self._write((change, change.new) for change in changes)
+
+    def restore(self, changes: Sequence[Change]) -> None:
+        """Write the values of before into the device's optimizer."""
+        self._write((change, change.old) for change in changes)
+
+    def note_told(self) -> None:
+        """Note that the device was told everything."""
+        self.told = self._now()
+
+    def write(self, settings: Settings) -> None:
+        """Write the values of another moment into the device's optimizer."""
+        for group, names, values in zip(self._device.param_groups, self._names, settings.groups):
+            group.update(zip(names, values))
+        if settings.loss_scaling is not None:
+            setattr(self._device, _LOSS_SCALING, settings.loss_scaling)
+
+    def groups(self, told: bool = False) -> List[Dict[str, Any]]:
+        """Return the groups with numbers for parameters, as torch writes them, and as the device was told if asked."""
+        groups = self._source.param_groups
+        if told:
+            sent = [dict(zip(names, values)) for names, values in zip(self._names, self.told.groups)]
+            groups = [{**group, **values} for group, values in zip(groups, sent)]
+        return numbered_groups(groups, self._sizes)
+
+    def _now(self) -> Settings:
+        return Settings(self._values(), self._loss_scaling())
+
+    def _values(self) -> Tuple[Tuple[Any, ...], ...]:
+        """Return every group's values as PopTorch takes them."""
+        return tuple(
+            tuple([hyper_parameter(name, group[name]) for name in names])
+            for names, group in zip(self._names, self._source.param_groups)
+        )
+
+    def _loss_scaling(self) -> Any:
+        return getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
+
+    def _write(self, values: Iterable[Tuple[Change, Any]]) -> None:
+        for change, value in values:
+            if change.group is None:
+                setattr(self._device, change.attribute, value)
+            else:
+                self._device.param_groups[change.group][change.attribute] = value
+
+
+def _may_change_in_place(groups: Sequence[Any]) -> bool:
+    return not all(isinstance(value, (float, int, tuple)) for values in groups for value in values)
+
+
+def constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
+    """Return the error for a change of what cannot change, with what to do."""
+    name = change.attribute
+    where = "" if change.group is None else f" of parameter group {change.group}"
+    text = (
+        f"{name}{where} changed from {change.old!r} to {change.new!r}, but it is a constant of the compiled program. "
+    )
+    lacking = remedy_for(name)
+    if lacking is not None:
+        text += f"With {name}={change.new!r} the optimizer could not be converted either: {lacking}."
+    elif name in (*conversion.kind.structural, *conversion.kind.settled):
+        text += "It decides which update is compiled: create a new trainer with the value you want."
+    elif conversion.passed_through:
+        text += f"Pass {name} explicitly to poptorch.optim.{conversion.kind.name}, which makes it variable."
+    else:
+        text += f"Create the trainer or IPUAccelerator with variable=({name!r},) to be able to change it."
+    return ConstantAttributeError(name, text)
