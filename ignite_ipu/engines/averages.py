@@ -32,7 +32,6 @@ class AveragesStep(BatchStep):
     """The module that is compiled for averages: it returns the sum of each over the samples of a micro-batch.
 
     Args:
-        model: The user's model.
         averages: By name, a function of predictions and targets that returns one number per sample.
         model_fn: Calls the model with the inputs.
     """

@@ -91,7 +91,6 @@ def refuse_to_train_all(options: Any, pipeline: bool) -> None:
 
     Args:
         options: `poptorch.Options` for training.
-        pipeline: Whether the model is put on several IPUs.
 
     Raises:
         OptionsError: The message says what contradicts `drop_last=False`.

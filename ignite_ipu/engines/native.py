@@ -24,8 +24,6 @@ def native_trainer(
     """Return what `create_ipu_trainer` gives in a native run.
 
     Args:
-        model: The model.
-        optimizer: Its optimizer.
         loss_fn: The loss.
         device: None stands for the device the model is on.
         max_grad_norm: Only None: Ignite's trainer does not clip.

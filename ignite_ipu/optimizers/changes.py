@@ -51,9 +51,6 @@ class Settings:
 class HyperParameters:
     """Compares a user's optimizer with what the device's was told, and tells it.
 
-    Args:
-        conversion: Both optimizers.
-
     Attributes:
         told: What the device was told last.
     """

@@ -48,7 +48,6 @@ def link_handle(
 
     Args:
         optimizer: The user's; it does not keep `keeper` alive.
-        keeper: What it asks for its state.
         shows: Whether it does that; PopTorch's own optimizers have their own way to the device.
 
     Returns:

@@ -39,8 +39,6 @@ class SavedState:
     Attributes:
         device: What PopTorch's `set_state_dict` takes; `ipu_state` in it is None before the first use.
         scaling: The loss scaling that velocities in it are multiplied by.
-        settings: The hyper-parameters then.
-        groups: The user's parameter groups, with numbers for parameters.
         steps: Weight updates made.
     """
 
@@ -55,7 +53,6 @@ class OptimizerLink:
     """Keeps a user's optimizer and the device's in step.
 
     Args:
-        conversion: Both optimizers.
         names: Name on the device -> parameter, for every parameter of the compiled module.
         copying: Makes the copies from the device, and retries the ones that fail.
         check_shown: Called before the state is shown or loaded, to refuse that.
@@ -289,7 +286,6 @@ class OptimizerLink:
 
         Args:
             executor: The `poptorch.PoplarExecutor` that trains.
-            settings: What to tell.
         """
         self._numbers.write(settings)
         executor.setOptimizer(self._device)
@@ -307,7 +303,6 @@ class OptimizerLink:
         """Make a state that `read` returned the newest, when the one on the device is lost.
 
         Args:
-            saved: The state.
             steps: Weight updates to count as made, if it is not to be the count of that moment.
         """
         self._steps = saved.steps if steps is None else steps

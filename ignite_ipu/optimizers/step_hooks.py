@@ -35,7 +35,6 @@ class StepHooks:
         """Call what is to be called before an update.
 
         Args:
-            updates: Updates that the device call makes.
             written: Tells whether somebody wrote into weights since it was asked last.
 
         Raises:

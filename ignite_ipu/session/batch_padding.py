@@ -34,8 +34,6 @@ class FillingCheck:
         """Return what comes out of a program for the samples of a batch.
 
         Args:
-            program: The program.
-            batch: What it is called with.
             valid: Rows of `batch` that are no filling.
             call: Calls the program, and returns what comes out without what belongs to filling.
 
@@ -53,8 +51,6 @@ class FillingCheck:
         """Tell whether a larger batch may be cut into pieces of a program's size.
 
         Args:
-            program: The program.
-            batch: The first piece.
             call: Calls the program, and returns what comes out.
         """
         executor, rows = program.executor, program.rows

@@ -31,9 +31,6 @@ _Wishes = Tuple[Tuple[str, Any], ...]
 class Inference:
     """Evaluates a model: by one program for all evaluators that ask for the same.
 
-    Args:
-        programs: The model's.
-
     Attributes:
         filling: Finds out whether filling up a batch changes the predictions for its samples.
     """
@@ -91,7 +88,6 @@ class Inference:
         """Return the program that evaluates the model so; evaluators that ask for the same share one.
 
         Args:
-            step: The module that evaluates.
             options: `poptorch.Options` for inference.
             pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
             instead_of: Program that has evaluated for the caller so far, destroyed if another does from now on.

@@ -35,9 +35,7 @@ class Placing:
 
     Args:
         request: What was asked for.
-        step: The module that is compiled.
         options: The program's `poptorch.Options`; they are not changed.
-        training: Whether the program trains.
         optimizer: The optimizer that it trains with, None at inference.
 
     Attributes:
@@ -82,9 +80,6 @@ class Placing:
 
     def prepare(self, leaves: Sequence[Any]) -> Placed:
         """Do what needs a batch, before the model is wrapped: plan, or estimate the memory of what was described.
-
-        Args:
-            leaves: Arguments of the program.
 
         Raises:
             PlanError: No plan fits, or this one needs too much memory.
@@ -222,7 +217,6 @@ class Placed:
 
     Attributes:
         placement: Layers by IPU.
-        step: The module that is compiled.
         round_up: Whether IPUs may be reserved and left idle.
         memory: Tensor locations of a plan of ours, none of the user's own.
     """

@@ -35,16 +35,12 @@ class Program:
     """A module compiled for training or for evaluation, on first use.
 
     Args:
-        step: The module.
         asked: The `poptorch.Options` that were asked for.
-        weights: Who holds the newest weights.
-        hooks: The session's.
         placing: What puts the model on several IPUs; None for a model that is on one, or says so itself.
         link: The tie to the user's optimizer; None where nothing is trained.
         on_trace: Called with this program, a batch's leaves, and the Python values that forward changed in its trace.
 
     Attributes:
-        training: Whether the program trains.
         geometry: The arithmetic of one call, None before first use.
         mode: Name of the output mode, as PopTorch resolves it.
         device_iterations: Of the options; weight updates in one call of a training program.
@@ -359,14 +355,9 @@ class CompiledProgram:
     """An executor with a program in it, and what of Python and of buffers that program has as constants.
 
     Args:
-        executor: The executor, just compiled.
-        step: The module.
-        training: Whether the program trains.
-        weights: Who holds the newest weights.
         changed: Names of Python values that forward changed in the trace, as each trace of the model would again.
 
     Attributes:
-        executor: The PopTorch executor.
         constants: What the program has of buffers as constants.
     """
 

@@ -22,17 +22,10 @@ __all__ = ["Programs"]
 class Programs:
     """Programs over one model's weights.
 
-    Args:
-        model: The user's model.
-
     Attributes:
-        hooks: Callbacks of the session.
-        weights: Who holds the newest weights.
         shared: Finds out what sessions of models with some of the same weights have trained.
         changes: Finds out whether the model is still the one that the programs were compiled from.
-        states: Knows of states that go in and out of the model.
         trained: How the model is trained, None without a trainer.
-        evaluations: The inference programs.
         active: The program that was called last.
         share_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
     """

@@ -21,8 +21,6 @@ def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
     """Return a readable description of a session, complete before the first step if the loader is known.
 
     Args:
-        model: The user's model.
-        programs: Its programs.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
     """
     lines = [f"IPUSession of {type(model).__name__} on {backend.name()}"]

@@ -26,18 +26,12 @@ class Trained:
     """The program that trains a model, those that wait until they train it again, and the tie to the optimizer.
 
     Args:
-        step: The module that trains.
-        conversion: The optimizer.
         options: `poptorch.Options` for training.
-        weights: Who holds the newest weights.
-        hooks: The session's.
         placing: What puts the model on several IPUs.
         on_trace: As for `Program`.
 
     Attributes:
         program: The program that trains at present; compiled when the first batch comes.
-        link: The tie between the user's optimizer and the device's.
-        hooks: What the user has registered around the optimizer's step.
         aside: Compiled programs that were kept.
 
     Raises:
@@ -67,7 +61,6 @@ class Trained:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
 
         Args:
-            step: The module that trains.
             options: `poptorch.Options` for training.
             keep: Keep the compiled program for `resume`, unless parameters were frozen or unfrozen.
 

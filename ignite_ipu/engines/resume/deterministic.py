@@ -17,9 +17,6 @@ __all__ = ["DeterministicRuns", "RewindableSampler"]
 
 class RewindableSampler:
     """A sampler that can leave out the indices that were used before a resume.
-
-    Args:
-        sampler: Draws the indices.
     """
 
     def __init__(self, sampler: Any) -> None:

@@ -20,7 +20,6 @@ class GuardedCopies:
     """Retries the copies of a session's training.
 
     Args:
-        trained: How the model is trained.
         retried: Returns the result of an action, called again after every fault that can be retried.
     """
 

@@ -71,8 +71,6 @@ def decide(
     """Return what a fault asks for.
 
     Args:
-        error: What PopTorch raised.
-        iteration: Of the trainer.
         attempt: How often this call has failed.
         retries: How often it may.
         backoff: Seconds before the first retry, doubled for each further one, up to a minute.

@@ -60,12 +60,7 @@ class GuardedTraining:
     """Makes the calls of one trainer and of the evaluators over its model, until its training ends.
 
     Args:
-        trainer: The trainer.
-        session: Its session.
-        trained: How its model is trained.
         others: Further objects of the run's state, by their name in the file.
-        settings: Arguments of the handler.
-        status: Tally of the run.
     """
 
     def __init__(
@@ -229,9 +224,7 @@ class GuardedTraining:
         """Return the result of an action, called again after every fault that can be retried.
 
         Args:
-            action: Calls the device.
             repair: Called before it is called again; a fault in the repair is one more fault.
-            decided: Called with the decision about each fault.
         """
         attempt = 0
         while True:

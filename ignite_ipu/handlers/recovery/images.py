@@ -25,8 +25,6 @@ class RunImage:
     """A run's whole state between two iterations.
 
     Attributes:
-        iteration: Of the trainer.
-        snapshot: What training calls change.
         states: State dictionaries of the other objects, by their name in the file.
         extra: The model's state dictionary, with None for what is in the snapshot.
     """
@@ -41,9 +39,6 @@ class RunImages:
     """Keeps the newest image of a run.
 
     Args:
-        model: The model that is trained.
-        weights: Its weights.
-        link: The tie between the user's optimizer and the device's.
         objects: What else belongs to the state, by its name in the file.
 
     Attributes:

@@ -21,7 +21,6 @@ class Snapshot:
 
     Attributes:
         weights: Parameters and buffers, in the order of the session's.
-        optimizer: Moments, step counters and hyper-parameters.
         random_state: The device's random stream; None before the program was compiled.
     """
 
@@ -39,14 +38,8 @@ class _Call:
 class Replay:
     """Goes back to a snapshot and makes the calls since then once more, which ends where they ended.
 
-    Args:
-        trained: How the model is trained.
-        weights: Its weights.
-        clock: Returns seconds.
-
     Attributes:
         snapshot: The newest one; None before the first call, and when the host has set something since.
-        calls: Calls since then.
         held_bytes: Memory of their batches.
     """
 

@@ -23,8 +23,6 @@ class CompiledBuffers:
     """What one compiled program has of its module's buffers as constants.
 
     Args:
-        step: The module that was compiled, just now.
-        training: Whether it was compiled for training.
         weights: Who knows when somebody wrote on the host.
     """
 

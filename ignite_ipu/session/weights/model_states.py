@@ -89,10 +89,6 @@ def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState
 
 class ModelStates:
     """Tells a model's weights when something is loaded into the model, and when a state handed out is read.
-
-    Args:
-        model: The model.
-        weights: Who holds its newest weights.
     """
 
     def __init__(self, model: nn.Module, weights: Weights) -> None:

@@ -25,7 +25,6 @@ class _Other:
     """What is known of another model.
 
     Attributes:
-        updates: How often it has been trained, for ever the newest.
         seen: How often it had been when it was asked last.
     """
 
@@ -35,9 +34,6 @@ class _Other:
 
 class SharedWeights:
     """Finds out what other models with some of the same weights have trained.
-
-    Args:
-        weights: Of the model that asks.
     """
 
     def __init__(self, weights: Weights) -> None:
