@@ -13,9 +13,12 @@ import logging
 import os
 import sys
 from types import ModuleType
-from typing import Any, ContextManager, Optional
+from typing import TYPE_CHECKING, Any, ContextManager, Optional, cast
 
 from ignite_ipu.errors import BackendError
+
+if TYPE_CHECKING:
+    from ignite_ipu.poptorch_types import PopTorch
 
 __all__ = ["VARIABLE", "choice", "installed", "is_emulator", "name", "poptorch"]
 
@@ -45,7 +48,7 @@ def choice() -> Optional[str]:
     return value
 
 
-def poptorch() -> ModuleType:
+def poptorch() -> PopTorch:
     """Return the PopTorch module in use.
 
     Raises:
@@ -53,7 +56,7 @@ def poptorch() -> ModuleType:
             no PopTorch.
         ValueError: `IGNITE_IPU_BACKEND` holds an unknown value.
     """
-    return _load(choice())
+    return cast("PopTorch", _load(choice()))
 
 
 def name() -> str:
@@ -63,7 +66,7 @@ def name() -> str:
 
 def is_emulator() -> bool:
     """Tell whether `poptorch()` is the emulator."""
-    return _is_emulator(poptorch())
+    return _is_emulator(_load(choice()))
 
 
 def installed() -> ContextManager[Any]:

@@ -3,13 +3,56 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Dict, Iterator, List, Optional, Protocol
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Protocol, Type
 
 import torch
+from torch import nn
 
-__all__ = ["DataLoader", "DeviceOptimizer", "Executor", "Options"]
+__all__ = ["DataLoader", "DeviceOptimizer", "Executor", "Options", "PopTorch"]
 
 State = Dict[str, Any]
+
+
+class Enumeration(Protocol):
+    """Class of an enumeration."""
+
+    @property
+    def __members__(self) -> Mapping[str, enum.Enum]: ...
+
+    def __call__(self, value: Any) -> enum.Enum: ...
+
+    def __getitem__(self, name: str) -> enum.Enum: ...
+
+    def __iter__(self) -> Iterator[enum.Enum]: ...
+
+
+class OutputModes(Enumeration, Protocol):
+    """`poptorch.OutputMode`."""
+
+    All: enum.Enum
+    Default: enum.Enum
+    EveryN: enum.Enum
+    Final: enum.Enum
+    Sum: enum.Enum
+
+
+class DataLoaderModes(Enumeration, Protocol):
+    """`poptorch.DataLoaderMode`."""
+
+    Sync: enum.Enum
+    Async: enum.Enum
+
+
+class ReductionTypes(Enumeration, Protocol):
+    """`poptorch.ReductionType`."""
+
+    Sum: enum.Enum
+
+
+class ConnectionTypes(Enumeration, Protocol):
+    """`poptorch.ConnectionType`."""
+
+    Never: enum.Enum
 
 
 class _Values(Protocol):
@@ -109,6 +152,10 @@ class Options(_Values, Protocol):
 
     def enableProfiling(self, profile_dir: Optional[str] = None) -> Any: ...
 
+    def broadcastBuffers(self, broadcast: bool) -> Any: ...
+
+    def showCompilationProgressBar(self, show: bool) -> Any: ...
+
     def toDict(self) -> Dict[str, Any]: ...
 
     def clone(self) -> Options: ...
@@ -128,9 +175,11 @@ class DeviceOptimizer(Protocol):
     """An optimizer of `poptorch.optim`, whose update is compiled."""
 
     param_groups: List[Dict[str, Any]]
-    variable_attrs: VariableAttributes
     ipu_state_is_dirty: bool
     host_state_is_dirty: bool
+
+    @property
+    def variable_attrs(self) -> VariableAttributes: ...
 
     def state_dict(self) -> State: ...
 
@@ -170,6 +219,14 @@ class Executor(Protocol):
     def destroy(self) -> None: ...
 
 
+class TensorLocationSettings(Protocol):
+    """`poptorch.TensorLocationSettings`."""
+
+    def useOnChipStorage(self, use: bool = True) -> Any: ...
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> Any: ...
+
+
 class DataLoader(Protocol):
     """`poptorch.DataLoader`, beside what it has of torch's."""
 
@@ -182,3 +239,66 @@ class DataLoader(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
     def __len__(self) -> int: ...
+
+
+class Optimizers(Protocol):
+    """`poptorch.optim`; its other classes are found by the names of their kinds."""
+
+    Optimizer: Type[Any]
+
+
+class Blocks(Protocol):
+    """`poptorch.Block`."""
+
+    def start(self, user_id: str, ipu_id: Optional[int] = None) -> Any: ...
+
+
+class PopTorch(Protocol):
+    """The module."""
+
+    __version__: str
+    __file__: Optional[str]
+    Options: Type[Options]
+    TensorLocationSettings: Type[TensorLocationSettings]
+    DataLoader: Type[DataLoader]
+    AsynchronousDataAccessor: Type[Any]
+    RecoverableError: Type[Exception]
+    UnrecoverableError: Type[Exception]
+    optim: Optimizers
+    Block: Blocks
+
+    @property
+    def OutputMode(self) -> OutputModes: ...
+
+    @property
+    def DataLoaderMode(self) -> DataLoaderModes: ...
+
+    @property
+    def ReductionType(self) -> ReductionTypes: ...
+
+    @property
+    def ConnectionType(self) -> ConnectionTypes: ...
+
+    def trainingModel(self, model: nn.Module, *, options: Any, optimizer: Any) -> Executor: ...
+
+    def inferenceModel(self, model: nn.Module, *, options: Any) -> Executor: ...
+
+    def ipuHardwareIsAvailable(self, num_ipus: int = 1) -> bool: ...
+
+    def ipuHardwareVersion(self) -> Any: ...
+
+    def isRunningOnIpu(self) -> bool: ...
+
+    def identity_loss(self, x: torch.Tensor, reduction: str) -> torch.Tensor: ...
+
+    def Stage(self, *block_ids: str) -> Any: ...
+
+    def Phase(self, *args: Any) -> Any: ...
+
+    def PipelinedExecution(self, *args: Any) -> Any: ...
+
+    def ShardedExecution(self, *args: Any) -> Any: ...
+
+    def SerialPhasedExecution(self, *args: Any) -> Any: ...
+
+    def ParallelPhasedExecution(self, *args: Any) -> Any: ...

@@ -10,7 +10,7 @@ import pytest
 from tests.architecture import ROOT, circles, draw, imports, rooms
 
 FLOORS = (
-    ("emulator", "errors"),
+    ("emulator", "errors", "poptorch_types"),
     ("backend",),
     ("checkpoints", "cli"),
     ("program",),
@@ -27,7 +27,6 @@ ASKS_THE_EMULATOR = {
     "ignite_ipu.migration.trial.": "ignite_ipu.emulator.inspection",
     "ignite_ipu.migration.analysis.operators": "ignite_ipu.emulator.trace.operators.table",
 }
-BELOW["handlers"] |= {"engines"}
 MODULES = imports()
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -16,6 +16,7 @@ from ignite_ipu import backend
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.errors import BatchError
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows
 from ignite_ipu.session.gpu_wrappers import unwrapped
@@ -74,8 +75,8 @@ class AveragesStep(BatchStep):
 class _Summing(NamedTuple):
     """Options whose outputs are sums, what they were made from, and loaders for them."""
 
-    base: Any
-    options: Any
+    base: Options
+    options: Options
     loaders: Loaders
 
 
@@ -106,7 +107,7 @@ def create_ipu_averages_evaluator(
     *,
     prepare_batch: Callable[..., Any] = _ignite_prepare_batch,
     model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
-    options: Optional[Any] = None,
+    options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
 ) -> IPUEngine:

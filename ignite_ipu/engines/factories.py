@@ -28,6 +28,7 @@ from ignite_ipu.errors import OptionsError
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.options import output_mode as _output_mode
 from ignite_ipu.program.options import place_tensors
 from ignite_ipu.program.options import training_options as _training_options
@@ -53,7 +54,7 @@ def create_ipu_trainer(
     gradient_accumulation_steps: int = 1,
     model_fn: Callable[[nn.Module, Any], Any] = call_model,
     *,
-    options: Optional[Any] = None,
+    options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
     output_mode: Optional[Any] = None,
@@ -220,7 +221,7 @@ def create_ipu_evaluator(
     amp_mode: Optional[str] = None,
     model_fn: Callable[[nn.Module, Any], Any] = call_model,
     *,
-    options: Optional[Any] = None,
+    options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
     output_mode: Optional[Any] = None,
@@ -281,7 +282,7 @@ def create_ipu_evaluator(
     refuse_unsupported(device=device, amp_mode=amp_mode, loader_mode=loader_mode)
     model = unwrapped(model)
     session = IPUSession.of(model)
-    made: Optional[Tuple[Any, Loaders]] = None
+    made: Optional[Tuple[Options, Loaders]] = None
     request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)
     wanted = {"device_iterations": device_iterations, "replication_factor": replication_factor}
     wishes = {
@@ -293,7 +294,7 @@ def create_ipu_evaluator(
     if request is not None and not request.automatic:
         request.placement(model)
 
-    def current_options() -> Any:
+    def current_options() -> Options:
         return session.inference.options(None, **wishes) if given is None else given
 
     def loaders() -> Loaders:
@@ -323,7 +324,7 @@ def create_ipu_evaluator(
     return evaluator
 
 
-def _refuse_sum(options: Any, training: bool) -> None:
+def _refuse_sum(options: Options, training: bool) -> None:
     """Refuse to hand predictions out that have been added up.
 
     Raises:
@@ -337,7 +338,7 @@ def _refuse_sum(options: Any, training: bool) -> None:
 
 
 def _with_plan(
-    factors: Dict[str, Optional[int]], request: Optional[PipelineRequest], options: Any, training: bool
+    factors: Dict[str, Optional[int]], request: Optional[PipelineRequest], options: Optional[Options], training: bool
 ) -> Dict[str, Optional[int]]:
     """Return batching factors, a plan's where neither arguments nor options say one."""
     planned = {} if request is None else request.factors(training)

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from ignite_ipu.errors import OptionsError
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.trainable import Trainable
 from ignite_ipu.program.options import output_mode
@@ -86,7 +87,7 @@ class LastCalls:
         return session.training
 
 
-def refuse_to_train_all(options: Any, pipeline: bool) -> None:
+def refuse_to_train_all(options: Options, pipeline: bool) -> None:
     """Refuse options with which there are no programs for incomplete device calls.
 
     Args:
@@ -111,7 +112,7 @@ def refuse_to_train_all(options: Any, pipeline: bool) -> None:
         )
 
 
-def _options(asked: Any, part: BatchGeometry) -> Any:
+def _options(asked: Options, part: BatchGeometry) -> Options:
     options = asked.clone()
     options.deviceIterations(part.device_iterations)
     options.Training.gradientAccumulation(part.gradient_accumulation)

@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from ignite_ipu import backend
 from ignite_ipu.engines.resume.deterministic import RewindableSampler
 from ignite_ipu.errors import LoaderError
+from ignite_ipu.poptorch_types import DataLoader as PopTorchLoader
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.rows import row_count
 
@@ -51,7 +53,7 @@ class Loaders:
 
     def __init__(
         self,
-        options: Any,
+        options: Options,
         *,
         training: bool,
         drop_last: Optional[bool] = None,
@@ -226,7 +228,7 @@ class Loaders:
         level = logging.WARNING if dropped else logging.INFO
         _logger.log(level, "%s: %s. %s.", what, geometry.explain(), geometry.explain_epoch(samples, self._drop_last))
 
-    def _check_poptorch_loader(self, loader: Any) -> None:
+    def _check_poptorch_loader(self, loader: PopTorchLoader) -> None:
         if loader.combinedBatchSize is None:
             return
         theirs = BatchGeometry.from_options(loader.options, 1)

@@ -85,14 +85,15 @@ class _Training:
 
 
 class _Programs:
-    """What a model's batches are computed by.
+    """Session and programs that compute a model's batches.
 
-    It hangs on the model, which its programs hold, so that all of them are freed together. Copies and files of the
+    It hangs on the model, which its session holds, so that all of them are freed together. Copies and files of the
     model have none.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model)
+        self.session: Optional[IPUSession] = None
         self.training: Optional[_Training] = None
         self.evaluation: Any = None
 
@@ -149,14 +150,14 @@ def ipu_train_batch(
         return _train_natively(model, optimizer, loss_fn, inputs, keyword_inputs, target, max_grad_norm)
     from ignite_ipu.session.session import IPUSession
 
-    session = IPUSession.of(model)
     programs = _programs_of(model)
+    session = programs.session = IPUSession.of(model)
     current = programs.training
     ours = current is not None and session.training is current.program
     if current is None or not ours or not current.serves(optimizer, loss_fn, max_grad_norm):
         if ours:
             session.close()
-            session = IPUSession.of(model)
+            session = programs.session = IPUSession.of(model)
         current = programs.training = _prepare(session, model, optimizer, loss_fn, max_grad_norm)
     _follow_modes(session, current)
     _, _, output, loss = session.train((inputs, keyword_inputs), target)
@@ -181,8 +182,8 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     from ignite_ipu.program.step import EvaluationStep
     from ignite_ipu.session.session import IPUSession
 
-    session = IPUSession.of(model)
     programs = _programs_of(model)
+    session = programs.session = IPUSession.of(model)
     program = programs.evaluation
     if program not in session.evaluations:
         step = EvaluationStep(model, model_fn=_call)

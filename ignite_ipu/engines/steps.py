@@ -10,6 +10,7 @@ from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from torch import nn
 
 from ignite_ipu.pipeline.placing.request import PipelineRequest
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.session import IPUSession
@@ -75,7 +76,7 @@ def ipu_training_step(
 def ipu_evaluation_step(
     session: IPUSession,
     *,
-    options: Optional[Callable[[], Any]] = None,
+    options: Optional[Callable[[], Options]] = None,
     pipeline: Optional[PipelineRequest] = None,
     non_blocking: bool = False,
     prepare_batch: PrepareBatch = _ignite_prepare_batch,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ignite.engine import Engine, Events
+
+from ignite_ipu.poptorch_types import Executor
 
 __all__ = ["DeviceSwap"]
 
@@ -24,7 +24,7 @@ class DeviceSwap:
             executor downloads them, and taking the IPUs again uploads the host's.
     """
 
-    def __init__(self, training: Any, inference: Any) -> None:
+    def __init__(self, training: Executor, inference: Executor) -> None:
         self._training = training
         self._inference = inference
 
@@ -42,7 +42,7 @@ class DeviceSwap:
         _swap(self._training, self._inference)
 
 
-def _swap(leaving: Any, entering: Any) -> None:
+def _swap(leaving: Executor, entering: Executor) -> None:
     if leaving.isAttachedToDevice():
         leaving.detachFromDevice()
     # One that was never compiled attaches by itself, with its first call.

@@ -9,6 +9,7 @@ import torch
 from ignite.engine import Engine, Events
 
 from ignite_ipu.optimizers import OptimizerError
+from ignite_ipu.poptorch_types import Executor
 
 __all__ = ["OptimizerSync"]
 
@@ -31,7 +32,7 @@ class OptimizerSync:
     """
 
     def __init__(
-        self, executor: Any, optimizer: torch.optim.Optimizer, on_change: Callable[[], None] = lambda: None
+        self, executor: Executor, optimizer: torch.optim.Optimizer, on_change: Callable[[], None] = lambda: None
     ) -> None:
         self._executor = executor
         self._optimizer = optimizer

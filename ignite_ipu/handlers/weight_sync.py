@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 from ignite.engine import Engine, Events
+from torch import nn
 
+from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["WeightSync"]
@@ -27,7 +29,7 @@ class WeightSync:
         self.weights = weights
 
     @classmethod
-    def between(cls, training: Any, inference: Optional[Any], model: Any) -> WeightSync:
+    def between(cls, training: Executor, inference: Optional[Executor], model: nn.Module) -> WeightSync:
         """Make one for executors of your own.
 
         Args:

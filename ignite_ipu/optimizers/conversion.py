@@ -18,6 +18,7 @@ from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.checks import clipping_problem
 from ignite_ipu.optimizers.kinds import Kind, kind_of_device, kind_of_torch
 from ignite_ipu.optimizers.receipt import Receipt, Row
+from ignite_ipu.poptorch_types import DeviceOptimizer
 
 __all__ = ["Conversion", "convert_optimizer", "hyper_parameter", "refuse_what_the_device_lacks", "remedy_for"]
 
@@ -43,7 +44,7 @@ class Conversion:
     """
 
     source: torch.optim.Optimizer
-    optimizer: Any
+    optimizer: DeviceOptimizer
     kind: Kind
     variable: FrozenSet[str]
     receipt: Receipt
@@ -56,7 +57,8 @@ class Conversion:
     @property
     def passed_through(self) -> bool:
         """Whether the user's optimizer is PopTorch's own."""
-        return self.optimizer is self.source
+        device: object = self.optimizer
+        return device is self.source
 
 
 def convert_optimizer(

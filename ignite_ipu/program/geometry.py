@@ -12,6 +12,8 @@ from typing import Any, List, Optional
 
 import torch
 
+from ignite_ipu.poptorch_types import Options
+
 __all__ = ["BatchGeometry"]
 
 
@@ -48,7 +50,7 @@ class BatchGeometry:
             )
 
     @classmethod
-    def from_options(cls, options: Any, micro_batch_size: int) -> BatchGeometry:
+    def from_options(cls, options: Options, micro_batch_size: int) -> BatchGeometry:
         """Return the geometry that a `poptorch.Options` describes for micro-batches of `micro_batch_size` samples."""
         return cls(
             micro_batch_size=micro_batch_size,

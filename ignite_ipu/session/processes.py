@@ -9,7 +9,7 @@ is divided among the processes, so that nothing here can make up for it.
 from __future__ import annotations
 
 import os
-from typing import Any, Tuple
+from typing import Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
+from ignite_ipu.poptorch_types import Options
 
 __all__ = ["check_same_weights", "describe_processes"]
 
@@ -28,7 +29,7 @@ def connected() -> Tuple[int, int]:
     return 0, 1
 
 
-def describe_processes(options: Any) -> None:
+def describe_processes(options: Options) -> None:
     """Make the options speak of the processes that are connected.
 
     On the emulator the options are completed. On a Pod PopRun starts the processes and its options know them.

@@ -16,8 +16,7 @@ __all__ = ["DeterministicRuns", "RewindableSampler"]
 
 
 class RewindableSampler:
-    """A sampler that can leave out the indices that were used before a resume.
-    """
+    """A sampler that can leave out the indices that were used before a resume."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler

@@ -94,7 +94,7 @@ def _try_training(native: Subject, subject: Subject, notes: Notes, trial: Trial)
         return
     refused = False
     try:
-        optimizer = convert_optimizer(subject.optimizer).optimizer
+        optimizer: Any = convert_optimizer(subject.optimizer).optimizer
     except OptimizerError as error:
         # There is a receipt where it is the arguments that cannot be converted.
         rule = "unsupported-optimizer" if error.receipt is None else "unsupported-optimizer-argument"

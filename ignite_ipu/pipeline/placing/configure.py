@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ignite_ipu import backend
 from ignite_ipu.pipeline.placing.placement import Planned
+from ignite_ipu.poptorch_types import Options
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.memory import Strategy
@@ -14,7 +15,7 @@ _RECOMPUTE_PIPELINE = 3
 """PopART's `RecomputationType.Pipeline`, as a number because PopTorch's options take no PopART enumerators."""
 
 
-def configure(plan: Planned, options: Any) -> Any:
+def configure(plan: Planned, options: Options) -> Options:
     """Set strategy, batching factors, replicas and tensor locations of `options` as the plan says, and return them.
 
     Args:
@@ -34,7 +35,7 @@ def configure(plan: Planned, options: Any) -> Any:
     return options
 
 
-def save_memory(strategy: Strategy, replicas: int, options: Any) -> None:
+def save_memory(strategy: Strategy, replicas: int, options: Options) -> None:
     """Set what a strategy of training says about the optimizer's state and about recomputation."""
     shard = strategy.shard_optimizer and replicas > 1
     if strategy.offload_optimizer or shard:

@@ -88,8 +88,7 @@ def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState
 
 
 class ModelStates:
-    """Tells a model's weights when something is loaded into the model, and when a state handed out is read.
-    """
+    """Tells a model's weights when something is loaded into the model, and when a state handed out is read."""
 
     def __init__(self, model: nn.Module, weights: Weights) -> None:
         self._model, self._weights = model, weights

@@ -33,8 +33,7 @@ class _Other:
 
 
 class SharedWeights:
-    """Finds out what other models with some of the same weights have trained.
-    """
+    """Finds out what other models with some of the same weights have trained."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
