@@ -17,7 +17,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -163,17 +163,21 @@ _TRUSTED: List[bytes] = []
 
 def _repack_container(data: bytes, drawn: random.Random) -> bytes:
     magic = data[: data.index(b"\n") + 1]
-    start = len(magic) + 8 + 32
-    length = struct.unpack("<Q", data[len(magic) : len(magic) + 8])[0]
-    text = damage(data[start : start + length], drawn)
-    return magic + struct.pack("<Q", len(text)) + hashlib.sha256(text).digest() + text + data[start + length :]
+    content = data[len(magic) + 32 :]
+    end = 8 + struct.unpack_from("<Q", content)[0]
+    return _packed(magic, damage(content[8:end], drawn), content[end:])
+
+
+def _packed(magic: bytes, text: bytes, data: bytes = b"", length: Optional[int] = None) -> bytes:
+    content = struct.pack("<Q", len(text) if length is None else length) + text + data
+    return magic + hashlib.sha256(content).digest() + content
 
 
 def _entries() -> List[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "x" + cache.SUFFIX)
-        header = {"key": "x" * 40, "version": "1", "seconds": 1.0}
-        container.write(path, cache.MAGIC, header, {"a": torch.arange(6.0).reshape(2, 3), "b": b"bytes"})
+        values = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1)}
+        container.write(path, cache.MAGIC, {"key": "x" * 40, "name": "1", "values": values})
         return [Path(path).read_bytes()]
 
 
@@ -182,7 +186,6 @@ def _read_entry(data: bytes, path: Path) -> None:
     folder.mkdir(exist_ok=True)
     entry = folder / ("x" * 40 + cache.SUFFIX)
     entry.write_bytes(data)
-    cache.entries(str(folder), verify=True)
     cache.entries(str(folder))
     container.read(str(entry), cache.MAGIC)
 
@@ -452,13 +455,12 @@ def crafted() -> Iterator[Tuple[str, str, bytes]]:
         yield "options files", "a crafted line", line
     magic = {"executables": saving.MAGIC, "caches": cache.MAGIC}
     for target, start in magic.items():
-        for text in (b"[" * 500_000, b"{}", b'{"header":{},"sections":[["a",1e999,"","",[]]]}', b"null"):
-            digest = hashlib.sha256(text).digest()
-            yield target, "a crafted header", start + struct.pack("<Q", len(text)) + digest + text
-        yield target, "a huge header", start + struct.pack("<Q", 2**62) + bytes(32)
-        text = json.dumps({"header": {}, "sections": [["a", 0, hashlib.sha256().hexdigest(), "float32", [0, 2**62]]]})
-        digest = hashlib.sha256(text.encode()).digest()
-        yield target, "a huge shape", start + struct.pack("<Q", len(text)) + digest + text.encode()
+        for text in (b"[" * 500_000, b"{}", b'{"tensor":["torch.float32",[],{"bytes":[0,1e999]}]}', b"null"):
+            yield target, "a crafted text", _packed(start, text)
+        yield target, "a huge length", _packed(start, b"", length=2**62)
+        for kind in ("meta", "tensor"):
+            what = {kind: ["torch.float32", [0, 2**62, 2**62], {"bytes": [0, 0]}]}
+            yield target, "a huge shape", _packed(start, json.dumps(what).encode())
 
 
 # -- the campaign -----------------------------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None
     file = saving.read(filename)
     if file.version != __version__:
         raise AssertionError(f"Invalid file {filename}: version mismatch, {file.versions}.")
-    if saving.MODEL not in file.contents.data:
+    if saving.MODEL not in file.signed:
         raise AssertionError(
             f"{filename} is a valid PopTorch file but holds no model (export_model=False): wrap the model and call "
             "the executor's loadExecutable()."
         )
     saved = file.pickled(saving.MODEL)
-    options = file.options
+    options: Options = saved["options"]
     options.deleteIfExists("ipu_version")
     if options.connection_type == ConnectionType.Never:
         options.connectionType(ConnectionType.Always)

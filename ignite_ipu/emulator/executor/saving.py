@@ -1,7 +1,7 @@
 """Compiled models in files, for `save`, `loadExecutable` and `poptorch.load`.
 
-A file holds the executable, the arguments it was compiled for and the options as plain data, so that `loadExecutable`
-runs no code from it. With `export_model`, PopTorch's default, the model and its optimizer are added as a pickle, which
+A file holds the executable and the arguments it was compiled for as plain data, so that `loadExecutable` runs no code
+from it. With `export_model`, PopTorch's default, the model, its optimizer and the options are added as a pickle, which
 only `load` unpickles, and only if the user saved it themselves or trusts it (see `trust`).
 """
 
@@ -12,23 +12,21 @@ import hashlib
 import io
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, cast
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
 
 import torch
 
 from ignite_ipu.emulator.compiler.fingerprint import NoFingerprint, graph_text
 from ignite_ipu.emulator.errors import Error, python_error
 from ignite_ipu.emulator.files import container, trust
-from ignite_ipu.emulator.files.container import Container, DamagedFile
-from ignite_ipu.emulator.files.options import options_from_data, options_to_data
-from ignite_ipu.emulator.files.plain_data import NotPlain, decode, encode
+from ignite_ipu.emulator.files.container import DamagedFile, NotPlain
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime.program import Program
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.version import __version__
 
-MAGIC = b"ignite-ipu compiled model 1\n"
+MAGIC = b"ignite-ipu compiled model 2\n"
 _DEFAULT_NAME = "model.poptorch"
 MODEL, _ARGUMENTS = "model", "arguments"
 
@@ -50,16 +48,14 @@ class File(NamedTuple):
     name: str
     training: bool
     arguments: Optional[Arguments]
-    options: Options
-    rng_state: Optional[list]  # type: ignore[type-arg]
+    rng_state: Optional[List[int]]
     executable: _Executable
     version: str
-    contents: Container
+    signed: Dict[str, Tuple[bytes, str]]
 
     def pickled(self, section: str) -> Any:
         """Unpickle a section, if it is trusted."""
-        data = self.contents.data[section]
-        signature = str(self.contents.header["signatures"].get(section))
+        data, signature = self.signed[section]
         trust.check_trusted(data, signature, f"{self.name} ({section})")
         return torch.load(io.BytesIO(data), weights_only=False)
 
@@ -100,41 +96,32 @@ def save(
     """Write a compiled program to a file; missing directories are made, an existing one gets `model.poptorch`.
 
     Args:
-        options: What it was compiled with.
-        model: What `load` needs besides: the model and, when training, its optimizer; None leaves them out.
+        options: What it was compiled with, for `load`.
+        model: What `load` needs besides: the model and, when training, its optimizer; None leaves all of it out.
         random_state: The device's.
 
     Raises:
         AssertionError: What should be the directory is none.
-        Error: The options hold an object of the user's own class.
     """
     path = _target(filename)
-    tensors: Dict[str, torch.Tensor] = {}
     pickles: Dict[str, bytes] = {}
+    arguments: Any = {field.name: getattr(program.arguments, field.name) for field in dataclasses.fields(Arguments)}
     try:
-        plain_options = options_to_data(options)
-    except NotPlain as reason:
-        raise python_error(
-            f"The options cannot be saved: they hold {reason}, which cannot be written as data."
-        ) from None
-    try:
-        arguments = encode(_argument_fields(program.arguments), tensors)
+        container.encode(arguments, bytearray())
     except NotPlain:
         arguments = None
         pickles[_ARGUMENTS] = _pickled(program.arguments)
-    executable = encode(_executable(program)._asdict(), tensors)
     if model is not None:
-        pickles[MODEL] = _pickled(model)
-    header = {
+        pickles[MODEL] = _pickled({**model, "options": options.clone()})
+    content = {
         "version": __version__,
         "training": training,
-        "options": plain_options,
         "arguments": arguments,
-        "executable": executable,
+        "executable": _executable(program)._asdict(),
         "rng_state": random_state,
-        "signatures": {section: trust.sign(data) for section, data in pickles.items()},
+        "signed": {section: (data, trust.sign(data)) for section, data in pickles.items()},
     }
-    container.write(path, MAGIC, header, {**tensors, **pickles})
+    container.write(path, MAGIC, content)
 
 
 def read_executable(filename: str, training: bool) -> File:
@@ -158,10 +145,9 @@ def importPoptorchMetadataFromFile(filename: str) -> bytes:
     Raises:
         Error: The file is damaged.
     """
-    try:
-        return json.dumps(container.read_header(filename, MAGIC)).encode()
-    except DamagedFile as error:
-        raise _invalid(filename, str(error)) from error
+    file = read(filename)
+    says = {"version": file.version, "training": file.training, "source": file.executable.source}
+    return json.dumps({**says, "ipus": file.executable.ipus, "sections": list(file.signed)}).encode()
 
 
 def _target(filename: str) -> str:
@@ -175,10 +161,6 @@ def _target(filename: str) -> str:
     if directory:
         os.makedirs(directory, exist_ok=True)
     return filename
-
-
-def _argument_fields(arguments: Arguments) -> Dict[str, Any]:
-    return {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
 
 
 def _executable(program: Program) -> _Executable:
@@ -208,33 +190,24 @@ def read(filename: str) -> File:
         Error: It is damaged.
     """
     try:
-        contents = container.read(filename, MAGIC)
-        header = contents.header
-        fields = None if header["arguments"] is None else decode(header["arguments"], contents.tensors)
-        rng_state = header["rng_state"]
-        if rng_state is not None and not all(type(number) is int for number in rng_state):
-            raise DamagedFile("its random state is no list of integers")
-        executable = decode(header["executable"], contents.tensors)
-        if not isinstance(header["signatures"], dict) or type(header["training"]) is not bool:
-            raise DamagedFile("its header makes no sense")
-        if not all(
-            isinstance(value, torch.Tensor) for value in (*executable["constants"], *executable["frozen"].values())
-        ):
-            raise DamagedFile("a compiled-in value is no tensor")
-        return File(
-            filename,
-            header["training"],
-            None if fields is None else Arguments(**fields),
-            options_from_data(header["options"]),
-            rng_state,
-            _Executable(**executable),
-            str(header["version"]),
-            contents,
-        )
+        content = container.read(filename, MAGIC)
+        fields = content.pop("arguments")
+        arguments = None if fields is None else Arguments(**fields)
+        executable = _Executable(**content.pop("executable"))
+        file = File(name=filename, arguments=arguments, executable=executable, **content)
+        if arguments is None and _ARGUMENTS not in file.signed:
+            raise KeyError(_ARGUMENTS)
+        numbers: List[Any] = [*(file.rng_state or ()), executable.ipus]
+        texts: List[Any] = [file.version, executable.source, *(sign for _, sign in file.signed.values())]
+        tensors: List[Any] = [*executable.constants, *executable.frozen.values()]
+        for kind, values in ((int, numbers), (str, texts), (torch.Tensor, tensors), (bool, [file.training])):
+            if not all(type(value) is kind for value in values):
+                raise TypeError(f"one of {values} is no {kind.__name__}")
+        return file
     except DamagedFile as error:
         raise _invalid(filename, str(error)) from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _invalid(filename, f"its header makes no sense ({type(error).__name__}: {error})") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _invalid(filename, f"its content makes no sense ({type(error).__name__}: {error})") from error
 
 
 def _invalid(filename: str, why: str) -> Error:

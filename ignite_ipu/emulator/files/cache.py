@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch import fx
@@ -28,8 +28,10 @@ from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.version import __version__
 
-MAGIC = b"ignite-ipu executable cache 1\n"
+MAGIC = b"ignite-ipu executable cache 2\n"
 SUFFIX = ".ipucache"
+_KEY_LENGTH = 40
+_LONGEST_WRITE = 3600.0
 
 # They change where and how a program runs or what is said about it, not the program.
 _NO_PART_OF_THE_KEY = frozenset(
@@ -59,14 +61,14 @@ class Entry(NamedTuple):
         path: Where it is.
         size: Its bytes.
         used: When it was last read or written, in seconds since the epoch.
-        header: What it says of itself; empty when it is damaged.
+        about: What it says of itself; empty when it is damaged.
         problem: What is wrong with it; None when nothing is.
     """
 
     path: str
     size: int
     used: float
-    header: Dict[str, Any]
+    about: Dict[str, Any]
     problem: Optional[str]
 
 
@@ -94,7 +96,6 @@ class Lookup:
         self._about = about
         self._meter = meter
         self._key: Optional[str] = None
-        self._seconds = 0.0
         self._missed = False
 
     def fold(self, capture: Capture) -> Dict[fx.Node, torch.Tensor]:
@@ -105,27 +106,21 @@ class Lookup:
             return found
         self._meter.add(cache_misses=1)
         self._missed = True
-        started = time.perf_counter()
-        folded = fold_constants(capture)
-        self._seconds = time.perf_counter() - started
-        return folded
+        return fold_constants(capture)
 
     def store(self, graph: Graph) -> None:
         """Write the entry that was missing."""
         if not self._missed or self._key is None:
             return
-        header = {
+        entry = {
             **self._about,
             "key": self._key,
-            "version": __version__,
-            "torch": torch.__version__,
-            "created": time.time(),
-            "seconds": self._seconds,
             "operators": sum(node.op == "call_function" for node in graph.nodes.nodes),
+            "values": dict(graph.folded),
         }
         try:
             os.makedirs(self._directory, exist_ok=True)
-            container.write(self._path(self._key), MAGIC, header, dict(graph.folded))
+            container.write(self._path(self._key), MAGIC, entry)
         except OSError as error:
             logger.warning("The executable could not be cached in %s: %s.", self._directory, error)
 
@@ -139,12 +134,10 @@ class Lookup:
         self._key = hashlib.sha256(text.encode()).hexdigest()
         path = self._path(self._key)
         try:
-            entry = container.read(path, MAGIC)
-            if entry.header.get("key") != self._key:
-                raise DamagedFile("it was made for another executable")
+            values = _read(path, self._key)["values"]
             nodes = {node.name: node for node in capture.graph.nodes}
-            found = {nodes[name]: value for name, value in entry.tensors.items() if _fits(nodes.get(name), value)}
-            if len(found) != len(entry.tensors):
+            found = {nodes[name]: value for name, value in values.items() if _fits(nodes.get(name), value)}
+            if len(found) != len(values):
                 raise DamagedFile("it holds values that the graph has no place for")
             os.utime(path)
         except FileNotFoundError:
@@ -156,7 +149,7 @@ class Lookup:
         return found
 
     def _path(self, key: str) -> str:
-        return os.path.join(self._directory, key[:40] + SUFFIX)
+        return os.path.join(self._directory, key[:_KEY_LENGTH] + SUFFIX)
 
 
 def lookup(options: Options, training: bool, compiled_in: object, name: str, meter: Meter) -> Optional[Lookup]:
@@ -174,84 +167,50 @@ def lookup(options: Options, training: bool, compiled_in: object, name: str, met
     return Lookup(directory, context, {"name": name, "training": training}, meter)
 
 
-def entries(directory: str, verify: bool = False) -> List[Entry]:
-    """Return the cache's entries, the least recently used first.
-
-    Args:
-        verify: Read every byte of them, instead of the headers alone.
+def entries(directory: str) -> List[Entry]:
+    """Return the cache's entries, the least recently used first, with what interrupted writes have left.
 
     Raises:
         OSError: There is no such directory.
     """
     found = []
     for name in os.listdir(directory):
-        if not name.endswith(SUFFIX):
-            continue
         path = os.path.join(directory, name)
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(path)
-            header: Dict[str, Any] = {}
+            about: Dict[str, Any] = {}
             problem = None
-            try:
-                header = container.read(path, MAGIC).header if verify else container.read_header(path, MAGIC)
-                if str(header.get("key"))[:40] + SUFFIX != name:
-                    raise DamagedFile("it was made for another executable")
-            except (DamagedFile, PermissionError) as error:
-                problem = str(error)
-            found.append(Entry(path, status.st_size, status.st_mtime, header, problem))
+            if name.endswith(SUFFIX):
+                try:
+                    about = _read(path, name[: -len(SUFFIX)])
+                except (DamagedFile, PermissionError) as error:
+                    problem = str(error)
+            elif name.startswith(".") and name.endswith(".tmp") and SUFFIX in name:
+                if time.time() - status.st_mtime < _LONGEST_WRITE:
+                    continue
+                problem = "a write that was interrupted"
+            else:
+                continue
+            found.append(Entry(path, status.st_size, status.st_mtime, about, problem))
     return sorted(found, key=lambda entry: (entry.used, entry.path))
 
 
-def prune(
-    directory: str,
-    older_than: Optional[float] = None,
-    largest: Optional[int] = None,
-    damaged: bool = True,
-    dry_run: bool = False,
-) -> List[Entry]:
-    """Delete entries and return them.
-
-    Args:
-        older_than: Delete what was not used for so many seconds.
-        largest: Delete the least recently used until the rest has so many bytes at most.
-        damaged: Delete what is damaged, and parts that an interrupted write left behind.
-        dry_run: Delete nothing, only return what would be.
+def _read(path: str, key: str) -> Dict[str, Any]:
+    """Return the content of the entry that a key begins like.
 
     Raises:
-        OSError: There is no such directory, or an entry cannot be deleted.
+        DamagedFile: It is another's, or damaged.
+        OSError: It cannot be read.
     """
-    now = time.time()
-    every = entries(directory, verify=damaged)
-    doomed = [
-        entry
-        for entry in every
-        if (damaged and entry.problem is not None) or (older_than is not None and now - entry.used > older_than)
-    ]
-    if damaged:
-        doomed += _leftovers(directory, now)
-    kept = [entry for entry in every if entry not in doomed]
-    total = sum(entry.size for entry in kept)
-    for entry in kept:
-        if largest is None or total <= largest:
-            break
-        doomed.append(entry)
-        total -= entry.size
-    if not dry_run:
-        for entry in doomed:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(entry.path)
-    return doomed
+    entry = container.read(path, MAGIC)
+    if not isinstance(entry, dict) or not isinstance(entry.get("values"), dict):
+        raise DamagedFile("it holds no executable")
+    if str(entry.get("key"))[:_KEY_LENGTH] != key[:_KEY_LENGTH]:
+        raise DamagedFile("it was made for another executable")
+    return entry
 
 
-def _leftovers(directory: str, now: float) -> Iterator[Entry]:
-    for name in os.listdir(directory):
-        if name.startswith(".") and name.endswith(".tmp") and SUFFIX in name:
-            path = os.path.join(directory, name)
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(path)
-                if now - status.st_mtime > 3600:  # a younger one may be a write in progress
-                    yield Entry(path, status.st_size, status.st_mtime, {}, "a write that was interrupted")
-
-
-def _fits(node: Optional[fx.Node], value: torch.Tensor) -> bool:
-    return node is not None and node.meta.get("shape") == tuple(value.shape) and node.meta.get("dtype") == value.dtype
+def _fits(node: Optional[fx.Node], value: Any) -> bool:
+    if node is None or not isinstance(value, torch.Tensor):
+        return False
+    return node.meta.get("shape") == tuple(value.shape) and node.meta.get("dtype") == value.dtype

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 import sys
-from typing import Optional, Sequence
+import time
+from typing import List
 
 from ignite_ipu.emulator.files import cache
 
@@ -32,60 +34,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Do what was asked for; return 1 when verify finds damage, 2 when there is no such cache."""
-    if args.directory is None:
-        return _complain(f"no cache directory was given, and {_DIRECTORY_VARIABLE} is not set")
-    if not os.path.isdir(args.directory):
-        return _complain(f"there is no directory {args.directory}")
+    if args.directory is None or not os.path.isdir(args.directory):
+        missing = f"no cache directory was given, and {_DIRECTORY_VARIABLE} is not set"
+        print("error:", f"there is no directory {args.directory}" if args.directory else missing, file=sys.stderr)
+        return 2
+    found = cache.entries(args.directory)
+    damaged = sum(entry.problem is not None for entry in found)
+    end = f", {damaged} damaged"
     if args.action == "prune":
-        return _prune(args)
-    found = cache.entries(args.directory, verify=args.action == "verify")
+        found = _doomed(found, args)
+        end = " to delete" if args.dry_run else " deleted"
+        for entry in [] if args.dry_run else found:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path)
     for entry in found:
         print(_line(entry))
-    damaged = sum(entry.problem is not None for entry in found)
-    print(f"{len(found)} entries, {sum(entry.size for entry in found) / 1e6:.1f} MB, {damaged} damaged")
+    print(f"{len(found)} entries, {sum(entry.size for entry in found) / 1e6:.1f} MB{end}")
     return 1 if damaged and args.action == "verify" else 0
 
 
-def run(argv: Optional[Sequence[str]] = None) -> int:
-    """Run as a program of its own."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ignite_ipu.emulator.files.cache_command",
-        description="List, verify or prune an executable cache.",
-    )
-    add_arguments(parser)
-    return main(parser.parse_args(argv))
-
-
-def _prune(args: argparse.Namespace) -> int:
-    gone = cache.prune(
-        args.directory,
-        older_than=None if args.older_than is None else args.older_than * _DAY,
-        largest=0 if args.all else None if args.max_size is None else int(args.max_size * 1e6),
-        dry_run=args.dry_run,
-    )
-    for entry in gone:
-        print(_line(entry))
-    size = sum(entry.size for entry in gone)
-    print(f"{len(gone)} entries, {size / 1e6:.1f} MB {'to delete' if args.dry_run else 'deleted'}")
-    return 0
+def _doomed(found: List[cache.Entry], args: argparse.Namespace) -> List[cache.Entry]:
+    oldest = 0.0 if args.older_than is None else time.time() - args.older_than * _DAY
+    doomed = [entry for entry in found if args.all or entry.problem is not None or entry.used < oldest]
+    kept = [entry for entry in found if entry not in doomed]
+    while args.max_size is not None and sum(entry.size for entry in kept) > int(args.max_size * 1e6):
+        doomed.append(kept.pop(0))
+    return doomed
 
 
 def _line(entry: cache.Entry) -> str:
-    name = os.path.basename(entry.path)[:16]
     used = datetime.datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M:%S")
-    if entry.problem is not None:
-        return f"{name:<16}  {entry.size / 1e6:8.2f} MB  {used}  damaged: {entry.problem}"
-    kind = "training" if entry.header.get("training") else "inference"
-    return (
-        f"{name:<16}  {entry.size / 1e6:8.2f} MB  {used}  {kind:<9}  {entry.header.get('operators')} operators  "
-        f"{entry.header.get('name')}"
-    )
-
-
-def _complain(what: str) -> int:
-    print(f"error: {what}", file=sys.stderr)
-    return 2
-
-
-if __name__ == "__main__":
-    sys.exit(run())
+    about = f"damaged: {entry.problem}"
+    if entry.problem is None:
+        kind = "training" if entry.about.get("training") else "inference"
+        about = f"{kind:<9}  {entry.about.get('operators')} operators  {entry.about.get('name')}"
+    return f"{os.path.basename(entry.path)[:16]:<16}  {entry.size / 1e6:8.2f} MB  {used}  {about}"

@@ -1,104 +1,75 @@
-"""A file of named sections that is checked when it is read: what executables and cache entries are stored in.
+"""Values in a file that is checked when it is read: what executables and cache entries are stored in.
 
-The layout is: a magic line, the length of the header (8 bytes, little-endian), the SHA-256 of the header (32 bytes),
-the header as JSON, and the sections one after the other. The header gives the size and the SHA-256 of each section, and
-type and shape where a section is a tensor. Nothing is ever unpickled here, and nothing is read that the file's own size
-does not allow for, so a damaged or hostile file ends in `DamagedFile`.
+The layout is: a magic line, the SHA-256 of all that follows, the length of a text (8 bytes, little-endian), the text,
+which is JSON, and the bytes of the tensors that it names. Nothing is unpickled here, and nothing is made that the
+file's own size does not allow for, so a damaged or hostile file ends in `DamagedFile`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import json
 import os
 import secrets
 import struct
-from typing import Any, BinaryIO, Dict, List, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 
-LARGEST_HEADER = 64 * 2**20
+from ignite_ipu.emulator import enums
+
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = 32
 
 DTYPES: Dict[str, torch.dtype] = {
-    str(dtype)[len("torch.") :]: dtype
+    str(dtype): dtype
     for dtype in (
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float64,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-        torch.complex64,
-        torch.complex128,
+        *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.complex128),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
 
-Section = Union[bytes, torch.Tensor]
+# How values that JSON lacks become a list, and the list such a value.
+_KINDS: Dict[str, Tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tuple": (tuple, list, tuple),
+    "size": (torch.Size, list, torch.Size),
+    "set": (set, lambda items: sorted(items, key=repr), set),
+    "frozenset": (frozenset, lambda items: sorted(items, key=repr), frozenset),
+    "dict": (dict, lambda items: [list(pair) for pair in items.items()], dict),
+    "dtype": (torch.dtype, lambda dtype: [str(dtype)], lambda names: DTYPES[names[0]]),
+}
 
 
 class DamagedFile(Exception):
     """A file is not what it claims to be, or not all of it is there."""
 
 
-class Container(NamedTuple):
-    """What a file holds, every byte of it checked.
-
-    Attributes:
-        header: What the writer put there.
-        data: The sections that are bytes.
-        tensors: The sections that are tensors.
-    """
-
-    header: Dict[str, Any]
-    data: Dict[str, bytes]
-    tensors: Dict[str, torch.Tensor]
+class NotPlain(TypeError):
+    """A value cannot be written as data: rebuilding it would take code of its own class."""
 
 
-class _Entry(NamedTuple):
-    name: str
-    size: int
-    digest: str
-    dtype: str
-    shape: Tuple[int, ...]
-
-
-def write(path: str, magic: bytes, header: Mapping[str, Any], sections: Mapping[str, Section]) -> None:
+def write(path: str, magic: bytes, value: Any) -> None:
     """Write a file in one step: under its name there is the old content or the new, never a part.
 
     Args:
         magic: What the file starts with; tells its kind and version.
-        header: Anything that JSON can hold.
-        sections: Bytes or tensors by name.
+        value: None, numbers, strings, bytes, dtypes, PopTorch's enumerations, tensors, and lists, tuples, sets and
+            dictionaries of these. Tensors on PyTorch's meta device are kept as shapes.
 
     Raises:
+        NotPlain: There is another kind of value in it.
         OSError: The file cannot be written.
     """
-    contents = {name: _bytes(section) for name, section in sections.items()}
-    entries = [
-        [
-            name,
-            len(contents[name]),
-            hashlib.sha256(contents[name]).hexdigest(),
-            str(section.dtype)[len("torch.") :] if isinstance(section, torch.Tensor) else "",
-            list(section.shape) if isinstance(section, torch.Tensor) else [],
-        ]
-        for name, section in sections.items()
-    ]
-    text = json.dumps({"header": dict(header), "sections": entries}, allow_nan=False).encode()
+    data = bytearray()
+    text = json.dumps(encode(value, data)).encode()
+    content = b"".join((_LENGTH.pack(len(text)), text, data))
     directory = os.path.dirname(os.path.abspath(path))
     temporary = os.path.join(directory, f".{os.path.basename(path)}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            file.write(magic + _LENGTH.pack(len(text)) + hashlib.sha256(text).digest() + text)
-            for content in contents.values():
-                file.write(content)
+            file.writelines((magic, hashlib.sha256(content).digest(), content))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -108,88 +79,75 @@ def write(path: str, magic: bytes, header: Mapping[str, Any], sections: Mapping[
         raise
 
 
-def read(path: str, magic: bytes) -> Container:
-    """Read and check a whole file.
+def read(path: str, magic: bytes) -> Any:
+    """Return the value in a file, every byte of which is checked.
 
     Raises:
-        DamagedFile: It is of another kind, cut short, changed, or has something behind its end.
+        DamagedFile: It is of another kind, cut short, changed, has something behind its end, or was made up.
         OSError: It cannot be read.
     """
     with open(path, "rb") as file:
-        header, entries = _read_header(file, magic)
-        data: Dict[str, bytes] = {}
-        tensors: Dict[str, torch.Tensor] = {}
-        for entry in entries:
-            content = bytearray(entry.size)
-            if file.readinto(content) != entry.size or hashlib.sha256(content).hexdigest() != entry.digest:
-                raise DamagedFile(f"section {entry.name!r} is damaged")
-            if entry.dtype:
-                tensors[entry.name] = _tensor(entry, content)
-            else:
-                data[entry.name] = bytes(content)
-    return Container(header, data, tensors)
-
-
-def read_header(path: str, magic: bytes) -> Dict[str, Any]:
-    """Read and check the header alone.
-
-    Raises:
-        DamagedFile: The file is of another kind, its header is damaged, or its size is not what the header says.
-        OSError: It cannot be read.
-    """
-    with open(path, "rb") as file:
-        return _read_header(file, magic)[0]
-
-
-def _read_header(file: BinaryIO, magic: bytes) -> Tuple[Dict[str, Any], List[_Entry]]:
-    size = os.fstat(file.fileno()).st_size
-    if file.read(len(magic)) != magic:
-        raise DamagedFile("it does not start as such files do")
-    fixed = file.read(_LENGTH.size + _DIGEST_BYTES)
-    start = len(magic) + _LENGTH.size + _DIGEST_BYTES
-    if len(fixed) < _LENGTH.size + _DIGEST_BYTES:
-        raise DamagedFile("it ends within its header")
-    length = _LENGTH.unpack(fixed[: _LENGTH.size])[0]
-    if length > min(LARGEST_HEADER, size - start):
-        raise DamagedFile(f"its header claims {length} bytes")
-    text = file.read(length)
-    if hashlib.sha256(text).digest() != fixed[_LENGTH.size :]:
-        raise DamagedFile("its header is damaged")
+        if file.read(len(magic)) != magic:
+            raise DamagedFile("it does not start as such files do")
+        digest, content = file.read(_DIGEST_BYTES), file.read()
+    if hashlib.sha256(content).digest() != digest:
+        raise DamagedFile("it is damaged, or not all of it is there")
     try:
-        whole = json.loads(text)
-        header, entries = whole["header"], [_entry(*fields) for fields in whole["sections"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DamagedFile(f"its header makes no sense ({type(error).__name__})") from error
-    if not isinstance(header, dict) or len({entry.name for entry in entries}) != len(entries):
-        raise DamagedFile("its header makes no sense")
-    if start + length + sum(entry.size for entry in entries) != size:
-        raise DamagedFile(f"it has {size} bytes, which is not what its header says")
-    return header, entries
+        end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
+        return decode(json.loads(content[_LENGTH.size : end]), content[end:])
+    except Exception as error:  # what a crafted text leads to
+        raise DamagedFile(f"it makes no sense ({type(error).__name__}: {error})") from error
 
 
-def _entry(name: Any, size: Any, digest: Any, dtype: Any, shape: Any) -> _Entry:
-    numbers = [size, *shape]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("a size is no number")
-    if not all(isinstance(text, str) for text in (name, digest, dtype)) or (dtype and dtype not in DTYPES):
-        raise ValueError("an unknown type")
-    return _Entry(name, size, digest, dtype, tuple(shape))
+def encode(value: Any, data: bytearray) -> Any:
+    """Return a value as something that JSON can hold, and add to `data` what it cannot.
+
+    Raises:
+        NotPlain: There is another kind of value in it than `write` takes.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str, int, float):
+        return value
+    if kind is list:
+        return [encode(item, data) for item in value]
+    for name, (known, parts, _) in _KINDS.items():
+        if kind is known:
+            return {name: encode(parts(value), data)}
+    if isinstance(value, enum.Enum) and getattr(enums, kind.__name__, None) is kind:
+        return {"enum": [kind.__name__, value.name]}
+    if kind is bytes:
+        data += value
+        return {"bytes": [len(data) - len(value), len(data)]}
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        what = [str(value.dtype), list(value.shape)]
+        if value.is_meta:
+            return {"meta": what}
+        flat = value.detach().contiguous().reshape(-1)
+        return {"tensor": [*what, encode(flat.view(torch.uint8).numpy().tobytes() if len(flat) else b"", data)]}
+    raise NotPlain(f"a {kind.__module__}.{kind.__qualname__}")
 
 
-def _bytes(section: Section) -> bytes:
-    if isinstance(section, bytes):
-        return section
-    flat = section.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def _tensor(entry: _Entry, content: bytearray) -> torch.Tensor:
-    dtype = DTYPES[entry.dtype]
-    count = 1
-    for extent in entry.shape:
-        count *= extent
-    if count * torch.empty(0, dtype=dtype).element_size() != entry.size:
-        raise DamagedFile(f"section {entry.name!r} is no {entry.dtype} tensor of shape {entry.shape}")
-    if not count:
-        return torch.empty(entry.shape, dtype=dtype)
-    return torch.frombuffer(content, dtype=dtype).reshape(entry.shape)
+def decode(text: Any, data: bytes) -> Any:
+    """Return the value that `encode` was given; any error means that it was given none."""
+    if isinstance(text, list):
+        return [decode(item, data) for item in text]
+    if not isinstance(text, dict):
+        return text
+    ((kind, parts),) = text.items()
+    if kind in _KINDS:
+        return _KINDS[kind][2](decode(parts, data))
+    if kind == "enum":
+        found = getattr(enums, parts[0])
+        if not issubclass(found, enum.Enum):
+            raise ValueError(f"{parts[0]!r} is no enumeration")
+        return found[parts[1]]
+    if kind == "bytes":
+        start, end = parts
+        return data[start:end]
+    dtype, shape = DTYPES[parts[0]], parts[1]
+    if kind == "meta":
+        return torch.empty(shape, dtype=dtype, device="meta")
+    if kind != "tensor":
+        raise ValueError(f"no kind of value is called {kind!r}")
+    content = bytearray(decode(parts[2], data))
+    return (torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)).reshape(shape)

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from typing import Iterator, Optional
+from typing import Iterator
 
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.logs import logger
@@ -36,19 +36,20 @@ def trust_pickled_models() -> Iterator[None]:
 
 def sign(data: bytes) -> str:
     """Return this user's signature of `data`, "" when there is nowhere to keep a key."""
+    path = _key_path()
     try:
-        key = _key(create=True)
+        if not os.path.exists(path):
+            _make_key(path)
+        return _signature(data)
     except OSError as error:
         logger.warning(
             "No signing key can be kept in %s (%s): the model in this file can be loaded only where it is trusted by "
             "hand. Set %s to a directory of yours.",
-            _state_directory(),
+            os.path.dirname(path),
             error,
             STATE_VARIABLE,
         )
         return ""
-    assert key is not None
-    return hmac.new(key, data, hashlib.sha256).hexdigest()
 
 
 def check_trusted(data: bytes, signature: str, what: str) -> None:
@@ -62,12 +63,9 @@ def check_trusted(data: bytes, signature: str, what: str) -> None:
     """
     if _TRUSTING.get() or os.environ.get(TRUST_VARIABLE, "0") not in ("", "0"):
         return
-    try:
-        key = _key(create=False)
-    except OSError:
-        key = None
-    if key is not None and hmac.compare_digest(hmac.new(key, data, hashlib.sha256).hexdigest(), signature):
-        return
+    with contextlib.suppress(OSError, TypeError):  # no key, and no text
+        if hmac.compare_digest(_signature(data), signature):
+            return
     raise python_error(
         f"{what} holds a pickled model that was not saved by this user: unpickling can run any code, so it is not "
         "done. If you trust its author, load it within `with ignite_ipu.emulator.trust_pickled_models():`, or set "
@@ -75,47 +73,33 @@ def check_trusted(data: bytes, signature: str, what: str) -> None:
     )
 
 
-def _state_directory() -> str:
-    given = os.environ.get(STATE_VARIABLE)
-    if given:
-        return given
+def _key_path() -> str:
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "ignite-ipu")
+    return os.path.join(os.environ.get(STATE_VARIABLE) or os.path.join(base, "ignite-ipu"), "signing-key")
 
 
-def _key(create: bool) -> Optional[bytes]:
-    """Return this user's key; None when there is none and none is to be made."""
-    path = os.path.join(_state_directory(), "signing-key")
-    found = _read_key(path)
-    if found is not None or not create:
-        return found
-    os.makedirs(_state_directory(), mode=0o700, exist_ok=True)
+def _make_key(path: str) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}"
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secrets.token_bytes(_KEY_BYTES))
-    try:
+    with contextlib.suppress(FileExistsError):
         os.link(temporary, path)  # unlike a rename, leaves the key alone that another process has just made
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(temporary)
-    return _read_key(path)
+    os.unlink(temporary)
 
 
-def _read_key(path: str) -> Optional[bytes]:
-    """Return the key in a file; None when there is none.
+def _signature(data: bytes) -> str:
+    """Sign with this user's key.
 
     Raises:
-        OSError: Others could have put it there or read it, or it is no key.
+        OSError: There is none, others could have put it there or read it, or it is no key.
     """
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            key = file.read(_KEY_BYTES)
-    except FileNotFoundError:
-        return None
+    path = _key_path()
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        key = file.read(_KEY_BYTES)
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(f"{path} can be read or written by others")
     if len(key) != _KEY_BYTES:
         raise OSError(f"{path} is no signing key; delete it to have another made")
-    return key
+    return hmac.new(key, data, hashlib.sha256).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from typing import NamedTuple
@@ -16,7 +17,6 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.executor import saving
 from ignite_ipu.emulator.files import container, trust
-from ignite_ipu.emulator.files.options import options_from_data, options_to_data
 
 
 class Model(nn.Module):
@@ -334,44 +334,51 @@ def options_with_everything() -> poptorch.Options:
     ],
     ids=repr,
 )
-def test_options_come_back_from_data_as_they_were(strategy):
-    """Through JSON text, so that nothing but data can have survived."""
+def test_options_are_pickled_as_they_are(strategy):
+    """Clones of them, so that those of a loaded model can be changed."""
     options = options_with_everything().setExecutionStrategy(strategy)
-    again = options_from_data(json.loads(json.dumps(options_to_data(options))))
+    options._freeze()
+    again = pickle.loads(pickle.dumps(options.clone()))
     assert repr(again) == repr(options)
     assert again.toDict().keys() == options.toDict().keys()
     again.deviceIterations(6)
 
 
-def test_options_of_a_users_own_strategy_cannot_be_saved(tmp_path):
-    class Mine(poptorch.PipelinedExecution):
-        pass
-
-    executor = poptorch.inferenceModel(nn.Linear(2, 2), poptorch.Options().setExecutionStrategy(Mine()))
-    executor.compile(torch.ones(1, 2))
-    with pytest.raises(Error, match=r"options cannot be saved: they hold the execution strategy .*Mine"):
-        executor.save(str(tmp_path / "model"))
+class OwnPipeline(poptorch.PipelinedExecution):
+    """A strategy of a user's own."""
 
 
-def test_a_wrong_header_is_an_invalid_file(tmp_path):
-    """Somebody may write a file with all the right digests and the wrong content."""
+def test_options_with_a_users_own_strategy_are_loaded_with_the_model(tmp_path):
+    executor = poptorch.inferenceModel(nn.Linear(2, 2), poptorch.Options().setExecutionStrategy(OwnPipeline()))
+    executor.compileAndExport(str(tmp_path / "model"), torch.ones(1, 2))
+    assert type(poptorch.load(str(tmp_path / "model")).options._execution_strategy) is OwnPipeline
+
+
+def test_a_wrong_content_is_an_invalid_file(tmp_path):
+    """Somebody may write a file with the right digest and the wrong content."""
     path = str(tmp_path / "model")
     trained().save(path, export_model=False)
     good = container.read(path, saving.MAGIC)
     wrong = [
-        {"options": {"dict": []}},
-        {"options": None},
         {"rng_state": ["x"]},
+        {"rng_state": 1},
         {"training": 1},
+        {"version": None},
         {"arguments": [1]},
-        {"signatures": []},
+        {"arguments": None},
+        {"signed": []},
+        {"signed": {"model": b""}},
+        {"executable": {**good["executable"], "frozen": {0: 1}}},
+        {"more": 1},
     ]
     for change in wrong:
-        container.write(path, saving.MAGIC, {**good.header, **change}, dict(good.tensors))
+        container.write(path, saving.MAGIC, {**good, **change})
         with pytest.raises(Error, match="Invalid file"):
             poptorch.load(path)
-    for missing in good.header:
-        header = {name: value for name, value in good.header.items() if name != missing}
-        container.write(path, saving.MAGIC, header, dict(good.tensors))
-        with pytest.raises((Error, AssertionError), match="Invalid file"):
+    for missing in good:
+        container.write(path, saving.MAGIC, {name: value for name, value in good.items() if name != missing})
+        with pytest.raises(Error, match="Invalid file"):
             poptorch.load(path)
+    container.write(path, saving.MAGIC, [good])
+    with pytest.raises(Error, match="Invalid file"):
+        poptorch.load(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import re
@@ -130,7 +131,7 @@ def only_entry(directory) -> str:
     return os.path.join(directory, name)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign", "extra"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign", "extra", "unlike"])
 def test_a_damaged_or_foreign_entry_is_reported_and_replaced(tmp_path, caplog, damage):
     _, loss = compiled(tmp_path)
     path = only_entry(tmp_path)
@@ -138,9 +139,11 @@ def test_a_damaged_or_foreign_entry_is_reported_and_replaced(tmp_path, caplog, d
         good = file.read()
     entry = container.read(path, cache.MAGIC)
     if damage == "foreign":
-        container.write(path, cache.MAGIC, {**entry.header, "key": "0" * 64}, dict(entry.tensors))
+        container.write(path, cache.MAGIC, {**entry, "key": "0" * 64})
     elif damage == "extra":
-        container.write(path, cache.MAGIC, entry.header, {"nowhere": torch.ones(1)})
+        container.write(path, cache.MAGIC, {**entry, "values": {"nowhere": torch.ones(1)}})
+    elif damage == "unlike":
+        container.write(path, cache.MAGIC, [entry])
     else:
         with open(path, "wb") as file:
             file.write({"cut": good[:-1], "flip": good[:-1] + bytes([good[-1] ^ 1]), "empty": b""}[damage])
@@ -179,8 +182,11 @@ def test_what_a_users_function_computes_at_compile_time_is_not_cached(tmp_path):
 
 
 def command(capsys, *arguments):
-    code = cache_command.run([str(argument) for argument in arguments])
-    return code, capsys.readouterr().out
+    parser = argparse.ArgumentParser()
+    cache_command.add_arguments(parser)
+    code = cache_command.main(parser.parse_args([str(argument) for argument in arguments]))
+    said = capsys.readouterr()
+    return code, said.out or said.err
 
 
 def test_list_shows_the_entries(tmp_path, capsys):
@@ -191,13 +197,14 @@ def test_list_shows_the_entries(tmp_path, capsys):
     assert "first" in out and "training" in out and out.endswith("2 entries, 0.0 MB, 0 damaged\n")
 
 
-def test_verify_finds_damage_that_list_does_not_look_for(tmp_path, capsys):
+def test_verify_fails_for_damage_that_list_shows(tmp_path, capsys):
     compiled(tmp_path)
     path = only_entry(tmp_path)
     with open(path, "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\xff")
-    assert command(capsys, "list", tmp_path)[0] == 0
+    code, out = command(capsys, "list", tmp_path)
+    assert code == 0 and "is damaged" in out
     code, out = command(capsys, "verify", tmp_path)
     assert code == 1 and "is damaged" in out and "1 damaged" in out
 
@@ -234,9 +241,10 @@ def test_a_hit_makes_an_entry_recently_used(tmp_path):
 
 def test_the_command_says_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("POPTORCH_CACHE_DIR", raising=False)
-    assert cache_command.run(["list"]) == 2
-    assert "POPTORCH_CACHE_DIR" in capsys.readouterr().err
-    assert cache_command.run(["list", str(tmp_path / "no")]) == 2
+    code, text = command(capsys, "list")
+    assert code == 2 and "POPTORCH_CACHE_DIR" in text
+    code, text = command(capsys, "list", tmp_path / "no")
+    assert code == 2 and f"there is no directory {tmp_path / 'no'}" in text
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
