@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import random
 import tempfile
 import time
 import traceback
@@ -13,10 +12,10 @@ import warnings
 from pathlib import Path
 from typing import Callable, Iterator, List
 
-import numpy as np
-import torch
+from ignite.utils import manual_seed
 
 from ignite_ipu import backend
+from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promise, Skipped
 from ignite_ipu.selftest.report import FAILED, OK, SKIPPED, Outcome
@@ -102,16 +101,12 @@ def _one_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _random_numbers() -> Iterator[None]:
     """Begin each program with the same random numbers, and leave those of the process as they were."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        random.seed(_SEED)
-        np.random.seed(_SEED)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+    states = read_random_states()
+    manual_seed(_SEED)
+    try:
+        yield
+    finally:
+        write_random_states(states)
 
 
 @contextlib.contextmanager
