@@ -11,6 +11,7 @@ from ignite_ipu.migration.analysis.models import Holding, Model
 from ignite_ipu.migration.analysis.names import Names, dotted
 
 Environment = Dict[str, Kind]
+_OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
 
 
 class Walker:
@@ -55,8 +56,7 @@ class Walker:
             self.twice(node.body)
             self.block(node.orelse)
         elif isinstance(node, (ast.For, ast.AsyncFor)):
-            kind = self.expression(node.iter)
-            self.assign(node.target, self.element(node.iter, kind), None)
+            self.iterate(node.target, node.iter)
             self.twice(node.body)
             self.block(node.orelse)
         elif isinstance(node, ast.Assert):
@@ -241,20 +241,31 @@ class Walker:
     def comprehension(self, node: Union[ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp]) -> Kind:
         outer = dict(self.environment)
         for generator in node.generators:
-            kind = self.expression(generator.iter)
-            self.assign(generator.target, self.element(generator.iter, kind), None)
+            self.iterate(generator.target, generator.iter)
             for test in generator.ifs:
                 self.truth(test)
         element = self.expression(node.value if isinstance(node, ast.DictComp) else node.elt)
         self.environment = outer
         return _container([element])
 
-    def element(self, node: ast.expr, kind: Kind) -> Kind:
-        """Return the kind of what iterating over an expression gives."""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("zip", "enumerate"):
+    def iterate(self, target: ast.expr, node: ast.expr) -> None:
+        """Assign what iterating over an expression gives."""
+        kind = self.expression(node)
+        called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if called not in ("zip", "enumerate") or not isinstance(node, ast.Call):
+            self.assign(target, {Kind.TENSORS: Kind.TENSOR, Kind.MODULES: Kind.MODULE}.get(kind, kind), None)
+            return
+        parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
+        if called == "enumerate" and node.args and len(parts) == 2:
+            self.assign(parts[0], Kind.PYTHON, None)
+            self.iterate(parts[1], node.args[0])
+        elif called == "zip" and len(parts) == len(node.args):
+            for part, argument in zip(parts, node.args):
+                self.iterate(part, argument)
+        else:
             inner = {self.quiet(argument) for argument in node.args}
-            return Kind.TENSORS if inner & {Kind.TENSOR, Kind.TENSORS, Kind.MASK} else Kind.UNKNOWN
-        return {Kind.TENSORS: Kind.TENSOR, Kind.MODULES: Kind.MODULE}.get(kind, kind)
+            found = inner & {Kind.TENSOR, Kind.TENSORS, Kind.MASK}
+            self.assign(target, Kind.TENSORS if found else Kind.UNKNOWN, None)
 
     def attribute(self, node: ast.Attribute) -> Kind:
         if isinstance(node.value, ast.Name) and node.value.id == self.owner and self.owner:
@@ -366,7 +377,7 @@ class Walker:
 
     def torch_call(self, node: ast.Call, name: str, kinds: Sequence[Kind]) -> Kind:
         last = name.rsplit(".", 1)[1]
-        if name in tensor_methods.PYTHON_FUNCTIONS or name.startswith(("torch.jit.", "torch.cuda.", "torch.backends.")):
+        if name in tensor_methods.PYTHON_FUNCTIONS or name.startswith(_OF_PYTHON):
             return Kind.PYTHON
         self.fact("call", node, name)
         if last == "repeat_interleave" and any(kind.is_tensor for kind in kinds[1:2]):

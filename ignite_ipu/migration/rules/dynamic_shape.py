@@ -15,7 +15,6 @@ _OPERATORS = {
     "unique",
     "unique_consecutive",
     "nonzero_tuple",
-    "histc",
     "pad_sequence",
     "pack_padded_sequence",
     "pad_packed_sequence",

@@ -47,6 +47,39 @@ def test_python_values_decide_freely(lines):
     assert lines(RULE, code) == []
 
 
+def test_what_numbers_a_loop_is_no_tensor(lines):
+    """enumerate counts in Python, whatever it goes through; what zip gives is told apart part by part."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def forward(self, x):
+                parts = torch.relu(x).chunk(2)
+                for i, (part, size) in enumerate(zip(parts, [1, 2])):
+                    for _ in range(i + size):
+                        x = x + part
+                    if i > 0 or part.sum() > 0:
+                        x = x + 1
+                return x
+    """
+    assert lines(RULE, code) == [10]
+
+
+def test_what_torch_says_of_processes_is_known(lines):
+    code = """
+        import torch.distributed as dist
+        from torch import nn
+
+        class Net(nn.Module):
+            def forward(self, x):
+                if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+                    x = x + 1
+                return x
+    """
+    assert lines(RULE, code) == []
+
+
 def test_values_are_followed_through_methods(lines):
     """A helper called from forward is traced too, with what it is given."""
     code = """
