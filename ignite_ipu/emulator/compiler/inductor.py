@@ -118,6 +118,8 @@ def whole(function: Callable[..., Sequence[torch.Tensor]], arguments: Tensors, n
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             run = lowered(make_fx(lambda *given: tuple(function(*given)), tracing_mode="fake")(*examples), examples)
+    except Untraceable:
+        raise
     except Exception as error:  # whatever PyTorch's compilers say
         raise Untraceable(f"{type(error).__name__}: {_first_line(error)}") from error
     logger.info("torch.compile compiled %s in %.1f s.", name, time.perf_counter() - started)

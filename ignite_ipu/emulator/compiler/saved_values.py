@@ -22,7 +22,7 @@ def copied() -> ContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(torch.clone, _as_it_is)
 
 
-def were_overwritten(error: RuntimeError) -> bool:
+def were_overwritten(error: Exception) -> bool:
     """Tell whether this is autograd's error about saved values that an operator wrote over."""
     return _REFUSAL in str(error)
 

@@ -26,7 +26,7 @@ from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import collectives, loss_scaling
-from ignite_ipu.emulator.runtime.compiled_step import CompiledStep, Functions
+from ignite_ipu.emulator.runtime.compiled_step import Compiled, CompiledStep
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.runtime.random_stream import RandomStream
@@ -131,7 +131,7 @@ class Program:
         each_result = self.precision.floating_point_exceptions or self.precision.stochastic_rounding
         self._compiles_with_torch = torch_compile_wanted() and not each_result
         self._compiled: Optional[Graph] = None
-        self._functions = Functions(options_name(options, training))
+        self._compiled_step = Compiled(options_name(options, training))
         self._executable: Optional[Executable] = None
         self._step: Optional[TrainingStep] = None
         self._device: Optional[Device] = None
@@ -369,7 +369,7 @@ class Program:
     def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
         options = self._options
         store = store_stochastically if self.precision.stochastic_rounding else foreach.store_nearest
-        kind = functools.partial(CompiledStep, self._functions) if self._compiles_with_torch else TrainingStep
+        kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else TrainingStep
         step = kind(
             executable,
             source.on_device(

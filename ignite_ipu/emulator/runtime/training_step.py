@@ -117,9 +117,15 @@ class TrainingStep:
         if not loss.requires_grad:
             return
         self._folded = self._foldable and loss.dtype is torch.float32
-        scale = self.optimizer.loss_scaling * (self._share if self._folded else 1.0)
-        start = torch.full_like(loss, scale) if scale != 1.0 else torch.ones_like(loss)
-        gradients = self._gradients(loss, start)
+        self._add(self._gradients(loss, torch.full_like(loss, self._scale)))
+
+    @property
+    def _scale(self) -> float:
+        """The factor on the loss gradient."""
+        return self.optimizer.loss_scaling * (self._share if self._folded else 1.0)
+
+    def _add(self, gradients: Tuple[torch.Tensor, ...]) -> None:
+        """Add one micro-batch's gradients, of the weights that the loss depends on."""
         if self._check is not None:
             self._check("A weight gradient", gradients)
         if self._scaling is not None:

@@ -49,37 +49,6 @@ class _Work:
     pick: Callable[[Any], List[torch.Tensor]]
 
 
-Counts = List[Tuple[float, Optional[HyperParameters]]]
-
-
-class Layout:
-    """Which weights are updated together, with their state; a new one is made when that changes.
-
-    Attributes:
-        key: Equal for layouts of the same weights in the same places.
-        tensors: Everything that an update writes to.
-    """
-
-    def __init__(self, work: List[_Work]) -> None:
-        self._work = work
-        self.key = tuple(tuple(slot.name for slot in each.slots) for each in work)
-        self.tensors = [
-            tensor
-            for each in work
-            for tensors in (each.bucket.weights, *each.bucket.states.values())
-            for tensor in tensors
-        ]
-
-    def counts(self) -> Counts:
-        """Return what an update changes besides the tensors."""
-        return [(each.bucket.steps, each.bucket.in_force) for each in self._work]
-
-    def restore(self, counts: Counts) -> None:
-        """Set what `counts` returned."""
-        for each, (steps, in_force) in zip(self._work, counts):
-            each.bucket.steps, each.bucket.in_force = steps, in_force
-
-
 class DeviceOptimizer:
     """Updates weights in place as the compiled program would; its state starts afresh.
 
@@ -124,7 +93,6 @@ class DeviceOptimizer:
         ]
         self._work: List[_Work] = []
         self._missing: Optional[Tuple[bool, ...]] = None
-        self._layout: Optional[Layout] = None
         # Combined SGD folds the first weight decay in when the program starts, from the values it was compiled with.
         self._first_values = {slot.group: description.values(slot.group) for slot in self._slots}
         # What the host is told of the hyper-parameters; the update goes by the description.
@@ -152,7 +120,9 @@ class DeviceOptimizer:
             grads: One for each weight, in the order of `named_weights`; a weight without one is left alone. They keep
                 their values.
         """
-        self.layout(grads)
+        missing = tuple(map(operator.is_, grads, itertools.repeat(None)))
+        if missing != self._missing:
+            self._regroup(missing)
         if not self._work:
             return
         picked = [work.pick(grads) for work in self._work]
@@ -169,14 +139,6 @@ class DeviceOptimizer:
                 self._rule.update(work.bucket, foreach.times(each, factor), self._values(work))
         for work in self._work:
             work.bucket.steps += 1.0
-
-    def layout(self, grads: Sequence[object]) -> Layout:
-        """Return what an update by these gradients, of which only the missing ones matter here, works on."""
-        missing = tuple(map(operator.is_, grads, itertools.repeat(None)))
-        if missing != self._missing or self._layout is None:
-            self._regroup(missing)
-            self._layout = Layout(self._work)
-        return self._layout
 
     def set_description(self, new: OptimizerDescription) -> None:
         """Go on with the values of `new`, a valid replacement of the description compiled for.
