@@ -170,7 +170,7 @@ def memory(parameters: int) -> None:
 def faults(width: int, keep: bool) -> None:
     """Print what a step takes when the C library keeps the memory that it frees, or does not."""
     if not keep:
-        mock.patch("ignite_ipu.emulator.runtime.program.keep_freed_memory").start()
+        mock.patch("ignite_ipu.emulator.runtime.executable.keep_freed_memory").start()
     x, y = torch.randn(64, width), torch.randint(0, 10, (64,))
     layers = [part for _ in range(3) for part in (nn.Linear(width, width), nn.ReLU())]
     step, _ = wrapped_step(_WithLoss(nn.Sequential(*layers, nn.Linear(width, 10))), x, y)

@@ -1,13 +1,14 @@
 """Optional: what a program runs on the device, compiled by torch.compile's back end, for long runs.
 
 Set `IGNITE_IPU_EMULATOR_COMPILE=inductor` to have it. It needs a C++ compiler and takes seconds to minutes, in the
-first run of each program; the log says how long at level INFO. Results then differ from PyTorch's own operators by
+first run of each program; the log says so at level INFO. Results then differ from PyTorch's own operators by
 rounding, as the kernels are fused.
 
-A whole training step becomes one function (`compiled_step`), an inference graph likewise: they are traced once on
-stand-ins without values, down to PyTorch's kernels, and handed to inductor without the guards that torch.compile puts
-around code that it knows nothing of. What cannot be traced so, because it asks for values or acts on the host, is
-compiled by torch.compile, which breaks it in such places: only the forward pass then, and what autograd makes of it.
+A micro-batch's forward and backward passes become one function (`compiled_step`), an inference graph likewise: they are
+traced once on stand-ins without values, down to PyTorch's kernels, and handed to inductor without the guards that
+torch.compile puts around code that it knows nothing of. What cannot be traced so, because it asks for values or acts on
+the host, is compiled by torch.compile, which breaks it in such places: only the forward pass then, and what autograd
+makes of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import dataclasses
 import os
 import shutil
 import time
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import fx
@@ -84,7 +85,7 @@ def forward_alone(graph: Graph, name: str, reason: Untraceable) -> Graph:
     """Return the graph with a function that torch.compile compiles, breaking it where it must, when it first runs."""
     logger.info("%s cannot be compiled as a whole: %s. torch.compile compiles its forward pass in parts.", name, reason)
     run = torch.compile(graph.run, dynamic=False, options={"fallback_random": True})
-    return dataclasses.replace(graph, run=_logged(run, name))
+    return dataclasses.replace(graph, run=run)
 
 
 def check_kernels(graph: Graph) -> None:
@@ -121,7 +122,8 @@ def whole(function: Callable[..., Sequence[torch.Tensor]], arguments: Tensors, n
     except Untraceable:
         raise
     except Exception as error:  # whatever PyTorch's compilers say
-        raise Untraceable(f"{type(error).__name__}: {_first_line(error)}") from error
+        first_line, *_ = str(error).strip().splitlines() or ["no reason given"]
+        raise Untraceable(f"{type(error).__name__}: {first_line}") from error
     logger.info("torch.compile compiled %s in %.1f s.", name, time.perf_counter() - started)
     return run
 
@@ -138,25 +140,3 @@ def own_memory(results: Tensors, given: Tensors) -> List[torch.Tensor]:
     """Return results, copied where they share memory with what was given and would change with it."""
     taken = {value.untyped_storage()._cdata for value in given}
     return [value.detach().clone() if value.untyped_storage()._cdata in taken else value.detach() for value in results]
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no reason given"
-
-
-def _logged(run: Run, name: str) -> Run:
-    """Return `run`, whose first call also says how long it took."""
-    first = True
-
-    def timed(*arguments: Any) -> Tuple[torch.Tensor, ...]:
-        nonlocal first
-        if not first:
-            return run(*arguments)
-        first = False
-        started = time.perf_counter()
-        results = run(*arguments)
-        logger.info("torch.compile compiled %s in %.1f s.", name, time.perf_counter() - started)
-        return results
-
-    return timed

@@ -398,19 +398,19 @@ class PoplarExecutor:
 
     def getLatency(self) -> Latency:
         """Return (min, max, average) seconds from the first input to the last output."""
-        return self._device_calls.times.between("input", False, "output_complete", True)
+        return self._device_calls.times.latency(crossing=False)
 
     def getHostIpuLatency(self) -> Latency:
         """Return (min, max, average) seconds that the inputs took to reach the device."""
-        return self._device_calls.times.between("input", False, "input_complete", True)
+        return self._device_calls.times.latency(crossing=True)
 
     def getComputeLatency(self) -> Latency:
         """Return (min, max, average) seconds from the last input's arrival to the last output's start."""
-        return self._device_calls.times.between("input_complete", True, "output", True)
+        return self._device_calls.times.latency(crossing=False)
 
     def getIpuHostLatency(self) -> Latency:
         """Return (min, max, average) seconds that the outputs took to reach the host."""
-        return self._device_calls.times.between("output", False, "output_complete", True)
+        return self._device_calls.times.latency(crossing=True)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

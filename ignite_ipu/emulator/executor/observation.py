@@ -82,7 +82,6 @@ class Observation:
         started = time.perf_counter()
         with self.call("modelCompilation"):
             yield
-        ended = time.perf_counter()
-        self.compilation_seconds = ended - started
+        self.compilation_seconds = time.perf_counter() - started
         if self.report is not None:
-            self.report.add("modelCompilation", started, ended)
+            self.report.add("modelCompilation", started)

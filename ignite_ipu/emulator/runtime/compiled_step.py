@@ -112,9 +112,7 @@ class CompiledStep(TrainingStep):
                 raise Untraceable("the loss depends on no trainable weight")
             start = torch.ones_like(loss) * scale[0].to(loss.dtype)
             leaves = [values[place] for place in self._places]
-            found: Sequence[Optional[torch.Tensor]] = torch.autograd.grad(
-                [loss], leaves, [start], allow_unused=True
-            )
+            found: Sequence[Optional[torch.Tensor]] = torch.autograd.grad([loss], leaves, [start], allow_unused=True)
         self._compiled.used = tuple(gradient is not None for gradient in found)
         self._compiled.folded = self._foldable and loss.dtype is torch.float32
         return own_memory([*results, *(gradient for gradient in found if gradient is not None)], arguments)

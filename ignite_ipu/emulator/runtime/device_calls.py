@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 
@@ -30,7 +30,7 @@ class DeviceCalls:
         self._meter = meter
         self._anchored: Dict[str, torch.Tensor] = {}
         self.transfer = Transfer()
-        self.times = Record()
+        self.times = Times()
 
     def run(self, program: Program, inputs: List[torch.Tensor], given: Sequence[torch.Tensor]) -> Any:
         """Run on inputs that are on the device, and return what forward returned.
@@ -46,7 +46,7 @@ class DeviceCalls:
         seconds = time.perf_counter() - started
         self._anchored = program.anchored(outputs)
         steps = (0, 0) if program.synthetic else (arithmetic.micro_batches, arithmetic.returned)
-        self.times.set(len(graph.inputs), steps[0], len(outputs), steps[1], seconds)
+        self.times = Times(len(graph.inputs), steps[0], len(outputs), steps[1], seconds)
         self._meter.add_call(arithmetic.micro_batches, arithmetic.device_iterations if self._training else 0)
         return program.returned(outputs)
 
@@ -68,56 +68,35 @@ Events = List[List[float]]
 Latency = Tuple[float, float, float]
 
 
-class Record:
-    """The time stamps of an executor's last call, in seconds since it began."""
+class Times(NamedTuple):
+    """The time stamps of an executor's last call, in seconds since it began.
 
-    def __init__(self) -> None:
-        self._last: Optional[Tuple[int, int, int, int, float]] = None
+    Host and device share their memory here, so that crossing takes no time: all inputs are there when the call begins,
+    and all outputs when it ends.
 
-    def set(self, inputs: int, steps: int, outputs: int, returned: int, seconds: float) -> None:
-        """Keep one call's times.
+    Attributes:
+        inputs, outputs: How many tensors went in and came out.
+        steps, returned: How many micro-batches of each of them cross; none where data are synthetic.
+        seconds: How long the call took.
+    """
 
-        Args:
-            inputs, outputs: How many tensors went in and came out.
-            steps, returned: How many micro-batches of each of them cross; none where data are synthetic.
-            seconds: How long the call took. Host and device share their memory here, so that crossing takes no time.
-        """
-        self._last = (inputs, steps, outputs, returned, seconds)
+    inputs: int = 0
+    steps: int = 0
+    outputs: int = 0
+    returned: int = 0
+    seconds: float = 0.0
 
     def counters(self) -> Dict[str, Events]:
         """Return the time stamps by event, then tensor, then step."""
-        if self._last is None:
-            return {name: [[]] for name in ("input", "input_complete", "output", "output_complete")}
-        inputs, steps, outputs, returned, seconds = self._last
-        return {
-            "input": _events(inputs, steps, 0.0),
-            "input_complete": _events(inputs, steps, 0.0),
-            "output": _events(outputs, returned, seconds),
-            "output_complete": _events(outputs, returned, seconds),
-        }
+        begin: Events = [[0.0] * self.steps for _ in range(self.inputs)] or [[]]
+        end: Events = [[self.seconds] * self.returned for _ in range(self.outputs)] or [[]]
+        return {"input": begin, "input_complete": begin, "output": end, "output_complete": end}
 
-    def between(self, start: str, start_last: bool, end: str, end_last: bool) -> Latency:
-        """Return minimum, maximum and mean of `end - start` over the steps, (0., 0., 0.) without data.
-
-        The event of a step is the first or last one of its tensors. Where there are k starts for each end, the
-        earliest of each k counts.
-        """
-        events = self.counters()
-        starts, ends = _over_tensors(events[start], start_last), _over_tensors(events[end], end_last)
-        if not starts or not ends:
-            return (0.0, 0.0, 0.0)
-        group = max(len(starts) // len(ends), 1)
-        pairs = [(min(starts[index * group : (index + 1) * group]), value) for index, value in enumerate(ends)]
-        spans = [value - first for first, value in pairs]
-        return (min(spans), max(spans), sum(spans) / len(spans))
-
-
-def _events(tensors: int, steps: int, time: float) -> Events:
-    return [[time] * steps for _ in range(tensors)] or [[]]
-
-
-def _over_tensors(events: Events, last: bool) -> List[float]:
-    return [max(step) if last else min(step) for step in zip(*events)]
+    def latency(self, crossing: bool) -> Latency:
+        """Return minimum, maximum and mean seconds of a step: of crossing alone, or from its input to its output."""
+        has_data = self.inputs and self.steps and self.outputs and self.returned
+        seconds = self.seconds if has_data and not crossing else 0.0
+        return (seconds, seconds, seconds)
 
 
 _INT32 = torch.iinfo(torch.int32)

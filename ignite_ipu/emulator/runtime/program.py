@@ -25,13 +25,13 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.runtime import collectives, loss_scaling
+from ignite_ipu.emulator.runtime import loss_scaling
 from ignite_ipu.emulator.runtime.compiled_step import Compiled, CompiledStep
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.runtime.random_stream import RandomStream
 from ignite_ipu.emulator.runtime.report import report_for
-from ignite_ipu.emulator.runtime.training_step import Optimizer, TrainingStep
+from ignite_ipu.emulator.runtime.training_step import Optimizer, TrainingStep, reducer
 from ignite_ipu.emulator.trace import number_formats, precision
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.explanations import without_half_kernel
@@ -39,8 +39,6 @@ from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.custom_types import replace_tensors
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.values.wrapping import plain, version
-
-__all__ = ["keep_freed_memory"]
 
 _GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
 _LOSS_SCALING = "finalLossScale"
@@ -122,7 +120,7 @@ class Program:
         dump(self.graph)
         self.ipus = self.placement.ipus(options)
         self._groups = self._replica_groups(per_replica)
-        self._reduce = collectives.reducer(options.Distributed.numProcesses) if training else None
+        self._reduce = reducer(options.Distributed.numProcesses) if training else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
         self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
         self.synthetic = bool(options._Popart._value("syntheticDataMode", 0))
@@ -169,7 +167,6 @@ class Program:
         graph = self.graph if self._compiled is None else self._compiled
         executable = Executable(graph, self.batching, weights, self._trained, buffers, self._groups, self.random)
         self._executable = executable
-        keep_freed_memory()
         self._meter.add(attaches=1)
         self._count_upload()
         if self._optimizer is not None:
@@ -181,12 +178,9 @@ class Program:
         Raises:
             Error: They are not of the same shapes and types.
         """
-        expected = {
-            **dict(enumerate(self.graph.constants)),
-            **{~place: value for place, value in self.graph.frozen.items()},
-        }
-        given = {**dict(enumerate(constants)), **{~place: value for place, value in frozen.items()}}
-        if {k: (v.shape, v.dtype) for k, v in expected.items()} != {k: (v.shape, v.dtype) for k, v in given.items()}:
+        expected, given = [*self.graph.constants, *self.graph.frozen.values()], [*constants, *frozen.values()]
+        same = [(value.shape, value.dtype) for value in expected] == [(value.shape, value.dtype) for value in given]
+        if not same or list(self.graph.frozen) != list(frozen):
             raise python_error("Invalid file: its compiled-in values are not those of this model.")
         self.graph = dataclasses.replace(self.graph, constants=tuple(constants), frozen=dict(frozen))
 
@@ -500,21 +494,3 @@ def _refuse_second_backward(*args: Any, **kwargs: Any) -> None:
         "backward() cannot be called explicitly on outputs of a PopTorch model: the compiled training step has already "
         "computed the gradients and updated the weights."
     )
-
-
-# Gradients and activations are made anew in every step. glibc gives freed memory back to the operating system as soon
-# as there is more than twice its largest block, and each page of it costs a fault when the next step writes to it: with
-# a few megabytes of weights a quarter of the step's time, or none, as the blocks happen to lie.
-
-_BLOCK = 31 << 20
-
-
-@functools.lru_cache(maxsize=None)
-def keep_freed_memory() -> None:
-    """Let glibc keep up to 62 MiB of what is freed, as in any program that has freed a block of 31 MiB.
-
-    Its limits follow the largest block, up to 32 MiB, that was freed so far (M_MMAP_THRESHOLD in mallopt(3)), unless
-    the environment sets them. The block here is never written into, so it takes no memory. Other C libraries do not
-    care.
-    """
-    torch.empty(_BLOCK, dtype=torch.uint8)

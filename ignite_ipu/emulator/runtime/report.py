@@ -13,9 +13,8 @@ import json
 import os
 import re
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Tuple
 
-import torch
 from torch import fx
 
 from ignite_ipu.emulator.compiler.batching import Batching
@@ -27,35 +26,26 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.training_step import TrainingStep
-from ignite_ipu.emulator.values.nested import leaves
 from ignite_ipu.emulator.version import __version__
 
 ENGINE_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PROFILE, TIMELINE = "profile.json", "timeline.json"
 _MOST_HOST_CALLS = 10_000
 _HOST = 0
-_BACKWARD = "backward"
+_PARTS = ("backward", "update")
 _CALL = re.compile(r"^    (\w+) = (_\d+)\(", re.M)
 
 
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """Something that took time, in seconds of `time.perf_counter`.
+class Reported(Protocol):
+    """A program, as far as a report tells of it."""
 
-    Attributes:
-        name: What it was.
-        start, end: When.
-        process: 0 for the host, else 1 + the IPU, counted over all replicas.
-        row: The line of the timeline.
-        about: Further facts.
-    """
+    graph: Graph
+    batching: Batching
+    placement: Placement
+    ipus: int
 
-    name: str
-    start: float
-    end: float
-    process: int = _HOST
-    row: str = "calls"
-    about: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    def memory(self) -> Dict[str, int]:
+        """Return how many bytes the device holds of what kind."""
 
 
 def engine_options(options: Options) -> Dict[str, str]:
@@ -96,9 +86,33 @@ class Report:
     def __init__(self, directory: str, chosen: Dict[str, str]) -> None:
         self.directory = directory
         self._chosen = chosen
-        self._host: List[Span] = []
-        self._device: List[Span] = []
+        self._events: List[Dict[str, Any]] = []
+        self._rows: Dict[Tuple[int, str], int] = {}
+        self._host_calls = 0
         self._profiled = self._written = False
+
+    def add(self, name: str, start: float, process: int = _HOST, row: str = "calls", **facts: Any) -> None:
+        """Note something that is over now.
+
+        Args:
+            name: What it was.
+            start: When it began, in seconds of `time.perf_counter`.
+            process: 0 for the host, else 1 + the IPU, counted over all replicas.
+            row: The line of the timeline.
+            facts: What else is known of it.
+        """
+        self._events.append(
+            {
+                "name": name,
+                "cat": row,
+                "ph": "X",
+                "ts": start * 1e6,
+                "dur": (time.perf_counter() - start) * 1e6,
+                "pid": process,
+                "tid": self._rows.setdefault((process, row), len(self._rows)),
+                "args": facts,
+            }
+        )
 
     @contextlib.contextmanager
     def host_call(self, name: str) -> Iterator[None]:
@@ -107,12 +121,9 @@ class Report:
         try:
             yield
         finally:
-            if len(self._host) < _MOST_HOST_CALLS:
-                self._host.append(Span(name, start, time.perf_counter()))
-
-    def add(self, name: str, start: float, end: float) -> None:
-        """Note a call of the host that is over."""
-        self._host.append(Span(name, start, end))
+            if self._host_calls < _MOST_HOST_CALLS:
+                self._host_calls += 1
+                self.add(name, start)
 
     @property
     def is_due(self) -> bool:
@@ -127,18 +138,16 @@ class Report:
             return
         self._profiled = True
         graph = executable.graph
-        timed = _TimedGraph(program, self._device)
-        executable.graph = dataclasses.replace(graph, run=timed.run)
-        if step is not None:
+        executable.graph = dataclasses.replace(graph, run=_TimedGraph(program, self).run)
+        for part in _PARTS if step is not None else ():
             # Instance attributes hide the methods until they are deleted again.
-            step.backward = timed.around(_BACKWARD, step.backward)  # type: ignore[method-assign]
-            step.update = timed.around("update", step.update)  # type: ignore[method-assign]
+            setattr(step, part, self._timed(part, getattr(step, part), program.placement.ipus_per_replica))
         try:
             yield
         finally:
             executable.graph = graph
-            if step is not None:
-                del step.backward, step.update
+            for part in _PARTS if step is not None else ():
+                delattr(step, part)
 
     def write(self, program: Reported, counters: Counters, seconds: float) -> None:
         """Write both files, in the place of earlier ones.
@@ -150,7 +159,7 @@ class Report:
         try:
             os.makedirs(self.directory, exist_ok=True)
             self._write(PROFILE, self._profile(program, counters, seconds))
-            self._write(TIMELINE, {"traceEvents": self._events(), "displayTimeUnit": "ms"})
+            self._write(TIMELINE, {"traceEvents": [*self._events, *self._names()], "displayTimeUnit": "ms"})
         except OSError as error:
             logger.warning("The report could not be written to %s: %s.", self.directory, error)
 
@@ -158,30 +167,28 @@ class Report:
         with open(os.path.join(self.directory, name), "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1, default=str)
 
+    def _timed(self, part: str, function: Callable[..., None], ipus_per_replica: int) -> Callable[..., None]:
+        @functools.wraps(function)
+        def timed(*arguments: Any) -> None:
+            start = time.perf_counter()
+            function(*arguments)
+            replica = arguments[1] if part == "backward" else 0
+            self.add(part, start, 1 + replica * ipus_per_replica, part)
+
+        return timed
+
     def _profile(self, program: Reported, counters: Counters, seconds: float) -> Dict[str, Any]:
-        spent: Dict[str, List[float]] = {}
-        backward: Dict[str, float] = {}
-        for span in self._device:
-            name = str(span.about.get("node", span.name))
-            if span.about.get("pass") == _BACKWARD:
-                backward[name] = backward.get(name, 0.0) + span.end - span.start
-            else:
-                spent.setdefault(name, []).append(span.end - span.start)
+        spent: Dict[Optional[str], List[float]] = {}
+        for event in self._events:
+            spent.setdefault(event["args"].get("node"), []).append(event["dur"] / 1e6)
         operators = [
             {
                 "node": node.name,
                 "operator": node.meta["operator"],
-                "ipu": node.meta["site"].ipu,
-                "stage": node.meta["site"].stage,
-                "phase": node.meta["site"].phase,
-                "block": node.meta["site"].block,
-                "scope": node.meta["scope"],
-                "source": node.meta["source"],
-                "shape": node.meta.get("shape"),
-                "dtype": node.meta.get("dtype"),
-                "runs": len(spent.get(node.name, [])),
-                "seconds": sum(spent.get(node.name, [])),
-                "backward_seconds": backward.get(node.name, 0.0),
+                **node.meta["site"]._asdict(),
+                **{name: node.meta.get(name) for name in ("scope", "source", "shape", "dtype")},
+                "runs": len(spent[node.name]),
+                "seconds": sum(spent[node.name]),
             }
             for node in program.graph.nodes.nodes
             if node.name in spent
@@ -196,58 +203,31 @@ class Report:
             "memory_bytes": program.memory(),
             "counters": dataclasses.asdict(counters),
             "operators": operators,
-            "backward_seconds": sum(spent.get(_BACKWARD, [])),
-            "update_seconds": sum(spent.get("update", [])),
-            "host_calls": [{"name": span.name, "seconds": span.end - span.start} for span in self._host],
+            **{
+                f"{part}_seconds": sum(event["dur"] for event in self._events if event["cat"] == part) / 1e6
+                for part in _PARTS
+            },
+            "host_calls": [
+                {"name": event["name"], "seconds": event["dur"] / 1e6}
+                for event in self._events
+                if event["pid"] == _HOST
+            ],
         }
 
-    def _events(self) -> List[Dict[str, Any]]:
-        spans = [*self._host, *self._device]
-        origin = min((span.start for span in spans), default=0.0)
-        events: List[Dict[str, Any]] = []
-        rows: Dict[Any, int] = {}
-        for span in spans:
-            row = rows.setdefault((span.process, span.row), len(rows))
-            events.append(
-                {
-                    "name": span.name,
-                    "cat": span.row,
-                    "ph": "X",
-                    "ts": (span.start - origin) * 1e6,
-                    "dur": (span.end - span.start) * 1e6,
-                    "pid": span.process,
-                    "tid": row,
-                    "args": span.about,
-                }
-            )
-        for process in {span.process for span in spans}:
+    def _names(self) -> Iterator[Dict[str, Any]]:
+        for process in {process for process, _ in self._rows}:
             name = "Host" if process == _HOST else f"IPU {process - 1}"
-            events.append({"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}})
-        for (process, row), number in rows.items():
-            events.append({"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": row}})
-        return events
-
-
-class Reported(Protocol):
-    """A program, as far as a report tells of it."""
-
-    graph: Graph
-    batching: Batching
-    placement: Placement
-    ipus: int
-
-    def memory(self) -> Dict[str, int]:
-        """Return how many bytes the device holds of what kind."""
+            yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
+        for (process, row), number in self._rows.items():
+            yield {"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": row}}
 
 
 class _TimedGraph:
-    """A program's graph with a clock around each operator, and around each step of its way back."""
+    """A program's graph with a clock around each operator."""
 
-    def __init__(self, program: Reported, spans: List[Span]) -> None:
-        self._spans = spans
-        self._program = program
+    def __init__(self, program: Reported, report: Report) -> None:
+        self._program, self._report = program, report
         self._micro_batch = -1
-        self._seen: Set[Any] = set()
         graph = program.graph
         names = dict(getattr(graph.run, "__globals__", {}))
         nodes = {node.name: node for node in graph.nodes.nodes}
@@ -260,75 +240,21 @@ class _TimedGraph:
     def run(self, *arguments: Any) -> Any:
         """Run one micro-batch; the replicas take turns."""
         self._micro_batch += 1
-        self._seen.clear()
         return self._run(*arguments)
-
-    def around(self, name: str, function: Callable[..., None]) -> Callable[..., None]:
-        """Return `function`, a part of the training step, with a clock around it."""
-
-        @functools.wraps(function)
-        def timed(*arguments: Any) -> None:
-            start = time.perf_counter()
-            function(*arguments)
-            self._spans.append(Span(name, start, time.perf_counter(), self._process(0), name))
-
-        return timed
 
     def _timed(self, node: fx.Node, kernel: Callable[..., Any]) -> Callable[..., Any]:
         if "operator" not in node.meta:
             return kernel
-        site = node.meta["site"]
+        site, program = node.meta["site"], self._program
         row = f"phase {site.phase}" if site.stage < 0 else f"stage {site.stage}"
-        about = {"node": node.name, "block": site.block, "scope": node.meta["scope"], "source": node.meta["source"]}
+        facts = {"node": node.name, "block": site.block, "scope": node.meta["scope"], "source": node.meta["source"]}
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = kernel(*args, **kwargs)
-            end = time.perf_counter()
-            process = self._process(max(site.ipu, 0))
-            facts = {**about, "micro_batch": self._micro_batch}
-            name = node.meta["operator"]
-            self._spans.append(Span(name, start, end, process, row, facts))
-            backward = functools.partial(
-                Span,
-                f"{name} {_BACKWARD}",
-                process=process,
-                row=f"{row} {_BACKWARD}",
-                about={**facts, "pass": _BACKWARD},
-            )
-            for step in self._new_steps((args, result)):
-                self._time_backward(step, backward)
+            replica = self._micro_batch % program.batching.replication_factor
+            process = 1 + replica * program.placement.ipus_per_replica + max(site.ipu, 0)
+            self._report.add(node.meta["operator"], start, process, row, **facts, micro_batch=self._micro_batch)
             return result
 
         return timed
-
-    def _new_steps(self, values: Any) -> List[Any]:
-        """Return what autograd has recorded since the last operator of this micro-batch: its way back."""
-        found: List[Any] = []
-        pending = [value.grad_fn for value in leaves(values) if isinstance(value, torch.Tensor)]
-        while pending:
-            step = pending.pop()
-            # Gradients that have reached their weights are added up by the training step.
-            if step is None or step in self._seen or step.name().endswith("AccumulateGrad"):
-                continue
-            self._seen.add(step)
-            found.append(step)
-            pending += [earlier for earlier, _ in step.next_functions]
-        return found
-
-    def _time_backward(self, step: Any, span: Callable[..., Span]) -> None:
-        started: List[float] = []
-
-        def before(gradients: Any) -> None:
-            started.append(time.perf_counter())
-
-        def after(gradients: Any, incoming: Any) -> None:
-            self._spans.append(span(start=started.pop(), end=time.perf_counter()))
-
-        step.register_prehook(before)
-        step.register_hook(after)
-
-    def _process(self, ipu: int) -> int:
-        replicas = self._program.batching.replication_factor
-        replica = max(self._micro_batch, 0) % replicas
-        return 1 + replica * self._program.placement.ipus_per_replica + ipu

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Optional, Tuple, TypeVar
 import torch
 
 from ignite_ipu.emulator.errors import python_error
-from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.active import active
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -141,7 +141,26 @@ def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -
     return decorate
 
 
-class NameScope:
+class _Mark:
+    """Adds something to a list of the running trace for a `with` statement; one object may serve several traces."""
+
+    def __init__(self, of_trace: str, value: Any) -> None:
+        self._of_trace, self._value = of_trace, value
+        self._entered: List[Optional[List[Any]]] = []
+
+    def __enter__(self) -> None:
+        open_marks: Optional[List[Any]] = getattr(active(), self._of_trace, None)
+        self._entered.append(open_marks)
+        if open_marks is not None:
+            open_marks.append(self._value)
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        open_marks = self._entered.pop()
+        if open_marks is not None:
+            open_marks.pop()
+
+
+class NameScope(_Mark):
     """Puts the operators of a `with` statement below a name.
 
     Attributes:
@@ -152,22 +171,10 @@ class NameScope:
         if not isinstance(name, str):
             raise AssertionError(f"The name of a NameScope must be a string, got {name!r}.")
         self.name = name
-        # Re-entrant, and one scope object may serve several traces.
-        self._entered: List[Optional[Trace]] = []
-
-    def __enter__(self) -> None:
-        trace = active()
-        self._entered.append(trace)
-        if trace is not None:
-            trace.scope.append(self.name)
-
-    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
-        trace = self._entered.pop()
-        if trace is not None:
-            trace.scope.pop()
+        super().__init__("scope", name)
 
 
-class Attribute:
+class Attribute(_Mark):
     """Attaches back-end attributes to the operators of a `with` statement; they change no result.
 
     Args:
@@ -178,19 +185,7 @@ class Attribute:
         for name, content in kwargs.items():
             if not isinstance(content, dict):
                 raise AssertionError(f"Attribute takes a dict for each name, got {name}={content!r}.")
-        self._attributes = kwargs
-        self._entered: List[Optional[Trace]] = []
-
-    def __enter__(self) -> None:
-        trace = active()
-        self._entered.append(trace)
-        if trace is not None:
-            trace.attributes.append(self._attributes)
-
-    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
-        trace = self._entered.pop()
-        if trace is not None:
-            trace.attributes.pop()
+        super().__init__("attributes", kwargs)
 
 
 def module_repr(m: torch.nn.Module) -> str:

@@ -28,8 +28,7 @@ from ignite_ipu.emulator.trace.autocasting import Autocast
 from ignite_ipu.emulator.trace.call_sites import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.trace.custom_functions import forward_only
 from ignite_ipu.emulator.trace.forgotten_arguments import found_again
-from ignite_ipu.emulator.trace.hidden_writes import hidden_writes
-from ignite_ipu.emulator.trace.isolation import Turn
+from ignite_ipu.emulator.trace.isolation import Turn, replaced
 from ignite_ipu.emulator.trace.moves import MOVES, moved, names_ipu, put_on_ipu, range_noticed
 from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.precision import NORMALISATIONS, Precision, in_float, in_strided_groups
@@ -110,19 +109,12 @@ class Capture(Trace):
         """Record the calls made in the `with` block; gradients are recorded too when `training`."""
         if active() is not None:
             raise backend_error("A model is already being traced in this thread: forward may not call a wrapped model.")
-        with _TURN.taken():
-            yield from self._trace(training)
-
-    def _trace(self, training: bool) -> Iterator[None]:
         self._grad_mode = self.training = training
-        validate = torch.distributions.Distribution._validate_args
-        try:
-            torch.distributions.Distribution._validate_args = False  # it would ask for values
-            with running(self), torch.set_grad_enabled(training), forward_only(), range_noticed(), self:
+        with _TURN.taken(), running(self), replaced(torch.distributions.Distribution, "_validate_args", False):
+            # Distributions would ask for values, to validate them.
+            with torch.set_grad_enabled(training), forward_only(), range_noticed(), self:
                 yield
             self._follow_grad_mode(training)
-        finally:
-            torch.distributions.Distribution._validate_args = validate
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
@@ -184,7 +176,7 @@ class Capture(Trace):
         for traced in written:
             if name != "__setitem__":
                 support.check_write(self, traced, *metas)
-        written += hidden_writes(name_of(kernel), args, kwargs)
+        written += call_rewrites.hidden_writes(name_of(kernel), args, kwargs)
         if not written and not holds_tensors(result):
             return result
         node = self._node(kernel, args, kwargs)

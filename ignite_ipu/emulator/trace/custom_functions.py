@@ -14,6 +14,7 @@ from torch.utils.hooks import BackwardHook
 
 from ignite_ipu.emulator.trace.active import active
 from ignite_ipu.emulator.trace.explanations import checkpoint_refused
+from ignite_ipu.emulator.trace.isolation import replaced
 
 
 @contextlib.contextmanager
@@ -33,13 +34,9 @@ def forward_only() -> Iterator[None]:
     def set_up(hook: BackwardHook, function: Any, args: Any) -> Any:
         return set_up_hook(hook, function, args) if active() is None else (args, None)
 
-    torch.autograd.Function.apply = classmethod(called)  # type: ignore[assignment]
-    BackwardHook._apply_on_tensors = set_up  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        BackwardHook._apply_on_tensors = set_up_hook  # type: ignore[method-assign]
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+    with replaced(torch.autograd.Function, "apply", classmethod(called)):
+        with replaced(BackwardHook, "_apply_on_tensors", set_up):
+            yield
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

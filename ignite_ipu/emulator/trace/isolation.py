@@ -14,8 +14,6 @@ from typing import Any, Callable, Iterator, List, Optional, TypeVar
 
 import torch
 
-__all__ = ["Turn", "inference_mode_left", "saved_tensor_hooks_active", "saved_tensor_hooks_left", "unaffected"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -80,20 +78,23 @@ def _traces_left() -> Iterator[None]:
         torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
-def _autocasts_before_devices_were_named() -> bool:
-    return torch.is_autocast_cpu_enabled()
+def _autocasts() -> bool:
+    try:
+        return torch.is_autocast_enabled("cpu")
+    except TypeError:  # PyTorch before 2.4
+        return torch.is_autocast_cpu_enabled()
 
 
-def _autocasts_on_cpu() -> bool:
-    return torch.is_autocast_enabled("cpu")
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let an attribute that PyTorch defines on `owner` be `value` in the `with` block."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
-
-try:
-    torch.is_autocast_enabled("cpu")
-except TypeError:  # PyTorch before 2.4
-    _autocasts = _autocasts_before_devices_were_named
-else:
-    _autocasts = _autocasts_on_cpu
 
 _AUTOGRAD: Any = torch._C._autograd
 # An older PyTorch cannot tell which hooks there are: they stay in force there.

@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator
 from torch import nn
 
 from ignite_ipu.emulator.trace.active import active
+from ignite_ipu.emulator.trace.isolation import replaced
 
 
 @contextlib.contextmanager
@@ -27,8 +28,5 @@ def followed(enter: Callable[[nn.Module], None], leave: Callable[[nn.Module], No
         finally:
             leave(module)
 
-    nn.Module.__call__ = called  # type: ignore[method-assign]
-    try:
+    with replaced(nn.Module, "__call__", called):
         yield
-    finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]

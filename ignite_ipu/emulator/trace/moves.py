@@ -10,6 +10,7 @@ import torch
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.isolation import replaced
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import illegal_move
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
@@ -54,11 +55,8 @@ def range_noticed() -> Iterator[None]:
         trace = active()
         return original(*args, **kwargs) if trace is None else trace.call(original, args, kwargs)
 
-    torch.range = called
-    try:
+    with replaced(torch, "range", called):
         yield
-    finally:
-        torch.range = original
 
 
 def names_ipu(value: Any) -> bool:

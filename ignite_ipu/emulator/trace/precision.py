@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.trace.autocasting import Policy
+from ignite_ipu.emulator.values.nested import leaves
 
 
 def _words(text: str) -> Tuple[str, ...]:
@@ -70,13 +71,13 @@ def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return kernel
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        operands = list(_floating((args, kwargs)))
+        operands = _floating((args, kwargs))
         had_nan = any(_any(torch.isnan, operand) for operand in operands)
         had_infinity = any(_any(torch.isinf, operand) for operand in operands)
         if had_nan and name in _COMPARISONS:
             raise _exception(f"{name} compares NaN")
         result = kernel(*args, **kwargs)
-        produced = list(_floating(result))
+        produced = _floating(result)
         if not had_nan and any(_any(torch.isnan, value) for value in produced):
             raise _exception(
                 f"{name} made NaN of operands without NaN: an invalid operation (0/0, inf-inf, 0*inf, ...)"
@@ -147,14 +148,6 @@ def _any(test: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> b
     return bool(test(value.detach()).any())
 
 
-def _floating(value: Any) -> Iterator[torch.Tensor]:
-    pending: List[Any] = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, torch.Tensor):
-            if item.is_floating_point() and not item.is_meta:
-                yield item
-        elif isinstance(item, (list, tuple)):
-            pending.extend(item)
-        elif isinstance(item, dict):
-            pending.extend(item.values())
+def _floating(value: Any) -> List[torch.Tensor]:
+    tensors = (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+    return [tensor for tensor in tensors if tensor.is_floating_point() and not tensor.is_meta]

@@ -100,32 +100,13 @@ def test_the_timeline_is_in_the_trace_event_format(written):
 def test_operators_lie_within_the_call_that_ran_them_and_do_not_overlap(written):
     _, events = written
     run = next(event for event in events if event["name"] == "modelExecution")
-    device = sorted((e for e in events if e["ph"] == "X" and e["pid"] > 0), key=lambda event: event["ts"])
-    operators = [event for event in device if "pass" not in event["args"]]
+    operators = sorted((e for e in events if e["ph"] == "X" and e["pid"] > 0), key=lambda event: event["ts"])
     assert len(operators) == 4 * 4 + 4 + 2  # operators, backward passes, updates
     for event, following in zip(operators, [*operators[1:], None]):
         assert run["ts"] <= event["ts"] and event["ts"] + event["dur"] <= run["ts"] + run["dur"]
         assert following is None or event["ts"] + event["dur"] <= following["ts"] + 1e-3
     assert [e["pid"] for e in operators if e["name"] == "linear"][:4] == [1, 2, 3, 4]
-
-
-def test_the_way_back_is_timed_operator_by_operator(written):
-    """On the operator's own IPU, in the reverse order, within the backward pass of the same micro-batch."""
-    profile, events = written
-    wholes = [event for event in events if event["name"] == "backward"]
-    steps = [event for event in events if event.get("args", {}).get("pass") == "backward"]
-    for number, whole in enumerate(sorted(wholes, key=lambda event: event["ts"])):
-        own = sorted((e for e in steps if e["args"]["micro_batch"] == number), key=lambda event: event["ts"])
-        assert [event["args"]["node"] for event in own if event["name"] != "linear backward"] == ["mse_loss", "relu"]
-        assert list(dict.fromkeys(e["args"]["node"] for e in own)) == ["mse_loss", "linear_1", "relu", "linear"]
-        first = 1 + 2 * (number % 2)
-        assert list(dict.fromkeys(event["pid"] for event in own)) == [first + 1, first]
-        for event, following in zip(own, [*own[1:], None]):
-            assert whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
-            assert following is None or event["ts"] + event["dur"] <= following["ts"] + 1e-3
-    operators = profile["operators"]
-    assert all(each["backward_seconds"] > 0 for each in operators)
-    assert sum(each["backward_seconds"] for each in operators) <= profile["backward_seconds"]
+    assert [e["pid"] for e in operators if e["name"] == "backward"] == [1, 3] * 2
 
 
 def test_the_environment_overrides_the_options(tmp_path, monkeypatch, caplog):
@@ -170,7 +151,7 @@ def test_inference_is_profiled_too(tmp_path):
     executor(X)
     profile = json.loads((tmp_path / "inference" / "profile.json").read_text())
     assert [each["operator"] for each in profile["operators"]] == ["linear"]
-    assert profile["update_seconds"] == 0 and profile["operators"][0]["backward_seconds"] == 0
+    assert profile["update_seconds"] == profile["backward_seconds"] == 0
 
 
 # -- the graph in the log and in a file --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import torch
 from torch import fx
@@ -43,6 +43,10 @@ class Call(NamedTuple):
         """Return the traced tensors among the arguments."""
         return tuple(leaf for leaf in leaves((tuple(self.args), dict(self.kwargs))) if isinstance(leaf, IpuTensor))
 
+    def dtypes(self) -> Set[torch.dtype]:
+        """Return their types."""
+        return {tensor.meta.dtype for tensor in self.tensors()}
+
     def varies(self) -> bool:
         """Tell whether some argument is no constant of the program."""
         return any(map(self.capture.varies, self.tensors()))
@@ -81,14 +85,8 @@ def _meta(value: Any) -> torch.Tensor:
     return value.meta if isinstance(value, IpuTensor) else value
 
 
-def _is_integer(tensor: IpuTensor) -> bool:
-    dtype = tensor.meta.dtype
-    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
-
-
-def _varies(call: Call) -> bool:
-    decisive = (call.get("offsets"), call.get("repeats"))
-    return any(isinstance(value, IpuTensor) and call.capture.varies(value) for value in decisive)
+def _dimensions(call: Call) -> int:
+    return _meta(call.get("input")).dim()
 
 
 def _frozen(call: Call) -> bool:
@@ -101,16 +99,14 @@ def _packed(call: Call) -> bool:
     return isinstance(sizes, torch.Tensor) and not _meta(sizes).is_floating_point()
 
 
-def _projected(call: Call) -> bool:
-    return bool(call.get("has_biases")) and len(call.get("params")) % 4 != 0
+def _integers(call: Call) -> bool:
+    integers = all(not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool) for dtype in call.dtypes())
+    return integers and not any(isinstance(value, float) for value in call.args)
 
 
-def _weight_without_bias(call: Call) -> bool:
-    return (call.get("weight") is None) is not (call.get("bias") is None)
-
-
-def _reflects_three(call: Call) -> bool:
-    return call.get("mode") == "reflect" and len(call.get("pad")) > _FLAT
+def _varies(call: Call) -> bool:
+    decisive = (call.get("offsets"), call.get("repeats"))
+    return any(isinstance(value, IpuTensor) and call.capture.varies(value) for value in decisive)
 
 
 def _divisible(call: Call, sizes: Any) -> bool:
@@ -120,10 +116,6 @@ def _divisible(call: Call, sizes: Any) -> bool:
         count = int(call.name[-2])
     wanted = list(sizes) if isinstance(sizes, (tuple, list)) else [sizes] * count
     return all(size is None or have % size == 0 for have, size in zip(input.shape[-count:], wanted))
-
-
-def _divides(call: Call) -> bool:
-    return not _divisible(call, call.get("output_size"))
 
 
 def _area_divides(call: Call) -> bool:
@@ -137,10 +129,6 @@ def _area_divides(call: Call) -> bool:
     return not _divisible(call, [int(size * factor) for size, factor in zip(spatial, factors)])
 
 
-def _bicubic_corners(call: Call) -> bool:
-    return call.get("mode") == "bicubic" and bool(call.get("align_corners"))
-
-
 def _bilinear_factors(call: Call) -> bool:
     factors = call.get("scale_factor")
     return call.get("mode") == "bilinear" and isinstance(factors, (tuple, list)) and len(set(factors)) > 1
@@ -152,22 +140,6 @@ def _bilinear_sizes(call: Call) -> bool:
         return False
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return bool(height * input.shape[-1] != width * input.shape[-2])
-
-
-def _unbatched(call: Call) -> bool:
-    return _meta(call.get("input")).dim() == 1
-
-
-def _shapes_differ(call: Call) -> bool:
-    return len({tuple(tensor.meta.shape) for tensor in call.tensors()}) > 1
-
-
-def _one_dimensional(call: Call) -> bool:
-    return _meta(call.get("input")).dim() == 1
-
-
-def _two_dimensional(call: Call) -> bool:
-    return not _one_dimensional(call)
 
 
 def _index(call: Call) -> Tuple[Any, ...]:
@@ -224,13 +196,8 @@ def _dtype(call: Call) -> bool:
     return isinstance(dtype, torch.dtype) and dtype is not _meta(call.get("input")).dtype
 
 
-def _eight_bits(call: Call) -> bool:
-    types = {tensor.meta.dtype for tensor in call.tensors()}
-    return types in ({torch.int8}, {torch.uint8})
-
-
 def _bool_with_integer(call: Call) -> bool:
-    types = {tensor.meta.dtype for tensor in call.tensors()}
+    types = call.dtypes()
     return torch.bool in types and len(types) > 1
 
 
@@ -244,39 +211,31 @@ def _of_a_matrix(call: Call) -> bool:
     return len(dim) == 2 if isinstance(dim, (list, tuple)) else dim is None and _meta(call.get("A")).dim() == 2
 
 
-def _integers(call: Call) -> bool:
-    return all(map(_is_integer, call.tensors())) and not any(isinstance(value, float) for value in call.args)
-
-
-def _two_tensors(call: Call) -> bool:
-    return isinstance(call.get("other"), torch.Tensor)
-
-
 _RULES: Dict[str, Callable[[Call], bool]] = {
     "area_divides": _area_divides,
-    "bicubic_corners": _bicubic_corners,
+    "bicubic_corners": lambda call: call.get("mode") == "bicubic" and bool(call.get("align_corners")),
     "bilinear_factors": _bilinear_factors,
     "bilinear_sizes": _bilinear_sizes,
     "bool_with_integer": _bool_with_integer,
-    "divides": _divides,
+    "divides": lambda call: not _divisible(call, call.get("output_size")),
     "dtype": _dtype,
-    "eight_bits": _eight_bits,
+    "eight_bits": lambda call: call.dtypes() in ({torch.int8}, {torch.uint8}),
     "fractions_in_body": _fractions_in_body,
     "frozen": _frozen,
     "integers": _integers,
     "of_a_matrix": _of_a_matrix,
-    "one_dimensional": _one_dimensional,
+    "one_dimensional": lambda call: _dimensions(call) == 1,
     "packed": _packed,
-    "projected": _projected,
-    "reflects_three": _reflects_three,
+    "projected": lambda call: bool(call.get("has_biases")) and len(call.get("params")) % 4 != 0,
+    "reflects_three": lambda call: call.get("mode") == "reflect" and len(call.get("pad")) > _FLAT,
     "repeated_subscript": _repeated_subscript,
-    "shapes_differ": _shapes_differ,
+    "shapes_differ": lambda call: len({tuple(tensor.meta.shape) for tensor in call.tensors()}) > 1,
     "slices_constant": _slices_constant,
     "steps": _steps,
     "turned": _turned,
-    "two_dimensional": _two_dimensional,
-    "two_tensors": _two_tensors,
-    "unbatched": _unbatched,
+    "two_dimensional": lambda call: _dimensions(call) != 1,
+    "two_tensors": lambda call: isinstance(call.get("other"), torch.Tensor),
+    "unbatched": lambda call: _dimensions(call) == 1,
     "varies": _varies,
-    "weight_without_bias": _weight_without_bias,
+    "weight_without_bias": lambda call: (call.get("weight") is None) is not (call.get("bias") is None),
 }
