@@ -1,4 +1,4 @@
-"""The coverage registry knows every name of the API table, and its page is the one in the documentation."""
+"""The coverage page tells of every name of the API table what happens to it, and that is what happens."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ import pytest
 import torch
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator import coverage
-from ignite_ipu.emulator.coverage import Status
+from tests.emulator import coverage
 from tests.emulator.calls import Calls
+from tests.emulator.coverage import Status
 
 _ROOT = Path(__file__).parents[2]
 _TABLE = json.loads((Path(__file__).parent / "data" / "api.json").read_text(encoding="utf-8"))
 _PAGE = _ROOT / "docs" / "emulator-coverage.md"
-
-
-def test_every_name_of_the_table_has_a_status_and_no_other():
-    listed = [entry.name for entry in coverage.entries()]
-    assert sorted(listed) == sorted({entry["name"] for entry in _TABLE["entries"]})
 
 
 def test_what_is_accepted_or_refused_says_why():
@@ -101,18 +96,12 @@ def test_every_note_is_about_a_name_that_exists():
         assert not set(table) - known
 
 
-def test_a_made_up_name_is_unknown():
-    for name in ("poptorch.nothing", "poptorch.Options.nothing", "numpy.array"):
-        with pytest.raises(KeyError):
-            coverage.entry(name)
-
-
 def test_the_page_is_up_to_date():
     """Written by the command that the page names."""
-    command = [sys.executable, "-m", "ignite_ipu.emulator.coverage"]
+    command = [sys.executable, "-m", "tests.emulator.coverage"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=_ROOT).stdout
     assert printed == coverage.page() == _PAGE.read_text(encoding="utf-8"), (
-        "run: python -m ignite_ipu.emulator.coverage > docs/emulator-coverage.md"
+        "run: python -m tests.emulator.coverage > docs/emulator-coverage.md"
     )
 
 
