@@ -32,8 +32,7 @@ class _DistributedOptions(OptionsDict):
 
     def configureProcessId(self, process_id: int, num_processes: int) -> _DistributedOptions:
         """Be process `process_id` of `num_processes`."""
-        self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
-        return self
+        return self._with(distributed_process_id=process_id, num_distributed_processes=num_processes)
 
     @property
     def processId(self) -> int:

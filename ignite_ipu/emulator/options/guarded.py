@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Optional
+import enum
+from typing import Any, Dict, Optional, Type, TypeVar
+
+_Self = TypeVar("_Self", bound="OptionsDict")
+_Value = TypeVar("_Value")
 
 
 def frozen_error(option: Optional[str]) -> AttributeError:
@@ -12,6 +16,18 @@ def frozen_error(option: Optional[str]) -> AttributeError:
     return AttributeError(
         f"Can't modify frozen Options{what}: a model or a DataLoader uses them. Change a clone() of them instead."
     )
+
+
+def checked(setter: str, value: Any, kind: Type[_Value]) -> _Value:
+    """Return what a setter was given.
+
+    Raises:
+        AssertionError: It is of another kind.
+    """
+    if isinstance(value, kind):
+        return value
+    name = f"poptorch.{kind.__name__}" if issubclass(kind, enum.Enum) else kind.__name__
+    raise AssertionError(f"{setter} takes {'an' if name[0] in 'aeiou' else 'a'} {name}, got {value!r}.")
 
 
 class OptionsDict:
@@ -61,6 +77,11 @@ class OptionsDict:
                 self.set(**{option: value})
             else:
                 self._values[option] = value
+
+    def _with(self: _Self, **values: Any) -> _Self:
+        """Create or set values; every setter returns what it belongs to."""
+        self.createOrSet(**values)
+        return self
 
     def exists(self, option: str) -> bool:
         """Return whether a value of that name exists."""

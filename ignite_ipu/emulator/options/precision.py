@@ -6,7 +6,7 @@ import torch
 
 from ignite_ipu.emulator.enums import HalfFloatCastingBehavior
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.options.guarded import OptionsDict
+from ignite_ipu.emulator.options.guarded import OptionsDict, checked
 from ignite_ipu.emulator.options.popart import _PopartOptions
 from ignite_ipu.emulator.trace.autocasting import Policy, warn_of_age
 from ignite_ipu.emulator.trace.precision import Precision
@@ -36,9 +36,8 @@ class _PrecisionOptions(OptionsDict):
         Raises:
             AssertionError: `enabled` is no bool.
         """
-        if not isinstance(enabled, bool):
-            raise AssertionError(f"enableFloatingPointExceptions takes a bool, got {enabled!r}.")
-        self._popart_options.set("enableFloatingPointExceptions", enabled)
+        name = "enableFloatingPointExceptions"
+        self._popart_options.set(name, checked(name, enabled, bool))
         return self
 
     def enableStochasticRounding(self, enabled: bool) -> _PrecisionOptions:
@@ -91,8 +90,7 @@ class _PrecisionOptions(OptionsDict):
         warn_of_age("Options.Precision.autocastEnabled")
         if not isinstance(autocast_enabled, bool):
             raise ValueError(f"autocastEnabled needs to be set to a bool, got {autocast_enabled!r}.")
-        self.set(autocast_enabled=autocast_enabled)
-        return self
+        return self._with(autocast_enabled=autocast_enabled)
 
     def autocastPolicy(self, autocast_policy: Policy) -> _PrecisionOptions:
         """Choose which operators autocasting runs in half, and which in float (API before 3.3).

@@ -14,7 +14,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import compile_checks
 from ignite_ipu.emulator.options.compile_checks import check_at_compile
 from ignite_ipu.emulator.options.distributed import _DistributedOptions
-from ignite_ipu.emulator.options.guarded import OptionsDict
+from ignite_ipu.emulator.options.guarded import OptionsDict, checked
 from ignite_ipu.emulator.options.popart import _PopartOptions
 from ignite_ipu.emulator.options.precision import _PrecisionOptions
 from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
@@ -35,6 +35,10 @@ _KEPT_IN_PYTHON = (
 )
 UNLIMITED = 2**64 - 1
 _SYNTHETIC_DATA_OFF, _SYNTHETIC_DATA_NORMAL = 0, 2
+
+
+def _part(name: str, about: str) -> Any:
+    return property(lambda options: options.__dict__[name], doc=about)
 
 
 class Options(OptionsDict):
@@ -85,40 +89,12 @@ class Options(OptionsDict):
         )
         self._apply_environment()
 
-    @property
-    def TensorLocations(self) -> _TensorLocationOptions:
-        """Where tensors are kept."""
-        found: _TensorLocationOptions = self.__dict__["_tensor_locations"]
-        return found
-
-    @property
-    def Distributed(self) -> _DistributedOptions:
-        """Which process of how many this is."""
-        found: _DistributedOptions = self.__dict__["_distributed"]
-        return found
-
-    @property
-    def Jit(self) -> _JitOptions:
-        """Options of a front end that is gone."""
-        found: _JitOptions = self.__dict__["_jit"]
-        return found
-
-    @property
-    def Precision(self) -> _PrecisionOptions:
-        """Number formats."""
-        found: _PrecisionOptions = self.__dict__["_precision"]
-        return found
-
-    @property
-    def Training(self) -> _TrainingOptions:
-        """What matters when training."""
-        found: _TrainingOptions = self.__dict__["_training"]
-        return found
-
-    @property
-    def _Popart(self) -> _PopartOptions:
-        found: _PopartOptions = self.__dict__["_popart"]
-        return found
+    TensorLocations: _TensorLocationOptions = _part("_tensor_locations", "Where tensors are kept.")
+    Distributed: _DistributedOptions = _part("_distributed", "Which process of how many this is.")
+    Jit: _JitOptions = _part("_jit", "Options of a front end that is gone.")
+    Precision: _PrecisionOptions = _part("_precision", "Number formats.")
+    Training: _TrainingOptions = _part("_training", "What matters when training.")
+    _Popart: _PopartOptions = _part("_popart", "Settings of the back end.")
 
     def from_json(self, string: str) -> Options:
         """Make the option calls that a JSON object lists, such as `{"Training.gradientAccumulation": 4}`.
@@ -142,13 +118,11 @@ class Options(OptionsDict):
 
     def deviceIterations(self, device_iterations: int) -> Options:
         """Run so many iterations, each with its own weight update when training, in one call."""
-        self.set(device_iterations=device_iterations)
-        return self
+        return self._with(device_iterations=device_iterations)
 
     def replicationFactor(self, replication_factor: int) -> Options:
         """Run so many copies of the model, each on its own micro-batches."""
-        self.set(replication_factor=replication_factor)
-        return self
+        return self._with(replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Options:
         """Give the replicas of one group the same input; call `replicationFactor` first.
@@ -166,8 +140,7 @@ class Options(OptionsDict):
             raise ValueError(f"The input group size ({input_group_size}) cannot be larger than {replicas} replicas.")
         if input_group_size < 1 or replicas % input_group_size:
             raise ValueError(f"The input group size ({input_group_size}) must be a factor of {replicas} replicas.")
-        self.set(input_group_size=input_group_size, input_cgt=input_group_type)
-        return self
+        return self._with(input_group_size=input_group_size, input_cgt=input_group_type)
 
     def outputMode(self, output_mode: OutputMode, output_return_period: Optional[int] = None) -> Options:
         """Choose which outputs come back.
@@ -179,8 +152,7 @@ class Options(OptionsDict):
         Raises:
             AssertionError: `output_mode` is no `OutputMode`, or `EveryN` has no period.
         """
-        if not isinstance(output_mode, OutputMode):
-            raise AssertionError(f"outputMode takes a poptorch.OutputMode, got {output_mode!r}.")
+        checked("outputMode", output_mode, OutputMode)
         if output_mode is OutputMode.EveryN:
             if not output_return_period or output_return_period < 0:
                 raise AssertionError(
@@ -189,8 +161,7 @@ class Options(OptionsDict):
                 )
         elif output_return_period is not None:
             logger.info("OutputMode.%s has no use for output_return_period=%s.", output_mode.name, output_return_period)
-        self.set(output_mode=output_mode.value, output_return_period=output_return_period or 1)
-        return self
+        return self._with(output_mode=output_mode.value, output_return_period=output_return_period or 1)
 
     def defaultOutputMode(self) -> bool:
         """Return whether no output mode was chosen yet."""
@@ -227,22 +198,17 @@ class Options(OptionsDict):
 
     def randomSeed(self, random_seed: int) -> Options:
         """Seed the device's random numbers, and PyTorch's on the host (even on frozen options, as PopTorch does)."""
-        if not isinstance(random_seed, int):
-            raise AssertionError(f"randomSeed takes an int, got {random_seed!r}.")
+        checked("randomSeed", random_seed, int)
         torch.manual_seed(random_seed)
-        self.createOrSet(random_seed=random_seed)
-        return self
+        return self._with(random_seed=random_seed)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
         """Start every replica from the same buffers; switch it off where `forward` changes them."""
-        self.set(broadcast_buffers=broadcast_buffers)
-        return self
+        return self._with(broadcast_buffers=broadcast_buffers)
 
     def updatableNamedBuffers(self, buffers: List[str]) -> Options:
         """Let `copyNamedBuffersToDevice` replace these buffers."""
-        if not isinstance(buffers, list):
-            raise AssertionError(f"updatableNamedBuffers takes a list of buffer names, got {buffers!r}.")
-        if not all(isinstance(name, str) for name in buffers):
+        if not isinstance(buffers, list) or not all(isinstance(name, str) for name in buffers):
             raise AssertionError(f"updatableNamedBuffers takes a list of buffer names, got {buffers!r}.")
         self._Popart.set("updatableNamedBuffers", list(buffers))
         return self
@@ -254,15 +220,13 @@ class Options(OptionsDict):
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
         """Report unexpected optimizer attributes at debug level instead of warning."""
-        self._set_private("_relax_optimizer_checks", _bool("relaxOptimizerAttributesChecks", relax))
-        return self
+        return self._set_private("_relax_optimizer_checks", checked("relaxOptimizerAttributesChecks", relax, bool))
 
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Options:
         """Choose how blocks are spread over IPUs."""
         if not isinstance(strategy, _IExecutionStrategy):
             raise AssertionError(f"setExecutionStrategy takes an execution strategy, got {strategy!r}.")
-        self._set_private("_execution_strategy", strategy)
-        return self
+        return self._set_private("_execution_strategy", strategy)
 
     def setAvailableMemoryProportion(self, available_memory_proportion: Dict[str, float]) -> Options:
         """Let convolutions and products use so much of an IPU's memory, e.g. `{"IPU0": 0.5}`.
@@ -276,45 +240,32 @@ class Options(OptionsDict):
             if not key.startswith("IPU"):
                 raise AssertionError(f"Invalid key {key!r}: available memory proportions are given by IPU0, IPU1, ...")
             proportions[int(key[len("IPU") :])] = proportion
-        self.set(available_memory_proportion=proportions)
-        return self
+        return self._with(available_memory_proportion=proportions)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Options:
         """Reserve the next power of two where the model takes another number of IPUs."""
-        self.set(auto_round_num_ipus=auto_round_num_ipus)
-        return self
+        return self._with(auto_round_num_ipus=auto_round_num_ipus)
 
     def connectionType(self, connection_type: ConnectionType) -> Options:
         """Choose when to take hold of IPUs."""
-        if not isinstance(connection_type, ConnectionType):
-            raise AssertionError(f"connectionType takes a poptorch.ConnectionType, got {connection_type!r}.")
-        self.set(connection_type=connection_type.value)
-        return self
+        return self._with(connection_type=checked("connectionType", connection_type, ConnectionType).value)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Options:
         """Choose which IPUs wait for which."""
-        if not isinstance(sync_pattern, SyncPattern):
-            raise AssertionError(f"syncPattern takes a poptorch.SyncPattern, got {sync_pattern!r}.")
-        self.set(sync_pattern=sync_pattern.value)
-        return self
+        return self._with(sync_pattern=checked("syncPattern", sync_pattern, SyncPattern).value)
 
     def useIpuModel(self, use_model: bool) -> Options:
         """Run on the IPU model or on hardware, whatever the environment says."""
-        self.createOrSet(use_model=_bool("useIpuModel", use_model))
-        return self
+        return self._with(use_model=checked("useIpuModel", use_model, bool))
 
     def useIpuId(self, ipu_id: int) -> Options:
         """Run on the device with this id."""
-        if not isinstance(ipu_id, int):
-            raise AssertionError(f"useIpuId takes an int, got {ipu_id!r}.")
-        self.createOrSet(ipu_id=ipu_id)
-        return self
+        return self._with(ipu_id=checked("useIpuId", ipu_id, int))
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Options:
         """Compile for IPUs of a version (1, 2 or 21) without having any."""
         self.connectionType(ConnectionType.Never)
-        self.createOrSet(ipu_version=ipu_version)
-        return self
+        return self._with(ipu_version=ipu_version)
 
     def enableExecutableCaching(self, path: Optional[str]) -> Options:
         """Keep compiled models in the directory `path`; None switches that off."""
@@ -329,8 +280,7 @@ class Options(OptionsDict):
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
         """Show how far a compilation has come."""
-        self._set_private("_show_compilation_progress_bar", _bool("showCompilationProgressBar", show))
-        return self
+        return self._set_private("_show_compilation_progress_bar", checked("showCompilationProgressBar", show, bool))
 
     def enableProfiling(self, profile_dir: Optional[str] = None) -> Options:
         """Write a profile of each model into a sub-directory of `profile_dir`, by default of the working directory."""
@@ -354,35 +304,27 @@ class Options(OptionsDict):
 
     def logDir(self, log_dir: str) -> Options:
         """Write logs into a directory."""
-        self.set(log_dir=log_dir)
-        return self
+        return self._with(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: Optional[int]) -> Options:
         """Show one message of the back end so many times at most; None is always."""
-        self.set(max_repeat_logs=UNLIMITED if max_lines is None else max_lines)
-        return self
+        return self._with(max_repeat_logs=UNLIMITED if max_lines is None else max_lines)
 
     def modelName(self, name: str) -> Options:
         """Name the model in profiles; by default "training" or "inference"."""
-        if not isinstance(name, str):
-            raise AssertionError(f"modelName takes a str, got {name!r}.")
-        self.createOrSet(model_name=name)
-        return self
+        return self._with(model_name=checked("modelName", name, str))
 
     def sourceLocationExcludes(self, excludes: List[str]) -> Options:
         """Skip stack frames whose file holds one of these texts when operators are annotated with their source."""
-        self._set_private("_source_location_excludes", list(excludes))
-        return self
+        return self._set_private("_source_location_excludes", list(excludes))
 
     def appendToLocationExcludes(self, *excludes: str) -> Options:
         """Skip stack frames whose file holds one of these texts too."""
-        self._set_private("_source_location_excludes", [*self._source_location_excludes, *excludes])
-        return self
+        return self._set_private("_source_location_excludes", [*self._source_location_excludes, *excludes])
 
     def disableModuleNamescope(self) -> Options:
         """Leave module names out of operator names."""
-        self._set_private("_module_namescope_enabled", False)
-        return self
+        return self._set_private("_module_namescope_enabled", False)
 
     def toDict(self) -> Dict[str, Any]:
         """Return all that the back end is told, in one dictionary.
@@ -434,9 +376,10 @@ class Options(OptionsDict):
                 OutputMode(self.output_mode), self.output_return_period
             )
 
-    def _set_private(self, name: str, value: Any) -> None:
+    def _set_private(self, name: str, value: Any) -> Options:
         self.checkIsFrozen(name[1:])
         self.__dict__[name] = value
+        return self
 
     def _apply_environment(self) -> None:
         cache = os.environ.get("POPTORCH_CACHE_DIR")
@@ -449,12 +392,6 @@ class Options(OptionsDict):
                 self.from_json(defaults)
             except json.JSONDecodeError as error:
                 raise ValueError(f"POPTORCH_DEFAULT_OPTIONS is no JSON ({error}): {defaults!r}.") from None
-
-
-def _bool(setter: str, value: bool) -> bool:
-    if not isinstance(value, bool):
-        raise AssertionError(f"{setter} takes a bool, got {value!r}.")
-    return value
 
 
 class Anchor(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, Tuple, Union
 
 from ignite_ipu.emulator.enums import AutoStage, Liveness
+from ignite_ipu.emulator.options.guarded import checked
 
 BlockId = str
 
@@ -287,17 +288,13 @@ class _IPhasedExecution(_IExecutionStrategy):
             AssertionError: `phase` is negative or no int.
             IndexError: There are not so many.
         """
-        if not isinstance(phase, int):
-            raise AssertionError(f"Phases are identified by positive integers (and 0), got {phase!r}.")
-        if phase < 0:
+        if not isinstance(phase, int) or phase < 0:
             raise AssertionError(f"Phases are identified by positive integers (and 0), got {phase!r}.")
         return self._phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> _IPhasedExecution:
         """Give the backward pass phases of its own; returns the strategy."""
-        if not isinstance(use, bool):
-            raise AssertionError(f"useSeparateBackwardPhase takes a bool, got {use!r}.")
-        self._separate_backward_phase = use
+        self._separate_backward_phase = checked("useSeparateBackwardPhase", use, bool)
         return self
 
     def backendOptions(self) -> Dict[str, Union[int, bool]]:
@@ -316,8 +313,7 @@ class ParallelPhasedExecution(_IPhasedExecution):
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
         """Keep tensors off the chip between the forward and the backward pass; returns the strategy."""
-        if not isinstance(off_chip, bool):
-            raise AssertionError(f"sendTensorsOffChipAfterFwd takes a bool, got {off_chip!r}.")
+        off_chip = checked("sendTensorsOffChipAfterFwd", off_chip, bool)
         self._tensors_liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self
 
@@ -327,9 +323,7 @@ class SerialPhasedExecution(_IPhasedExecution):
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
         """Say when tensors leave the chip; returns the strategy."""
-        if not isinstance(liveness, Liveness):
-            raise AssertionError(f"setTensorsLiveness takes a Liveness, got {liveness!r}.")
-        self._tensors_liveness = liveness
+        self._tensors_liveness = checked("setTensorsLiveness", liveness, Liveness)
         return self
 
     def backendOptions(self) -> Dict[str, Union[int, bool]]:

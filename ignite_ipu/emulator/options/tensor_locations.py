@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from ignite_ipu.emulator.options.guarded import OptionsDict
+from ignite_ipu.emulator.options.guarded import OptionsDict, checked
 
 
 class TensorLocationSettings(OptionsDict):
@@ -12,11 +12,12 @@ class TensorLocationSettings(OptionsDict):
 
     def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
         """Keep tensors with fewer elements on the chip."""
-        return self._count("minElementsForOffChip", min_elements)
+        return self._with(minElementsForOffChip=checked("minElementsForOffChip", min_elements, int))
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
         """Leave tensors with fewer elements whole in each replica."""
-        return self._count("minElementsForReplicatedTensorSharding", min_elements)
+        name = "minElementsForReplicatedTensorSharding"
+        return self._with(**{name: checked(name, min_elements, int)})
 
     def useOnChipStorage(self, use: Optional[bool] = True) -> TensorLocationSettings:
         """Keep the tensors on the chip; None leaves it to the back end again."""
@@ -38,17 +39,8 @@ class TensorLocationSettings(OptionsDict):
         """Store through the tiles set aside for transfers."""
         return self._flag("useIOTilesToStore", use)
 
-    def _count(self, name: str, value: int) -> TensorLocationSettings:
-        if not isinstance(value, int):
-            raise AssertionError(f"{name} takes an int, got {value!r}.")
-        self.createOrSet(**{name: value})
-        return self
-
     def _flag(self, name: str, value: bool) -> TensorLocationSettings:
-        if not isinstance(value, bool):
-            raise AssertionError(f"{name} takes a bool, got {value!r}.")
-        self.createOrSet(**{name: int(value)})
-        return self
+        return self._with(**{name: int(checked(name, value, bool))})
 
 
 class _TensorLocationOptions(OptionsDict):
@@ -60,12 +52,9 @@ class _TensorLocationOptions(OptionsDict):
         Raises:
             AssertionError: `num_tiles` is odd or not between 32 and 192.
         """
-        if not isinstance(num_tiles, int):
-            raise AssertionError(f"numIOTiles takes an int, got {num_tiles!r}.")
-        if num_tiles not in range(32, 193, 2):
+        if checked("numIOTiles", num_tiles, int) not in range(32, 193, 2):
             raise AssertionError(f"numIOTiles must be an even number between 32 and 192, got {num_tiles!r}.")
-        self.createOrSet(numIOTiles=num_tiles)
-        return self
+        return self._with(numIOTiles=num_tiles)
 
     def setActivationLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
         """Say where activations are kept."""
@@ -86,5 +75,4 @@ class _TensorLocationOptions(OptionsDict):
     def _location(self, name: str, location: TensorLocationSettings) -> _TensorLocationOptions:
         if not isinstance(location, TensorLocationSettings):
             raise AssertionError(f"A location is a TensorLocationSettings, got {location!r}.")
-        self.createOrSet(**{name: location.toDict()})
-        return self
+        return self._with(**{name: location.toDict()})

@@ -27,8 +27,7 @@ class _TrainingOptions(OptionsDict):
 
     def gradientAccumulation(self, gradient_accumulation: int) -> _TrainingOptions:
         """Accumulate the gradients of so many micro-batches before each update."""
-        self.set(gradient_accumulation=gradient_accumulation)
-        return self
+        return self._with(gradient_accumulation=gradient_accumulation)
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> _TrainingOptions:
         """Choose whether accumulated and reduced gradients are summed or averaged.
@@ -43,15 +42,13 @@ class _TrainingOptions(OptionsDict):
                 "accumulationAndReplicationReductionType must be set to ReductionType.Mean or ReductionType.Sum, "
                 f"got {reduction_type!r}."
             )
-        self.set(accumulation_and_replication_reduction_type=reduction_type)
-        return self
+        return self._with(accumulation_and_replication_reduction_type=reduction_type)
 
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> _TrainingOptions:
         """Choose when a mean divides; `PostAndLoss` is refused when a model compiles."""
-        self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
-        return self
+        return self._with(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
 
     def setAutomaticLossScaling(self, enabled: bool) -> _TrainingOptions:
         """Let the back end adapt the loss scaling while it trains."""
