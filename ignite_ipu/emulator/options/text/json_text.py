@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from typing import Any
 
-from ignite_ipu.emulator import enums
 from ignite_ipu.emulator.options.guarded import OptionsDict
-from ignite_ipu.emulator.options.text.setters import find_setter
+from ignite_ipu.emulator.options.text.setters import find_member, find_setter
 
 
 def apply_json(options: OptionsDict, text: str) -> None:
@@ -40,8 +38,5 @@ def apply_json(options: OptionsDict, text: str) -> None:
 def _argument(value: Any) -> Any:
     if not isinstance(value, str) or value.count(".") != 1:
         return value
-    kind, _, member = value.partition(".")
-    found = getattr(enums, kind, None)
-    if isinstance(found, type) and issubclass(found, enum.Enum) and member in found.__members__:
-        return found[member]
-    return value
+    member = find_member(*value.split("."))
+    return value if member is None else member

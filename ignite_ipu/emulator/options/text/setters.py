@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+import enum
+from typing import Any, Callable, Optional, Sequence
 
+from ignite_ipu.emulator import enums
 from ignite_ipu.emulator.options.guarded import OptionsDict
 
 GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit", "_Popart")
@@ -47,3 +49,10 @@ def find_setter(options: OptionsDict, path: Sequence[str]) -> Callable[..., Any]
         )
     setter: Callable[..., Any] = getattr(owner, name)
     return setter
+
+
+def find_member(kind: str, member: str) -> Optional[enum.Enum]:
+    """Return the member of one of PopTorch's enumerations; None if there is none of that name."""
+    found = getattr(enums, kind, None)
+    is_known = isinstance(found, type) and issubclass(found, enum.Enum) and member in found.__members__
+    return found[member] if is_known else None
