@@ -6,7 +6,7 @@ from typing import Any, Iterable, Optional, Tuple
 
 import torch
 
-from ignite_ipu.emulator.optim.optimizer import Optimizer, accumulation_type, given_arguments
+from ignite_ipu.emulator.optim.optimizer import MOMENTS, Optimizer
 
 
 class Adam(Optimizer, torch.optim.Adam):
@@ -25,14 +25,7 @@ class Adam(Optimizer, torch.optim.Adam):
         AssertionError: An accumulation type is neither float16 nor float32.
     """
 
-    _poptorch_attributes = (
-        *Optimizer._poptorch_attributes,
-        "loss_scaling",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "max_grad_norm",
-    )
+    _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "max_grad_norm")
 
     def __init__(
         self,
@@ -53,29 +46,7 @@ class Adam(Optimizer, torch.optim.Adam):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        Optimizer.__init__(self)
-        given = given_arguments(
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "amsgrad": amsgrad,
-                "foreach": foreach,
-                "maximize": maximize,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-            }
-        )
-        torch.optim.Adam.__init__(self, params, **given)
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        self.accum_type = accumulation_type(accum_type)
-        self.first_order_momentum_accum_type = accumulation_type(first_order_momentum_accum_type)
-        self.second_order_momentum_accum_type = accumulation_type(second_order_momentum_accum_type)
-        self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
-        given.update(given_arguments({"loss_scaling": loss_scaling}))
-        self._mark_variables(given, [*self.defaults, "loss_scaling"])
+        self._begin(torch.optim.Adam.__init__, locals())
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
@@ -95,15 +66,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
         AssertionError: An accumulation type is neither float16 nor float32.
     """
 
-    _poptorch_attributes = (
-        *Optimizer._poptorch_attributes,
-        "loss_scaling",
-        "bias_correction",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "max_grad_norm",
-    )
+    _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "bias_correction", "max_grad_norm")
 
     def __init__(
         self,
@@ -125,27 +88,4 @@ class AdamW(Optimizer, torch.optim.AdamW):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        Optimizer.__init__(self)
-        given = given_arguments(
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "amsgrad": amsgrad,
-                "maximize": maximize,
-                "foreach": foreach,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-            }
-        )
-        torch.optim.AdamW.__init__(self, params, **given)
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        self.bias_correction = True if bias_correction is None else bias_correction
-        self.accum_type = accumulation_type(accum_type)
-        self.first_order_momentum_accum_type = accumulation_type(first_order_momentum_accum_type)
-        self.second_order_momentum_accum_type = accumulation_type(second_order_momentum_accum_type)
-        self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
-        given.update(given_arguments({"loss_scaling": loss_scaling}))
-        self._mark_variables(given, [*self.defaults, "loss_scaling"])
+        self._begin(torch.optim.AdamW.__init__, locals())

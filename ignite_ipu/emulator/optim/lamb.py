@@ -6,7 +6,9 @@ from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import torch
 
-from ignite_ipu.emulator.optim.optimizer import Optimizer, accumulation_type, given_arguments
+from ignite_ipu.emulator.optim.optimizer import MOMENTS, Optimizer
+
+_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": 65500.0}
 
 
 class LAMB(Optimizer, torch.optim.Optimizer):
@@ -33,15 +35,8 @@ class LAMB(Optimizer, torch.optim.Optimizer):
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2.
     """
 
-    _poptorch_attributes = (
-        *Optimizer._poptorch_attributes,
-        "bias_correction",
-        "loss_scaling",
-        "max_weight_norm",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-    )
+    bias_correction: bool
+    _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "bias_correction", "max_weight_norm")
 
     def __init__(
         self,
@@ -57,35 +52,12 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type: Optional[torch.dtype] = None,
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
     ) -> None:
-        Optimizer.__init__(self)
-        given = given_arguments(
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "max_weight_norm": max_weight_norm,
-            }
-        )
-        defaults: Dict[str, Any] = {
-            "lr": 1e-3,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 1e-2,
-            "max_weight_norm": 65500.0,
-        }
-        defaults.update(given)
-        variables = [*defaults, "loss_scaling"]
-        self.bias_correction = True if bias_correction is None else bias_correction
-        defaults["bias_correction"] = self.bias_correction
+        self._begin(LAMB._initialise, locals())
+
+    def _initialise(self, params: Iterable[Any], **given: Any) -> None:
+        defaults = {**_DEFAULTS, **given, "bias_correction": self.bias_correction}
         torch.optim.Optimizer.__init__(self, params, defaults)
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.max_weight_norm = defaults["max_weight_norm"]
-        self.accum_type = accumulation_type(accum_type)
-        self.first_order_momentum_accum_type = accumulation_type(first_order_momentum_accum_type)
-        self.second_order_momentum_accum_type = accumulation_type(second_order_momentum_accum_type)
-        given.update(given_arguments({"loss_scaling": loss_scaling}))
-        self._mark_variables(given, variables)
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, cast
+import math
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, cast
 
 import torch
 
@@ -14,7 +15,21 @@ IpuState = Tuple[IpuTensors, IpuTensors]
 """Moments and step counters by name (`ipu_state`), then the variable hyper-parameters by name (`ipu_param`)."""
 
 ACCUMULATION_TYPES = (torch.float16, torch.float32)
+MOMENTS = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
 _RECORDED = ("ipu_state", "ipu_param")
+# PopTorch's own arguments of constructors, and what None stands for.
+_EXTRAS: Mapping[str, Any] = {
+    "loss_scaling": 1.0,
+    "velocity_scaling": 1.0,
+    "use_combined_accum": False,
+    "bias_correction": True,
+    "accum_type": torch.float32,
+    "velocity_accum_type": torch.float32,
+    "first_order_momentum_accum_type": torch.float32,
+    "second_order_momentum_accum_type": torch.float32,
+    "max_grad_norm": math.inf,
+    "use_tf_variant": False,
+}
 
 
 class Optimizer:
@@ -28,7 +43,7 @@ class Optimizer:
         host_state_is_dirty: The device has trained since the state kept here was read.
     """
 
-    _poptorch_attributes: Tuple[str, ...] = ("variable_attrs",)
+    _poptorch_attributes: Tuple[str, ...] = ("variable_attrs", "loss_scaling", "accum_type")
     variable_attrs: VariableAttributes
 
     def __init__(self) -> None:
@@ -96,9 +111,26 @@ class Optimizer:
     def _torch(self) -> torch.optim.Optimizer:
         return cast(torch.optim.Optimizer, self)
 
-    def _mark_variables(self, given: Iterable[str], allowed: Iterable[str]) -> None:
+    def _begin(self, torchs_init: Callable[..., None], arguments: Mapping[str, Any]) -> None:
+        """Do what every constructor does, with all of its arguments: None leaves one to its default.
+
+        Args:
+            torchs_init: Constructor of the class of torch, which takes the arguments that are not PopTorch's own.
+
+        Raises:
+            AssertionError: An accumulation type is neither float16 nor float32.
+        """
+        Optimizer.__init__(self)
+        given = {name: value for name, value in arguments.items() if value is not None and name != "self"}
+        for name in self._poptorch_attributes:
+            if name in _EXTRAS:
+                setattr(self, name, _extra(name, given))
+        torchs_init(self, **{name: value for name, value in given.items() if name not in _EXTRAS})
+        self._mark_variables(given)
+
+    def _mark_variables(self, given: Iterable[str]) -> None:
         """Make variable the hyper-parameters among `given`, the arguments passed explicitly."""
-        names: List[str] = list(allowed)
+        names = [name for name in (*self._torch().defaults, "loss_scaling") if name != "bias_correction"]
         self.variable_attrs = VariableAttributes([name for name in given if name in names], names)
 
     def _recorded(self) -> Optional[IpuState]:
@@ -107,22 +139,12 @@ class Optimizer:
         return None if state is None or values is None else (state, values)
 
 
-def given_arguments(arguments: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the arguments that are not None, that is: not left to their defaults."""
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def accumulation_type(value: Optional[torch.dtype]) -> torch.dtype:
-    """Return the type to accumulate or store in: `value`, or float32 when it is None.
-
-    Raises:
-        AssertionError: It is neither torch.float16 nor torch.float32.
-    """
-    if value is None:
-        return torch.float32
-    if value not in ACCUMULATION_TYPES:
+def _extra(name: str, given: Mapping[str, Any]) -> Any:
+    default = _EXTRAS[name]
+    value = given.get(name, default)
+    if isinstance(default, torch.dtype) and value not in ACCUMULATION_TYPES:
         raise AssertionError(f"Accumulation types must be either torch.float32 or torch.float16, not {value}.")
-    return value
+    return bool(value) if default is False else value
 
 
 def _copied(tensors: Optional[Mapping[str, torch.Tensor]]) -> Optional[IpuTensors]:

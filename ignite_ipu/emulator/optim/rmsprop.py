@@ -6,7 +6,7 @@ from typing import Any, Iterable, Optional
 
 import torch
 
-from ignite_ipu.emulator.optim.optimizer import Optimizer, accumulation_type, given_arguments
+from ignite_ipu.emulator.optim.optimizer import MOMENTS, Optimizer
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
@@ -26,14 +26,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         AssertionError: An accumulation type is neither float16 nor float32.
     """
 
-    _poptorch_attributes = (
-        *Optimizer._poptorch_attributes,
-        "loss_scaling",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "use_tf_variant",
-    )
+    _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "use_tf_variant")
 
     def __init__(
         self,
@@ -53,25 +46,4 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         use_tf_variant: Optional[bool] = None,
     ) -> None:
-        Optimizer.__init__(self)
-        given = given_arguments(
-            {
-                "lr": lr,
-                "alpha": alpha,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "momentum": momentum,
-                "centered": centered,
-                "foreach": foreach,
-                "maximize": maximize,
-                "differentiable": differentiable,
-            }
-        )
-        torch.optim.RMSprop.__init__(self, params, **given)
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        self.accum_type = accumulation_type(accum_type)
-        self.first_order_momentum_accum_type = accumulation_type(first_order_momentum_accum_type)
-        self.second_order_momentum_accum_type = accumulation_type(second_order_momentum_accum_type)
-        self.use_tf_variant = bool(use_tf_variant)
-        given.update(given_arguments({"loss_scaling": loss_scaling}))
-        self._mark_variables(given, [*self.defaults, "loss_scaling"])
+        self._begin(torch.optim.RMSprop.__init__, locals())

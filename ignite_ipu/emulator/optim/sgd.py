@@ -7,7 +7,7 @@ from typing import Any, Iterable, Optional
 import torch
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.optim.optimizer import Optimizer, accumulation_type, given_arguments
+from ignite_ipu.emulator.optim.optimizer import Optimizer
 
 
 class SGD(Optimizer, torch.optim.SGD):
@@ -28,11 +28,10 @@ class SGD(Optimizer, torch.optim.SGD):
         AssertionError: An accumulation type is neither float16 nor float32.
     """
 
+    use_combined_accum: bool
     _poptorch_attributes = (
         *Optimizer._poptorch_attributes,
         "use_combined_accum",
-        "loss_scaling",
-        "accum_type",
         "velocity_accum_type",
         "max_grad_norm",
     )
@@ -55,34 +54,16 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        Optimizer.__init__(self)
-        given = given_arguments(
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-                "maximize": maximize,
-                "foreach": foreach,
-                "differentiable": differentiable,
-            }
-        )
-        torch.optim.SGD.__init__(self, params, **given)
-        self.use_combined_accum = bool(use_combined_accum)
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        self.accum_type = accumulation_type(accum_type)
-        self.velocity_accum_type = accumulation_type(velocity_accum_type)
-        self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
+        arguments = dict(locals())
+        self._begin(torch.optim.SGD.__init__, arguments)
         if self.use_combined_accum:
             self.defaults["velocity_scaling"] = 1.0 if velocity_scaling is None else velocity_scaling
             for group in self.param_groups:
                 group.setdefault("velocity_scaling", self.defaults["velocity_scaling"])
+            self._mark_variables(name for name, value in arguments.items() if value is not None)
         elif velocity_scaling is not None:
             logger.warning(
                 "velocity_scaling value ignored: %s has no effect unless use_combined_accum=True. The separate variant "
                 "scales its velocity by loss_scaling.",
                 velocity_scaling,
             )
-        given.update(given_arguments({"loss_scaling": loss_scaling, "velocity_scaling": velocity_scaling}))
-        self._mark_variables(given, [*self.defaults, "loss_scaling"])

@@ -208,7 +208,8 @@ class Options(OptionsDict):
 
     def updatableNamedBuffers(self, buffers: List[str]) -> Options:
         """Let `copyNamedBuffersToDevice` replace these buffers."""
-        if not isinstance(buffers, list) or not all(isinstance(name, str) for name in buffers):
+        given: Any = buffers
+        if not isinstance(given, list) or not all(isinstance(name, str) for name in buffers):
             raise AssertionError(f"updatableNamedBuffers takes a list of buffer names, got {buffers!r}.")
         self._Popart.set("updatableNamedBuffers", list(buffers))
         return self

@@ -288,7 +288,8 @@ class _IPhasedExecution(_IExecutionStrategy):
             AssertionError: `phase` is negative or no int.
             IndexError: There are not so many.
         """
-        if not isinstance(phase, int) or phase < 0:
+        given: Any = phase
+        if not isinstance(given, int) or given < 0:
             raise AssertionError(f"Phases are identified by positive integers (and 0), got {phase!r}.")
         return self._phases[phase]
 

@@ -103,7 +103,8 @@ class _Line:
     def _calls(self, options: OptionsDict, call: ast.Call) -> Tuple[Any, List[_Step]]:
         """Read `options.a(...).b(...)`; every setter returns the options that it belongs to, for the next one."""
         base, names = _unwound(call.func)
-        owner, steps = options, []
+        owner: Any = options
+        steps: List[_Step] = []
         if isinstance(base, ast.Call):
             owner, steps = self._calls(options, base)
         elif not isinstance(base, ast.Name) or base.id != "options":

@@ -54,5 +54,6 @@ def find_setter(options: OptionsDict, path: Sequence[str]) -> Callable[..., Any]
 def find_member(kind: str, member: str) -> Optional[enum.Enum]:
     """Return the member of one of PopTorch's enumerations; None if there is none of that name."""
     found = getattr(enums, kind, None)
-    is_known = isinstance(found, type) and issubclass(found, enum.Enum) and member in found.__members__
-    return found[member] if is_known else None
+    if not isinstance(found, type) or not issubclass(found, enum.Enum):
+        return None
+    return found.__members__.get(member)
