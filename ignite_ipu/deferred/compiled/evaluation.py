@@ -10,8 +10,10 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.compiled.step import CalledStep
-from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, unflatten
 from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
+from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.attributes import PythonState, changes_in_every_call
 from ignite_ipu.program.guards.registrations import NEVER, REGISTRATIONS
@@ -20,7 +22,7 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["CapturedEvaluation"]
+__all__ = ["CapturedEvaluation", "with_gradients"]
 
 _logger = logging.getLogger("ignite_ipu")
 _MANY = 4
@@ -61,8 +63,6 @@ class CapturedEvaluation:
             CaptureError: The model is in training mode and would draw random numbers or update statistics, or its
                 weights were replaced.
         """
-        from ignite_ipu.deferred.tensor.tensor import resolved
-
         args, kwargs = resolved((args, kwargs))
         model = self._session.model if model is None else model
         if model.training:
@@ -197,3 +197,36 @@ def _check_deterministic(model: nn.Module) -> None:
                 f"{name or type(module).__name__} would {what}: an inference program does neither. Call model.eval() "
                 "before evaluating."
             )
+
+
+class _Evaluated(torch.autograd.Function):
+    """What a model in evaluation mode returned while gradients were enabled: natively it can go backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *differentiated: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise CaptureError(
+            "A backward pass reached the output of a model that was called in evaluation mode, which an inference "
+            f"program computed. Call model.train() before training. {ON_THE_HOST}"
+        )
+
+
+def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
+    """Let the output of a model require gradients as natively, so that no step takes its tensors for constants.
+
+    Args:
+        output: What the model returned.
+        arguments: What it was called with, of which gradients may be asked.
+        trained: Whether an optimizer has weights of the model.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        differentiated = [tensor for tensor in leaves_in(arguments) if tensor.requires_grad]
+    if trained:
+        differentiated.append(torch.zeros((), requires_grad=True))
+    if not differentiated:
+        return output
+    apply: Any = _Evaluated.apply
+    return mapped(output, lambda leaf: apply(leaf, *differentiated) if leaf.is_floating_point() else leaf)

@@ -11,7 +11,7 @@ from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, PackingGuard
 from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.step_graph import StepGraph
-from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import natively
 from ignite_ipu.program.forward.half_precision import half_products
@@ -105,8 +105,7 @@ class CapturedStep(BatchStep):
                 output = self.model.get_submodule(step.part)(*args, **kwargs)
             else:
                 output = _called(step.function, args, kwargs, step.line)
-            tensors: List[Any] = []
-            flatten(output, tensors)
+            tensors = leaves_in(output)
             results.append(tensors if step.grad else [tensor.detach() for tensor in tensors])
         return results
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Container, Dict, Hashable, List, NamedTuple, O
 import torch
 
 from ignite_ipu.deferred.graph.owners import Captured
-from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line
 
@@ -382,9 +382,7 @@ class Operation:
         assert function is not None
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
-        tensors: List[torch.Tensor] = []
-        flatten(result, tensors)
-        for reference, tensor in zip(self.results, tensors):
+        for reference, tensor in zip(self.results, leaves_in(result)):
             value = reference()
             if value is not None:
                 value.take(tensor)

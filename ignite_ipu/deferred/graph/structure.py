@@ -15,7 +15,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.contents import Same, contents, identity
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
-__all__ = ["Structure", "flatten", "flatten_call", "is_tensor", "unflatten", "words"]
+__all__ = ["Structure", "flatten", "flatten_call", "is_tensor", "leaves_in", "mapped", "unflatten", "words"]
 
 _LEAF = ("leaf",)
 
@@ -70,6 +70,20 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
     make = container.maker()
     key = (kind, container.keys, *[part.key for part in parts])
     return Structure(key, lambda remaining: make([part.build(remaining) for part in parts]))
+
+
+def leaves_in(value: Any) -> List[Any]:
+    """Return the leaves that `flatten` finds."""
+    leaves: List[Any] = []
+    flatten(value, leaves)
+    return leaves
+
+
+def mapped(value: Any, replace: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = is_tensor) -> Any:
+    """Return a nested value with other leaves."""
+    leaves: List[Any] = []
+    structure = flatten(value, leaves, is_leaf)
+    return unflatten(structure, list(map(replace, leaves)))
 
 
 def flatten_call(

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Opti
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
+from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gradients
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Operation, Shape, Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import own, parameter_of
@@ -23,7 +23,6 @@ from ignite_ipu.deferred.graph.structure import Structure, flatten, flatten_call
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, check_early_read
-from ignite_ipu.deferred.model.evaluation_outputs import with_gradients
 from ignite_ipu.deferred.model.held import held_parameters, is_trained, release_optimizer
 from ignite_ipu.deferred.model.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.model.transforms import refuse_transforms

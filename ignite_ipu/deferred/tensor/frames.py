@@ -1,19 +1,33 @@
-"""Whether some code of PyTorch's is being run, or asks for something, as Python's stack tells."""
+"""Code of PyTorch's that is being run, or asks for something, as Python's stack tells."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Optional
+from typing import Any, Optional, Sequence
 
 import torch
 from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Uniform
 
-from ignite_ipu.program.user_code import OURS
+from ignite_ipu.deferred.graph.operations import Value
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.forward.autograd_functions import OWN_BACKWARD
+from ignite_ipu.program.user_code import OURS, current_line
 
-__all__ = ["DISTRIBUTIONS", "TRANSFORMS", "called_by", "frame_of", "is_argument_check"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "TRANSFORMS",
+    "applied_function",
+    "called_by",
+    "frame_of",
+    "is_argument_check",
+    "refuse_function",
+    "refuse_script",
+]
 
+_logger = logging.getLogger("ignite_ipu")
 DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
 TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch") + os.sep
 """Where PyTorch's distributions and the transforms of torch.func are."""
@@ -26,6 +40,9 @@ _ARGUMENT_CHECKS = (
     Geometric.__init__.__code__,
     Uniform.__init__.__code__,
 )
+_APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+# PyTorch 2.0 compiles a scripted function for what its first call was given, and crashes with tensors without memory.
+_SCRIPTS_CRASH = torch.__version__.startswith("2.0.")
 
 
 def frame_of(code: CodeType) -> Optional[FrameType]:
@@ -50,3 +67,41 @@ def is_argument_check() -> bool:
     while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
     return frame is not None and frame.f_code in _ARGUMENT_CHECKS
+
+
+def applied_function() -> Optional[str]:
+    """Return the name of the `autograd.Function` in whose forward this is, None outside of them."""
+    frame = frame_of(_APPLY)
+    return None if frame is None else str(frame.f_locals["cls"].__name__)
+
+
+def refuse_function(name: str, values: Sequence[Value]) -> None:
+    """Refuse an operation on values that depend on weights within the forward of an `autograd.Function`.
+
+    PyTorch runs that without gradients, so none would flow through what is recorded.
+
+    Raises:
+        CaptureError: Some value does.
+    """
+    if any(value.shape.requires_grad and not value.known for value in values):
+        raise CaptureError(
+            f"{name}.apply() at {current_line()}: {OWN_BACKWARD.format(name=name)} To compute the value alone, apply "
+            "it to x.detach()."
+        )
+
+
+def refuse_script() -> None:
+    """Refuse a call from C++ that is no transform's: a scripted function's, with which some versions of PyTorch crash.
+
+    Raises:
+        CaptureError: It is one, and this is such a version.
+    """
+    if _SCRIPTS_CRASH and not called_by(TRANSFORMS):
+        error = CaptureError(
+            f"A function of TorchScript is called at {current_line()} with a value of the training step, and PyTorch "
+            f"{torch.__version__} would end the process at its next call. Leave torch.jit.script out, or call the "
+            "function within the model's forward."
+        )
+        # TorchScript raises an error of its own, without this text.
+        _logger.error("%s", error)
+        raise error

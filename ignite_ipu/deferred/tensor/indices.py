@@ -7,13 +7,14 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ignite_ipu.deferred.graph.structure import flatten, unflatten, words
+from ignite_ipu.deferred.graph.structure import mapped, words
 
 __all__ = ["ARRAYS", "INDEXED", "with_known_indices"]
 
 # What takes whole numbers as sizes, bounds and indices, for which tensors without dimensions may stand.
 INDEXED = words("__getitem__ setitem narrow select view reshape expand repeat tile unflatten topk chunk split roll")
 ARRAYS = frozenset([np.ndarray])
+_ARRAYS_OR_TENSORS = (torch.Tensor, np.ndarray)
 _ITEMS = ("__getitem__", "setitem")
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASKS = (torch.bool, torch.uint8)
@@ -35,9 +36,7 @@ def with_known_indices(name: str, args: Tuple[Any, ...], on_host: _OnHost) -> Tu
 
 
 def _with_numbers(arguments: Any, on_host: _OnHost) -> Any:
-    leaves: List[Any] = []
-    structure = flatten(arguments, leaves, lambda value: isinstance(value, (torch.Tensor, np.ndarray)))
-    return unflatten(structure, [_as_index(leaf, on_host) for leaf in leaves])
+    return mapped(arguments, lambda leaf: _as_index(leaf, on_host), lambda value: isinstance(value, _ARRAYS_OR_TENSORS))
 
 
 def _as_index(leaf: Any, on_host: _OnHost) -> Any:

@@ -12,10 +12,9 @@ from torch.overrides import enable_reentrant_dispatch
 from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import KEYWORDS, Signatures, changing_numbers, inferred_signature, keywords_of
-from ignite_ipu.deferred.graph.structure import flatten, flatten_call, unflatten, words
+from ignite_ipu.deferred.graph.structure import flatten_call, leaves_in, mapped, unflatten, words
 from ignite_ipu.deferred.tensor.buffer_writes import NORMALISATIONS, refuse_statistics
-from ignite_ipu.deferred.tensor.frames import is_argument_check
-from ignite_ipu.deferred.tensor.functions import applied_function, refuse_function, refuse_script
+from ignite_ipu.deferred.tensor.frames import applied_function, is_argument_check, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST, refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.in_place import OPERATORS, OUT_OF_PLACE, diagonal_masked
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
@@ -162,24 +161,18 @@ class DeferredTensor(torch.Tensor):
 
 def resolved(structure: Any) -> Any:
     """Return nested values with every deferred tensor replaced by its value."""
-    leaves: List[Any] = []
-    shape = flatten(structure, leaves)
-    return unflatten(shape, [_plain(leaf, "its value") for leaf in leaves])
+    return mapped(structure, lambda leaf: _plain(leaf, "its value"))
 
 
 def deferred_values(structure: Any) -> List[Value]:
     """Return what nested values hold that has no value yet."""
-    leaves: List[Any] = []
-    flatten(structure, leaves)
-    found = [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves]
+    found = [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves_in(structure)]
     return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor) and not leaf.value.known]
 
 
 def known_in(structure: Any) -> Any:
     """Return nested values with those deferred tensors replaced by their values that need no update."""
-    leaves: List[Any] = []
-    shape = flatten(structure, leaves)
-    return unflatten(shape, [_if_known(leaf) for leaf in leaves])
+    return mapped(structure, _if_known)
 
 
 def as_leaf(value: Any, line: Line) -> Any:
@@ -456,21 +449,15 @@ def _refuse_functions(args: Tuple[Any, ...], kwargs: Any) -> None:
 
 
 def _deferred_in(structure: Any) -> List[DeferredTensor]:
-    leaves: List[Any] = []
-    flatten(structure, leaves)
-    return [leaf for leaf in leaves if isinstance(leaf, DeferredTensor)]
+    return [leaf for leaf in leaves_in(structure) if isinstance(leaf, DeferredTensor)]
 
 
 def _known(structure: Any) -> Any:
-    leaves: List[Any] = []
-    shape = flatten(structure, leaves)
-    return unflatten(shape, [leaf.value.get() if isinstance(leaf, DeferredTensor) else leaf for leaf in leaves])
+    return mapped(structure, lambda leaf: leaf.value.get() if isinstance(leaf, DeferredTensor) else leaf)
 
 
 def _with_values(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], what: str) -> Any:
-    leaves: List[Any] = []
-    structure = flatten((args, kwargs), leaves)
-    args, kwargs = unflatten(structure, [_plain(leaf, what) for leaf in leaves])
+    args, kwargs = mapped((args, kwargs), lambda leaf: _plain(leaf, what))
     return func(*args, **kwargs)
 
 

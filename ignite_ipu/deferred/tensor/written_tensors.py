@@ -15,7 +15,7 @@ import torch
 
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.step_graph import ancestors
-from ignite_ipu.deferred.graph.structure import flatten, unflatten
+from ignite_ipu.deferred.graph.structure import mapped
 
 __all__ = ["WAITING", "WrittenTensor", "in_place_of_written", "write_back", "write_known"]
 
@@ -63,12 +63,8 @@ class WrittenTensor(torch.Tensor):
 
 def in_place_of_written(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
     """Return the arguments with the successors of all written tensors."""
-    leaves: List[Any] = []
-    structure = flatten((args, kwargs), leaves)
-    replaced: Tuple[Tuple[Any, ...], Dict[str, Any]] = unflatten(
-        structure, [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves]
-    )
-    return replaced
+    args, kwargs = mapped((args, kwargs), lambda leaf: leaf.successor if type(leaf) is WrittenTensor else leaf)
+    return args, kwargs
 
 
 def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> None:
