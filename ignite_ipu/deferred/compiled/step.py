@@ -21,7 +21,29 @@ from ignite_ipu.program.user_code import Line
 __all__ = ["CalledStep", "CapturedStep"]
 
 
-class CapturedStep(BatchStep):
+class _ReadyStep(BatchStep):
+    """A module whose inputs come ready for the device, and which leaves the user's modules in the modes they are in."""
+
+    def __init__(self, model: nn.Module, half: bool) -> None:
+        super().__init__(model, ("inputs",), _no_call, _no_call, half)
+
+    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
+        """Return the inputs."""
+        return list(parts[0])
+
+    def computes_like(self, other: BatchStep) -> bool:
+        """Tell whether another step compiles to the same program: none does."""
+        return other is self
+
+    def forget_layout(self) -> None:
+        """Keep everything: nothing depends on the first batch."""
+
+    def train(self, mode: bool = True) -> _ReadyStep:
+        """Leave the modes as they are."""
+        return self
+
+
+class CapturedStep(_ReadyStep):
     """The module compiled for a captured step: it returns the loss, and the values that are wanted on the host.
 
     Args:
@@ -42,31 +64,15 @@ class CapturedStep(BatchStep):
         inputs_for_numbers: FrozenSet[int],
         half: bool = False,
     ) -> None:
-        super().__init__(model, ("inputs",), _no_call, _no_call)
+        super().__init__(model, half)
         self.graph = graph
         self.outputs = tuple(outputs)
         self.numbers = tuple(numbers)
         self.inputs_for_numbers = inputs_for_numbers
-        self._half = half
-
-    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
-        """Return the inputs, which come ready for the device."""
-        return list(parts[0])
-
-    def computes_like(self, other: BatchStep) -> bool:
-        """Tell whether another step compiles to the same program: none does."""
-        return other is self
 
     def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
         """Return nothing: a model is tried before it is captured."""
         return []
-
-    def forget_layout(self) -> None:
-        """Keep everything: a graph does not depend on the first batch."""
-
-    def train(self, mode: bool = True) -> CapturedStep:
-        """Leave the user's modules in the modes they are in."""
-        return self
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
@@ -74,7 +80,7 @@ class CapturedStep(BatchStep):
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
         numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.graph.inputs) :]))
-        with natively(), self.guarded(training=True), half_products(self._half):
+        with natively(), self.guarded(training=True), half_products(self.half_products):
             results = self._compute(inputs, numbers)
             total: Any = None
             for operation, result in self.graph.losses:
@@ -110,7 +116,7 @@ class CapturedStep(BatchStep):
         return results
 
 
-class CalledStep(BatchStep):
+class CalledStep(_ReadyStep):
     """The module compiled to evaluate: one call of the model.
 
     Args:
@@ -123,9 +129,8 @@ class CalledStep(BatchStep):
     def __init__(
         self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[int, ...]], half: bool = False
     ) -> None:
-        super().__init__(model, ("inputs",), _no_call, _no_call)
+        super().__init__(model, half)
         self._structure = structure
-        self._half = half
         self._shapes = tuple(shapes)
         # A list, because PopTorch traces a shallow copy of this module.
         self._output: List[Structure] = []
@@ -134,14 +139,6 @@ class CalledStep(BatchStep):
     def output(self) -> Structure:
         """What surrounds the tensors that come back, once the model has been traced."""
         return self._output[0]
-
-    def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
-        """Return the inputs, which come ready for the device."""
-        return list(parts[0])
-
-    def computes_like(self, other: BatchStep) -> bool:
-        """Tell whether another step compiles to the same program: none does."""
-        return other is self
 
     def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
         """Return the names of what every call on the host changes or finds changed, as another step does."""
@@ -153,13 +150,6 @@ class CalledStep(BatchStep):
         with PackingGuard():
             return changed_on_host(self.model, call)
 
-    def forget_layout(self) -> None:
-        """Keep everything: the call's structure is given."""
-
-    def train(self, mode: bool = True) -> CalledStep:
-        """Leave the user's modules in the modes they are in."""
-        return self
-
     def forward(self, *leaves: Any) -> Any:
         """Return the tensors of the model's output.
 
@@ -167,7 +157,7 @@ class CalledStep(BatchStep):
             CaptureError: There are none, or the call replaces buffers.
         """
         args, kwargs = self._arguments(leaves)
-        with natively(), self.guarded(), PackingGuard(), DerivativeGuard(), half_products(self._half):
+        with natively(), self.guarded(), PackingGuard(), DerivativeGuard(), half_products(self.half_products):
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self.model(*args, **kwargs)
             held.check(buffers, dict(self.model.named_buffers()))

@@ -74,15 +74,6 @@ class _Compiled:
         return all(mine == theirs or position in self.variable for position, (mine, theirs) in pairs)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Kept:
-    """A program that is not used at the moment."""
-
-    compiled: _Compiled
-    step: CapturedStep
-    program: Program
-
-
 class CapturedTraining:
     """The captured weight updates of one model.
 
@@ -94,6 +85,7 @@ class CapturedTraining:
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
         optimizer: The user's optimizer, once it is known.
         compilations: How often a program was compiled.
+        prepared: Whether the optimizer has been converted, after which its constants and the clipping are settled.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
         modes: The modes of the model.
     """
@@ -111,8 +103,9 @@ class CapturedTraining:
         self._compiled: Optional[_Compiled] = None
         # What made the last update, be it compiled for another optimizer.
         self._last: Optional[_Compiled] = None
-        self._step: Optional[CapturedStep] = None
-        self._kept: List[_Kept] = []
+        self.prepared = False
+        # Programs that are not used at the moment, and what they were compiled for.
+        self._kept: List[Tuple[_Compiled, Program]] = []
         self.modes = Modes(session.model, session.weights)
         self._clips_by_call = self._clipped = False
         self._random_state: Optional[List[int]] = None
@@ -123,11 +116,6 @@ class CapturedTraining:
     def accumulates(self) -> bool:
         """Whether an update may have several micro-batches, as the last one had."""
         return self._compiled is None or self._compiled.count > 1
-
-    @property
-    def prepared(self) -> bool:
-        """Whether the optimizer has been converted, after which its constants and the clipping are settled."""
-        return self._step is not None
 
     def clip(self, max_norm: float, norm_type: float) -> None:
         """Clip the gradients of the coming update.
@@ -167,18 +155,18 @@ class CapturedTraining:
 
     def random_state(self) -> Optional[List[int]]:
         """Return the device's random state, None while there is none."""
-        return self._random_state if self._step is None else self.session.random_state()
+        return self.session.random_state() if self.prepared else self._random_state
 
     def set_random_state(self, state: List[int]) -> None:
         """Continue a random stream with the next update."""
-        if self._step is None:
-            self._random_state = state
-        else:
+        if self.prepared:
             self.session.set_random_state(state)
+        else:
+            self._random_state = state
 
     def change_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer make the coming updates; the one before gets its state, and the program is dropped."""
-        if self._step is not None:
+        if self.prepared:
             assert self.optimizer is not None
             _logger.warning(
                 "The %s is followed by another optimizer, a %s, for which the step is compiled again.",
@@ -192,10 +180,10 @@ class CapturedTraining:
 
     def forget_program(self) -> None:
         """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
-        if self._step is not None:
+        if self.prepared:
             self._random_state = self.session.random_state()
             self.session.stop_training()
-        self._step = self._compiled = None
+        self.prepared, self._compiled = False, None
         self._kept.clear()
 
     def run(self, losses: Sequence[Loss]) -> None:
@@ -212,7 +200,7 @@ class CapturedTraining:
             self._check_zeroed(batches[0].graph, modes)
         traced = False
         if self._compiled is None or not self._compiled.serves(batches, needed, modes):
-            kept = next((each for each in self._kept if each.compiled.serves(batches, needed, modes)), None)
+            kept = next((each for each in self._kept if each[0].serves(batches, needed, modes)), None)
             if kept is not None:
                 self._resume(kept)
             else:
@@ -329,21 +317,22 @@ class CapturedTraining:
             modes,
         )
 
-    def _resume(self, kept: _Kept) -> None:
+    def _resume(self, kept: Tuple[_Compiled, Program]) -> None:
         """Let an earlier program serve from now on."""
         self._kept.remove(kept)
         self._keep()
-        self.session.resume_training(kept.program)
+        compiled, program = kept
+        self.session.resume_training(program)
         self._edits = NEVER
-        self._step, self._compiled = kept.step, kept.compiled
+        self._compiled = compiled
 
     def _keep(self) -> None:
         """Note the program that serves, so that it can serve again."""
         program = self.session.training
-        if self._compiled is not None and self._step is not None and program is not None and program.compiled:
-            self._kept.append(_Kept(self._compiled, self._step, program))
+        if self._compiled is not None and program is not None and program.compiled:
+            self._kept.append((self._compiled, program))
             if len(self._kept) >= _MOST_PROGRAMS:
-                self.session.drop_aside(self._kept.pop(0).program)
+                self.session.drop_aside(self._kept.pop(0)[1])
 
     def _compile(self, wanted: _Compiled) -> None:
         """Make the program that serves from now on; it is compiled when it runs."""
@@ -354,7 +343,7 @@ class CapturedTraining:
                 f"{current_line()} {wanted.modes.difference(modes)}. The device makes both together, and is compiled "
                 "with the model as it is now. Change it after optimizer.step(), or before the call."
             )
-        narrower = next((each for each in self._kept if each.compiled.computes_like(wanted)), None)
+        narrower = next((each for each in self._kept if each[0].computes_like(wanted)), None)
         if narrower is not None:
             self._resume(narrower)
         before = self._compiled
@@ -376,7 +365,7 @@ class CapturedTraining:
         options.Training.gradientAccumulation(wanted.count // wanted.replicas)
         # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
-        if self._step is None:
+        if not self.prepared:
             assert self.optimizer is not None
             conversion = convert_optimizer(
                 self.optimizer,
@@ -397,7 +386,7 @@ class CapturedTraining:
             if keep:
                 self._keep()
             self.session.replace_training(step, options, keep=keep)
-        self._step = step
+        self.prepared = True
         self._compiled = wanted
         self.compilations += 1
 
