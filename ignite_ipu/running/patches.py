@@ -76,6 +76,16 @@ class Substitutes(Patches):
         self.code = code
         self.journal = journal
 
+    def calls(self, owner: Any, name: str, call: Callable[..., Any], *first: Any) -> None:
+        """Let `call(*first, caller's frame, original, *args, **kwargs)` answer all calls."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def substitute(*args: Any, **kwargs: Any) -> Any:
+            return call(*first, sys._getframe(1), original, *args, **kwargs)
+
+        self.set(owner, name, substitute)
+
     def own_calls(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         """Let `call(line, original, *args, **kwargs)` answer the script's own calls; others are as before."""
         self.set(owner, name, self.of_own_calls(getattr(owner, name), call))

@@ -120,16 +120,14 @@ def _run_poptorch(program: Program) -> None:
 
 
 def _run_substituted(program: Program, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
-    from ignite_ipu.running.substitutes.autocast import substitute_precision
     from ignite_ipu.running.substitutes.cuda import substitute_cuda
     from ignite_ipu.running.substitutes.devices import substitute_devices
-    from ignite_ipu.running.substitutes.engine_weights import EngineWeights
-    from ignite_ipu.running.substitutes.exports import substitute_exports
     from ignite_ipu.running.substitutes.gpu_types import substitute_gpu_types
+    from ignite_ipu.running.substitutes.host_runs import substitute_averages, substitute_exports
     from ignite_ipu.running.substitutes.ignite_engines import substitute_ignite
     from ignite_ipu.running.substitutes.loops import substitute_loops
-    from ignite_ipu.running.substitutes.refusals import refuse_unmappable
-    from ignite_ipu.running.substitutes.update_bn import substitute_averages
+    from ignite_ipu.running.substitutes.refusals import refuse_unmappable, substitute_precision
+    from ignite_ipu.running.substitutes.succession import EngineWeights
 
     # Says which PopTorch it is, and fails now if it does not import.
     backend.poptorch()

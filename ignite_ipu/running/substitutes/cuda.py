@@ -10,6 +10,7 @@ from typing import Any, Dict
 
 import torch
 
+from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["substitute_cuda"]
@@ -23,20 +24,11 @@ _ANSWERS: Dict[str, Any] = {
     "is_bf16_supported": False,
     "is_tf32_supported": False,
     **dict.fromkeys(
-        [
-            "init",
-            "set_device",
-            "synchronize",
-            "empty_cache",
-            "manual_seed",
-            "manual_seed_all",
-            "ipc_collect",
-            "reset_peak_memory_stats",
-            "reset_max_memory_allocated",
-            "reset_max_memory_cached",
-            "reset_accumulated_memory_stats",
-            "set_per_process_memory_fraction",
-        ]
+        words(
+            "init set_device synchronize empty_cache manual_seed manual_seed_all ipc_collect "
+            "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached "
+            "reset_accumulated_memory_stats set_per_process_memory_fraction"
+        )
     ),
 }
 _IGNORED_PROFILING = {
@@ -51,17 +43,10 @@ _CLASSES: Dict[str, str] = {
 }
 _REFUSED: Dict[str, str] = {
     **dict.fromkeys(
-        [
-            "memory_allocated",
-            "max_memory_allocated",
-            "memory_reserved",
-            "max_memory_reserved",
-            "memory_summary",
-            "memory_stats",
-            "mem_get_info",
-            "memory_cached",
-            "max_memory_cached",
-        ],
+        words(
+            "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_summary "
+            "memory_stats mem_get_info memory_cached max_memory_cached"
+        ),
         "an IPU's memory is planned when a program is compiled, so there is no such number. Remove the call; "
         "`ignite-ipu plan` estimates it",
     ),

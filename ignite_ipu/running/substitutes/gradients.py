@@ -19,7 +19,7 @@ from ignite_ipu.program.forward.autograd_functions import OWN_BACKWARD, has_own_
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.substitutes.engine_weights import EngineWeights
+from ignite_ipu.running.substitutes.succession import EngineWeights
 from ignite_ipu.session.weights import access
 
 __all__ = ["substitute_gradients"]

@@ -16,8 +16,7 @@ from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.substitutes.engine_weights import EngineWeights
-from ignite_ipu.running.substitutes.succession import Succession
+from ignite_ipu.running.substitutes.succession import EngineWeights, Succession
 
 __all__ = ["substitute_ignite"]
 

@@ -31,9 +31,9 @@ from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.accelerator import substitute_accelerator
 from ignite_ipu.running.substitutes.data_edits import substitute_data
-from ignite_ipu.running.substitutes.engine_weights import EngineWeights
-from ignite_ipu.running.substitutes.exports import is_exported
 from ignite_ipu.running.substitutes.gradients import substitute_gradients
+from ignite_ipu.running.substitutes.host_runs import is_exported
+from ignite_ipu.running.substitutes.succession import EngineWeights
 from ignite_ipu.session.session import IPUSession, known_session
 from ignite_ipu.session.weights.model_states import LiveState, live_state
 from ignite_ipu.session.weights.tracker import Weights, named_tensors

@@ -1,16 +1,22 @@
-"""Calls that no IPU program can stand in for, refused at the line that makes them; and some that need nothing."""
+"""Calls that no IPU program can stand in for, refused at the line that makes them; and some that need nothing.
+
+Among these are `autocast` and `GradScaler`: captured loops run in single precision.
+"""
 
 from __future__ import annotations
 
+import inspect
+from types import FrameType
 from typing import Any, Callable, Tuple
 
 import torch
 import torch.distributed
 from torch import nn
+from torch.amp.autocast_mode import autocast
 
 from ignite_ipu.running.patches import Substitutes
 
-__all__ = ["refuse_unmappable"]
+__all__ = ["refuse_unmappable", "substitute_precision"]
 
 _REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
 _HOOKS = "gradients exist inside the device's step alone, so a hook on them never runs. To clip, use clip_grad_norm_."
@@ -68,3 +74,24 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
         substitutes.own_calls(torch.distributed, "init_process_group", init_process_group)
     if hasattr(torch, "compile"):
         substitutes.own_calls(torch, "compile", compile_)
+
+
+def substitute_precision(substitutes: Substitutes) -> None:
+    """Switch off the automatic precision that the script asks for, itself or through Ignite."""
+
+    def switched_off(what: str, frame: FrameType, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        line, own = substitutes.code.line_behind(frame)
+        if own:
+            given = inspect.signature(original).bind(*args, **kwargs)
+            if given.arguments.get("enabled", True):
+                substitutes.journal.note(line, f"{what}()", "switched off: the step runs in single precision")
+            given.arguments["enabled"] = False
+            if what == "autocast":
+                # On a machine without a GPU, even switched off it would warn of one that is missing.
+                given.arguments.update(device_type="cpu", dtype=torch.bfloat16)
+            args, kwargs = given.args, given.kwargs
+        original(*args, **kwargs)
+
+    scaler: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+    substitutes.calls(autocast, "__init__", switched_off, "autocast")
+    substitutes.calls(scaler, "__init__", switched_off, "GradScaler")

@@ -1,20 +1,22 @@
-"""One trainer after another: which one of a script's trainers trains a model at present."""
+"""Trainers that Ignite's factories made for a script: one at a time trains a model, and what it trains."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Optional, Tuple
+from typing import Any, FrozenSet, Optional, Tuple
 
+import torch
 from ignite.engine import Engine, Events
 from torch import nn
 
+from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import Line
 from ignite_ipu.session.gpu_wrappers import unwrapped
 from ignite_ipu.session.session import IPUSession, known_session
 
-__all__ = ["Succession"]
+__all__ = ["EngineWeights", "Succession"]
 
 
 class Succession:
@@ -59,6 +61,35 @@ class Succession:
             f"another trainer, made at {other}, has taken this one's model over, and one program at a time trains a "
             "model. Run this trainer to its end before the other is made, or train with one trainer.",
         )
+
+
+class EngineWeights:
+    """The weights that trainers hold at present; their gradients are on the device, and None on the host."""
+
+    def __init__(self) -> None:
+        # How many tensors a session had, and their ids; it holds on to them, so that no id becomes another tensor's.
+        self._known: weakref.WeakKeyDictionary[IPUSession, Tuple[int, FrozenSet[int]]] = weakref.WeakKeyDictionary()
+
+    def add(self, session: IPUSession) -> None:
+        """Count the weights of a session, as long as it has a trainer."""
+        self._known[session] = (0, frozenset())
+
+    def trains(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a trainer trains this tensor."""
+        # Asked in the ordinary way, a wrapped parameter would download all weights first.
+        with torch._C.DisableTorchFunctionSubclass():
+            if not requires_grad(tensor):
+                return False
+        with_trainer = [session for session in self._known if session.training is not None]
+        return any(id(tensor) in self._ids(session) for session in with_trainer)
+
+    def _ids(self, session: IPUSession) -> FrozenSet[int]:
+        tensors = session.weights.tensors
+        count, ids = self._known[session]
+        if count != len(tensors):  # they are only ever added to
+            ids = frozenset(map(id, tensors))
+            self._known[session] = (len(tensors), ids)
+        return ids
 
 
 def _place(line: Optional[Line]) -> str:

@@ -1,0 +1,78 @@
+"""Models that run on the host: copies that a script exports, and averaged ones whose batch statistics it computes.
+
+`torch.jit.trace`, `torch.onnx.export` and their like get an ordinary copy. What they return is no Python that PopTorch
+could trace, so running it is refused. `torch.optim.swa_utils.update_bn` makes forward passes in training mode without
+gradients, which only the host does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+from typing import Any, Callable, Iterator
+
+import torch
+import torch.optim.swa_utils
+from torch import nn
+
+from ignite_ipu.program.forward.eager import natively
+from ignite_ipu.running.patches import Substitutes
+
+__all__ = ["is_exported", "substitute_averages", "substitute_exports"]
+
+_EXPORTS = ("jit.trace", "jit.trace_module", "jit.script", "onnx.export", "export.export", "fx.symbolic_trace")
+
+
+def substitute_exports(substitutes: Substitutes) -> None:
+    """Let the script export copies of its models, with the newest weights."""
+
+    def export(path: str, line: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        first = next(iter(inspect.signature(original).parameters))
+        model = args[0] if args else kwargs.get(first)
+        if isinstance(model, nn.Module):
+            substitutes.journal.note(line, f"torch.{path}()", "is made of a copy of the model on the host")
+            model = copy.deepcopy(model)
+            args, kwargs = ((model, *args[1:]), kwargs) if args else (args, {**kwargs, first: model})
+        with natively():
+            return original(*args, **kwargs)
+
+    for path in _EXPORTS:
+        module, name = path.split(".")
+        owner = getattr(torch, module, None)
+        if callable(getattr(owner, name, None)):
+            substitutes.own_calls(owner, name, functools.partial(export, path))
+
+
+def is_exported(module: nn.Module) -> bool:
+    """Tell whether a module is what `torch.jit` made of one."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def substitute_averages(substitutes: Substitutes) -> None:
+    """Let the script compute the batch statistics of an averaged model, which no update does."""
+    update_bn: Any = torch.optim.swa_utils.update_bn
+    signature = inspect.signature(update_bn)
+
+    def on_the_host(line: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        substitutes.journal.note(line, "update_bn()", "forward passes on the host")
+        model = signature.bind(*args, **kwargs).arguments["model"]
+        with natively(), _kept_buffers(model):
+            return original(*args, **kwargs)
+
+    substitutes.set_everywhere("torch", update_bn, substitutes.of_own_calls(update_bn, on_the_host))
+
+
+@contextlib.contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Have the new statistics in the buffers of before, which the device knows: PyTorch 2.0 makes new ones."""
+    named = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
+    before = [getattr(module, name) for module, name in named]
+    try:
+        yield
+    finally:
+        for (module, name), buffer in zip(named, before):
+            new = getattr(module, name)
+            if new is not buffer:
+                setattr(module, name, buffer.copy_(new))
