@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from ignite_ipu import host_device, ipu_evaluate_batch, ipu_train_batch
+from ignite_ipu import host_device, ipu_prepare
 
 
 class ClassificationModel(nn.Module):
@@ -30,7 +30,10 @@ def train(model, device, loader, optimizer, criterion):
     model.train()
     for data, labels in loader:
         data, labels = data.to(device), labels.to(device)
-        _, loss = ipu_train_batch(model, optimizer, criterion, data, target=labels)
+        optimizer.zero_grad()
+        loss = criterion(model(data), labels)
+        loss.backward()
+        optimizer.step()
     return loss.item()
 
 
@@ -39,7 +42,7 @@ def test(model, device, loader):
     correct = 0
     with torch.no_grad():
         for data, labels in loader:
-            output = ipu_evaluate_batch(model, data.to(device))
+            output = model(data.to(device))
             correct += (output.argmax(1).cpu() == labels).sum().item()
     return correct / len(loader.dataset)
 
@@ -51,11 +54,11 @@ def main():
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     labels = torch.tensor(digits.target)
     train_data, test_data = TensorDataset(images[:1408], labels[:1408]), TensorDataset(images[1408:], labels[1408:])
-    train_loader = DataLoader(train_data, batch_size=16, shuffle=True, drop_last=True)
+    train_loader = DataLoader(train_data, batch_size=16, shuffle=True)
     test_loader = DataLoader(test_data, batch_size=100)
 
     model = ClassificationModel().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = ipu_prepare(torch.optim.Adam(model.parameters(), lr=3e-3), model)
     criterion = nn.CrossEntropyLoss()
     for epoch in range(4):
         loss = train(model, device, train_loader, optimizer, criterion)

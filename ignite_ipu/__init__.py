@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Dict, List
 if TYPE_CHECKING:
     from ignite_ipu.deferred import ipu_step as ipu_step
     from ignite_ipu.deferred.accelerator import IPUAccelerator as IPUAccelerator
+    from ignite_ipu.deferred.prepare import ipu_clip_grad_norm_ as ipu_clip_grad_norm_
+    from ignite_ipu.deferred.prepare import ipu_prepare as ipu_prepare
     from ignite_ipu.engines.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
     from ignite_ipu.engines.counting import CountEvents as CountEvents
     from ignite_ipu.engines.counting import Counts as Counts
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ignite_ipu.engines.portable import host_device as host_device
     from ignite_ipu.engines.portable import ipu_evaluate_batch as ipu_evaluate_batch
     from ignite_ipu.engines.portable import ipu_train_batch as ipu_train_batch
+    from ignite_ipu.engines.portable import is_native as is_native
     from ignite_ipu.engines.portable import process_backend as process_backend
     from ignite_ipu.engines.steps import ipu_evaluation_step as ipu_evaluation_step
     from ignite_ipu.engines.steps import ipu_training_step as ipu_training_step
@@ -81,6 +84,8 @@ _EXPORTS: Dict[str, str] = {
     "create_ipu_evaluator": "ignite_ipu.engines.factories",
     "create_ipu_trainer": "ignite_ipu.engines.factories",
     "evaluation_options": "ignite_ipu.program.options",
+    "ipu_clip_grad_norm_": "ignite_ipu.deferred.prepare",
+    "ipu_prepare": "ignite_ipu.deferred.prepare",
     "ipu_step": "ignite_ipu.deferred",
     "ipu_evaluation_step": "ignite_ipu.engines.steps",
     "ipu_training_step": "ignite_ipu.engines.steps",
@@ -88,6 +93,7 @@ _EXPORTS: Dict[str, str] = {
     "host_device": "ignite_ipu.engines.portable",
     "ipu_evaluate_batch": "ignite_ipu.engines.portable",
     "ipu_train_batch": "ignite_ipu.engines.portable",
+    "is_native": "ignite_ipu.engines.portable",
     "process_backend": "ignite_ipu.engines.portable",
     "training_options": "ignite_ipu.program.options",
 }

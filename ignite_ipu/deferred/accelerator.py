@@ -80,7 +80,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     A call of a prepared model in training mode returns deferred tensors; `backward(loss)` and `optimizer.step()` make
     one device step of everything the loss was computed from. With gradients off or in evaluation mode the call runs at
-    once, with the newest weights.
+    once, with the newest weights. With `IGNITE_IPU_BACKEND=native` it is accelerate's own `Accelerator`.
 
     Args:
         *args: As for `accelerate.Accelerator`.
@@ -100,7 +100,20 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         UnsupportedArgumentError: An argument, or what accelerate's environment variables ask for, cannot be honoured
             on an IPU.
         CaptureError, OptionsError: The options cannot.
+        ValueError: `max_grad_norm` is given in a native run, where the loop has to clip itself.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return accelerate's own in a native run, where what is for an IPU's program means nothing."""
+        if backend.choice() != "native":
+            return super().__new__(cls)
+        if kwargs.get("max_grad_norm") is not None:
+            raise ValueError(
+                f"max_grad_norm={kwargs['max_grad_norm']!r}: this run is native (IGNITE_IPU_BACKEND=native), where "
+                "nothing clips the gradients for the loop. Call accelerator.clip_grad_norm_ in it."
+            )
+        own = inspect.signature(IPUAccelerator.__init__).parameters
+        return accelerate.Accelerator(*args, **{name: value for name, value in kwargs.items() if name not in own})
 
     def __init__(
         self,

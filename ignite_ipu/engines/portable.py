@@ -19,13 +19,13 @@ from ignite_ipu.program.guards.modes import modes_kept, modes_of
 if TYPE_CHECKING:
     from ignite_ipu.session.session import IPUSession
 
-__all__ = ["auto_model", "host_device", "ipu_evaluate_batch", "ipu_train_batch", "process_backend"]
+__all__ = ["auto_model", "host_device", "ipu_evaluate_batch", "ipu_train_batch", "is_native", "process_backend"]
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 def is_native() -> bool:
-    """Whether programs are to run as they were written for."""
+    """Tell whether programs run as they were written for, without an IPU: with `IGNITE_IPU_BACKEND=native`."""
     return backend.choice() == "native"
 
 

@@ -284,3 +284,13 @@ def test_values_of_a_step_in_a_file(tmp_path: Path) -> None:
     loaded = torch.load(tmp_path / "all.bin", weights_only=True)
     assert type(loaded["loss"]) is torch.Tensor and loaded["loss"].item() == loss.item()
     torch.testing.assert_close(loaded["model"]["0.weight"], model[0].weight.detach())
+
+
+def test_native_runs_have_accelerates_own(monkeypatch):
+    """Without what is said of an IPU's program; clipping, which the loop would have to do, is refused."""
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    accelerator = IPUAccelerator(gradient_accumulation_steps=2, replication_factor=2, variable=["weight_decay"])
+    assert type(accelerator) is accelerate.Accelerator
+    assert accelerator.gradient_accumulation_steps == 2
+    with pytest.raises(ValueError, match=r"max_grad_norm=1.0: this run is native .*Call accelerator.clip_grad_norm_"):
+        IPUAccelerator(max_grad_norm=1.0)

@@ -1,5 +1,6 @@
-"""Runs programs one after the other in this process: reads `[[name, source], ...]` as JSON, writes `{name: result}`.
+"""Runs programs one after the other in this process.
 
+Reads `[[name, source], ...]` as JSON, writes `{name: [result, weight updates on devices]}`; a failure's result is text.
 One process for all, because importing torch takes longer than most of them. Each starts from the same random state.
 """
 
@@ -15,6 +16,8 @@ import warnings
 
 import numpy as np
 import torch
+
+from ignite_ipu.emulator.device import device
 
 
 def run(name: str, source: str) -> object:
@@ -39,5 +42,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     programs = json.load(sys.stdin)
-    results = {name: run(name, source) for name, source in programs}
+    results = {}
+    for name, source in programs:
+        before = device.counters()
+        result = run(name, source)
+        results[name] = [result, (device.counters() - before).optimizer_updates]
     sys.stdout.write(json.dumps(results))

@@ -67,7 +67,7 @@ FORMS = {
     ),
     "continued lines": (
         lambda text: text.replace("optimizer = torch", "optimizer = \\\n    torch").encode(),
-        lambda data: data.decode().replace("optimizer = \\\n    torch", "optimizer = torch"),
+        lambda data: data.decode().replace("optimizer = \\\n    ", "optimizer = "),
     ),
 }
 # Forms with a further line.

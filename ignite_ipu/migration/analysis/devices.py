@@ -3,68 +3,66 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Optional, Set
+from typing import Optional, Set
 
 from ignite_ipu.migration.analysis.names import dotted
-
-if TYPE_CHECKING:
-    from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 _QUESTIONS = ("torch.cuda.is_available", "ignite_ipu.host_device")
 
 
-def asks_for_gpu(program: Program, test: ast.AST) -> bool:
+def asks_for_gpu(file: ParsedFile, test: ast.AST) -> bool:
     """Whether an expression is true only where there is a GPU to use: it asks, or is a variable that did."""
-    answers = _answers(program)
+    answers = _answers(file)
     for part in ast.walk(test):
-        if program.names.called(part) in _QUESTIONS or dotted(part) in answers:
+        if file.names.called(part) in _QUESTIONS or dotted(part) in answers:
             return True
         compared = isinstance(part, ast.Constant) and part.value == "cuda"
-        if compared and isinstance(program.parents.get(part), ast.Compare):
+        if compared and isinstance(file.parents.get(part), ast.Compare):
             return True
     return False
 
 
-def _answers(program: Program) -> Set[str]:
+def _answers(file: ParsedFile) -> Set[str]:
     """Variables that were assigned the answer to the question whether there is a GPU."""
     found = set()
-    for target, value in program.training.assigned:
-        asked = any(program.names.called(part) in _QUESTIONS for part in ast.walk(value))
+    for target, value in file.assigned:
+        asked = any(file.names.called(part) in _QUESTIONS for part in ast.walk(value))
         answer = isinstance(value, (ast.BoolOp, ast.UnaryOp, ast.Compare))
-        if program.names.called(value) == "torch.cuda.is_available" or (asked and answer):
+        if file.names.called(value) == "torch.cuda.is_available" or (asked and answer):
             found.add(target)
     return found
 
 
-def is_guarded(program: Program, node: ast.AST) -> bool:
+def is_guarded(file: ParsedFile, node: ast.AST) -> bool:
     """Whether a node is reached only where there is a GPU to use."""
     below: ast.AST = node
-    for above in program.ancestors(node):
+    for above in file.ancestors(node):
         if isinstance(above, ast.If) and any(below is statement for statement in above.body):
-            if asks_for_gpu(program, above.test):
+            if asks_for_gpu(file, above.test):
                 return True
-        elif isinstance(above, ast.IfExp) and below is above.body and asks_for_gpu(program, above.test):
+        elif isinstance(above, ast.IfExp) and below is above.body and asks_for_gpu(file, above.test):
             return True
         below = above
     return False
 
 
-def chosen_gpu(program: Program, node: ast.AST) -> Optional[str]:
+def chosen_gpu(file: ParsedFile, node: ast.AST) -> Optional[str]:
     """Return the GPU that `"cuda" if torch.cuda.is_available() else "cpu"` asks for; None for other expressions."""
-    if not isinstance(node, ast.IfExp) or program.names.called(node.test) != "torch.cuda.is_available":
+    if not isinstance(node, ast.IfExp) or file.names.called(node.test) != "torch.cuda.is_available":
         return None
-    return gpu_name(program, node.body) if _device_name(program, node.orelse) == "cpu" else None
+    return gpu_name(file, node.body) if _device_name(file, node.orelse) == "cpu" else None
 
 
-def gpu_name(program: Program, node: ast.AST) -> Optional[str]:
+def gpu_name(file: ParsedFile, node: ast.AST) -> Optional[str]:
     """Return the name of a GPU given as a literal, `"cuda:1"` or `torch.device("cuda", 1)`; None for anything else."""
-    name = _device_name(program, node)
+    name = _device_name(file, node)
     return name if name is not None and name.split(":")[0] == "cuda" else None
 
 
-def _device_name(program: Program, node: ast.AST) -> Optional[str]:
+def _device_name(file: ParsedFile, node: ast.AST) -> Optional[str]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    if program.names.called(node) == "torch.device" and isinstance(node, ast.Call) and len(node.args) == 1:
-        return _device_name(program, node.args[0])
+    if file.names.called(node) == "torch.device" and isinstance(node, ast.Call) and len(node.args) == 1:
+        return _device_name(file, node.args[0])
     return None

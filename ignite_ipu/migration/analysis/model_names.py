@@ -4,50 +4,46 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Dict, Iterator, List, Set, Tuple
+from typing import Collection, Dict, Iterator, List, Set, Tuple
 
 from ignite_ipu.migration.analysis.names import argument, dotted, unmoved
-
-if TYPE_CHECKING:
-    from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 _NAMES_OF_LOSSES = re.compile(r"(.*[._])?(criterion|loss(_(fn|func|function|module))?)")
 
 
-def find_model_names(program: Program) -> Set[str]:
+def find_model_names(file: ParsedFile, losses: Collection[str]) -> Set[str]:
     """Return the sources of variables that are made, used or annotated as models are, and of parameters given these."""
-    training = program.training
-    own = {model.name for model in program.models if model.learns}
+    own = {model.name for model in file.models if model.learns}
     found: Set[str] = set()
-    for target, value in training.assigned:
+    for target, value in file.assigned:
         made = unmoved(value)
-        name = program.names.called(made) or ""
+        name = file.names.called(made) or ""
         local = isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in own
         if local or name == "torch.nn.Sequential" or name.startswith("torchvision.models."):
             found.add(target)
-    losses = {*training.losses, *training.own_losses, "self"}
-    used = {owner for owner, method in _used(program) if owner not in losses}
-    learning = {owner for owner, method in _used(program) if method == "parameters"}
+    used = {owner for owner, method in _used(file) if owner not in (*losses, "self")}
+    learning = {owner for owner, method in _used(file) if method == "parameters"}
     # A loss module has modes, too; its name and its place tell it from a model where nothing else does.
-    found |= {name for name in used if name in learning or not _is_loss(program, name)}
-    return found | _parameters(program, found)
+    found |= {name for name in used if name in learning or not _is_loss(file, name)}
+    return found | _parameters(file, found)
 
 
-def _parameters(program: Program, models: Set[str]) -> Set[str]:
+def _parameters(file: ParsedFile, models: Set[str]) -> Set[str]:
     """Return the parameters of functions that every call gives a model, or that alone are annotated as modules."""
     calls: Dict[str, List[ast.Call]] = {}
-    for call in program.nodes(ast.Call):
+    for call in file.nodes(ast.Call):
         if isinstance(call.func, ast.Name):
             calls.setdefault(call.func.id, []).append(call)
     found: Set[str] = set()
-    for function in program.nodes(ast.FunctionDef):
+    for function in file.nodes(ast.FunctionDef):
         positional = [*function.args.posonlyargs, *function.args.args]
         annotated: List[str] = []
         for parameter in [*positional, *function.args.kwonlyargs]:
-            if program.names.resolve(_class_of(parameter)) == "torch.nn.Module":
+            if file.names.resolve(_class_of(parameter)) == "torch.nn.Module":
                 annotated.append(parameter.arg)
             position = positional.index(parameter) if parameter in positional else None
-            own = calls.get(function.name, []) if program.functions.get(function.name) is function else []
+            own = calls.get(function.name, []) if file.functions.get(function.name) is function else []
             given = [argument(call, parameter.arg, position) for call in own]
             if given and all(value is not None and dotted(value) in models for value in given):
                 found.add(parameter.arg)
@@ -57,8 +53,8 @@ def _parameters(program: Program, models: Set[str]) -> Set[str]:
     return found
 
 
-def _used(program: Program) -> Iterator[Tuple[str, str]]:
-    for call in program.nodes(ast.Call):
+def _used(file: ParsedFile) -> Iterator[Tuple[str, str]]:
+    for call in file.nodes(ast.Call):
         function = call.func
         if isinstance(function, ast.Attribute) and function.attr in ("parameters", "train", "eval") and not call.args:
             owner = dotted(function.value)
@@ -66,15 +62,14 @@ def _used(program: Program) -> Iterator[Tuple[str, str]]:
                 yield owner, function.attr
 
 
-def is_named_as_loss(name: str) -> bool:
-    """Whether a variable has a name that losses have and models have not."""
-    return _NAMES_OF_LOSSES.fullmatch(name) is not None
-
-
-def _is_loss(program: Program, name: str) -> bool:
+def _is_loss(file: ParsedFile, name: str) -> bool:
     """Whether a variable is named as a loss and always called with an output and a target."""
-    calls = [call for call in program.nodes(ast.Call) if dotted(call.func) == name]
-    return is_named_as_loss(name) and bool(calls) and all(len(call.args) + len(call.keywords) >= 2 for call in calls)
+    calls = [call for call in file.nodes(ast.Call) if dotted(call.func) == name]
+    return (
+        _NAMES_OF_LOSSES.fullmatch(name) is not None
+        and bool(calls)
+        and all(len(call.args) + len(call.keywords) >= 2 for call in calls)
+    )
 
 
 def _class_of(parameter: ast.arg) -> ast.AST:

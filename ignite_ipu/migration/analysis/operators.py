@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Iterator, Optional, Tuple
 
 from ignite_ipu.migration.analysis.names import Names, argument, constant, has_hidden_arguments
-from ignite_ipu.migration.findings import Severity
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.trace.operators.table import Restriction
@@ -97,11 +96,6 @@ def refused_arguments(name: str, call: ast.Call) -> Iterator[Tuple[ast.AST, Rest
         literal = _literal(value)
         if (literal is not ... or restriction.when == "given") and restriction.concerns(literal):
             yield value if value is not None else call, restriction
-
-
-def severity_of(name: str, restriction: Restriction) -> Optional[Severity]:
-    """Return how bad a restriction is: None for an error. What is doubted of a loss is refused by our engines."""
-    return None if restriction.refused or is_loss(name) else Severity.NOTE
 
 
 def is_loss(name: str) -> bool:

@@ -1,11 +1,12 @@
-"""What a call of Ignite's factories, or of ours, says of its precision: `amp_mode` and `scaler`."""
+"""Arguments that choose a precision: `amp_mode` and `scaler` of factories, `enabled` of autocast and GradScaler."""
 
 from __future__ import annotations
 
 import ast
-from typing import Dict, FrozenSet, Iterator, NamedTuple, Tuple
+from typing import Dict, FrozenSet, Iterator, NamedTuple, Optional, Tuple
 
-from ignite_ipu.migration.analysis.names import argument, constant
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, has_hidden_arguments
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 
 class _Meaning(NamedTuple):
@@ -22,10 +23,11 @@ _MEANINGS: Dict[str, _Meaning] = {
 }
 
 
-def refused_precision(call: ast.Call, factory: str) -> Iterator[Tuple[ast.expr, str]]:
-    """Find the arguments of a factory's call that may ask for what an IPU has not.
+def refused_precision(file: ParsedFile, call: ast.Call, factory: str) -> Iterator[Tuple[ast.expr, str]]:
+    """Find the arguments of a factory's call that ask for what an IPU has not; others are decided when it is called.
 
     Args:
+        file: The file.
         call: The call.
         factory: The dotted name of what it calls.
 
@@ -38,9 +40,10 @@ def refused_precision(call: ast.Call, factory: str) -> Iterator[Tuple[ast.expr, 
         value = None if position is None else argument(call, keyword, position)
         if value is None:
             continue
-        possible = _values(value)
-        if not possible <= meaning.values:
-            other = next((repr(each) for each in possible - meaning.values if each is not ...), "another value")
+        scalers = _is_scaler(file, value)
+        refused = _values(value) - meaning.values - {...}
+        if refused or scalers:
+            other = "a GradScaler" if scalers else repr(next(iter(refused)))
             verb = "is" if isinstance(value, ast.Constant) else "may be"
             yield value, f"{keyword} of {name} {verb} {other}; only {meaning.written} have a counterpart on an IPU"
 
@@ -52,3 +55,35 @@ def _values(node: ast.expr) -> FrozenSet[object]:
     if isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
         return frozenset({False, True})
     return frozenset({constant(node)})
+
+
+def _is_scaler(file: ParsedFile, node: ast.expr) -> bool:
+    values = [node, *(value for target, value in file.assigned if target == dotted(node))]
+    return any(file.names.called(value) == _SCALER for value in values)
+
+
+_SCALER, _AUTOCAST = "torch.amp.GradScaler", "torch.amp.autocast"
+# Where `enabled` stands, and where it does in the functions of torch.cuda.amp, which are given no device.
+_POSITIONS = {_AUTOCAST: (2, 0), _SCALER: (5, 4)}
+
+
+def switchable(file: ParsedFile) -> Iterator[ast.Call]:
+    """Yield the calls of autocast and GradScaler whose arguments are written out."""
+    return (call for call, _ in file.calls(_AUTOCAST, _SCALER) if not has_hidden_arguments(call))
+
+
+def enabled_argument(file: ParsedFile, call: ast.Call) -> Optional[ast.expr]:
+    """Return what a call of autocast or GradScaler is given as `enabled`."""
+    name = dotted(call.func) or ""
+    root = name.split(".")[0]
+    written = f"{file.names.imports.get(root, root)}.{name}"
+    return argument(call, "enabled", _POSITIONS[file.names.called(call) or ""][".cuda." in written])
+
+
+def native_only(file: ParsedFile, call: ast.Call) -> bool:
+    """Tell whether a call of autocast or GradScaler switches it off where there is an IPU."""
+    enabled = enabled_argument(file, call)
+    parts = [] if enabled is None else [enabled, *getattr(enabled, "values", ())]
+    conjunction = not isinstance(enabled, ast.BoolOp) or isinstance(enabled.op, ast.And)
+    native = any(file.names.called(part) == "ignite_ipu.is_native" for part in parts)
+    return (conjunction and native) or constant(enabled) is False

@@ -51,13 +51,6 @@ MASK_RESULTS = _words(
     "greater_equal less_equal not_equal isclose"
 )
 
-# Methods by which host code looks at a result, of tensors and of what collects the numbers.
-READING_METHODS = _words(
-    "item tolist numpy detach clone cpu append update max min argmax argmin topk sum mean std size dim numel eq ne gt "
-    "ge lt le add abs round float double long int bool view view_as reshape flatten squeeze unsqueeze softmax "
-    "log_softmax sigmoid exp log sqrt"
-)
-
 # Methods that change a Python container in place.
 MUTATORS = _words("append extend insert pop remove clear update add setdefault appendleft popleft discard popitem")
 

@@ -8,21 +8,20 @@ from typing import Mapping
 
 from ignite_ipu.migration.rewriting.editor import Rewrite
 
-# Devices first, because what comes later asks whether a device is the one ignite_ipu chooses; losses before the steps
-# that use them.
+# Devices first, because what comes later asks whether a device is the one ignite_ipu chooses.
 ORDER = (
     "device_strings",
     "device_moves",
     "checkpoint_loading",
     "parallel_launch",
     "optimizers",
-    "loaders",
     "ignite_factories",
     "ignite_evaluators",
-    "losses",
+    "accelerators",
+    "mixed_precision",
+    "gradient_clipping",
+    "captured_loops",
     "engine_steps",
-    "training_steps",
-    "evaluation_steps",
     "mode_before_wrapping",
 )
 

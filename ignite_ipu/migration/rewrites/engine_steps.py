@@ -1,20 +1,20 @@
-"""Process functions of another shape than the common one are given to `ipu_step`."""
+"""Process functions that train are given to `ipu_step`."""
 
 from __future__ import annotations
 
-from ignite_ipu.migration.analysis.engine_functions import capturable_engines
+from ignite_ipu.migration.analysis.engine_functions import training_functions
 from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
 
 
 def apply(editor: Editor) -> None:
     """Put `ipu_step` around what an engine is made over; the function itself stays as it is."""
-    for process, _ in capturable_engines(editor.program):
+    for process, _ in training_functions(editor.program.training):
         editor.expression(process, f"{editor.need('ipu_step', process)}({editor.source_of(process)})")
 
 
 REWRITE = Rewrite(
     name="engine-steps",
-    summary="Process functions of another shape than the common one are given to ipu_step.",
+    summary="Process functions that train are given to ipu_step.",
     before="""\
 import torch
 from ignite.engine import Engine
@@ -25,8 +25,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 def train_step(engine, batch):
     optimizer.zero_grad()
-    loss = (model(batch[0]) - model(batch[1])).pow(2).mean()
-    (loss / 2).backward()
+    loss = model(batch[0]).pow(2).mean()
+    loss.backward()
     optimizer.step()
     return loss.item()
 
@@ -44,8 +44,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 def train_step(engine, batch):
     optimizer.zero_grad()
-    loss = (model(batch[0]) - model(batch[1])).pow(2).mean()
-    (loss / 2).backward()
+    loss = model(batch[0]).pow(2).mean()
+    loss.backward()
     optimizer.step()
     return loss.item()
 

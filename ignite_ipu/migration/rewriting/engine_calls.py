@@ -31,7 +31,7 @@ def replace_engine_calls(editor: Editor, replacements: Mapping[str, Replacement]
     """Replace calls of Ignite's factories, except those with arguments that an IPU cannot honour."""
     for call, name in editor.program.calls(*replacements):
         replacement = replacements[name]
-        refused = [text for _, text in refused_precision(call, name)]
+        refused = [text for _, text in refused_precision(editor.program, call, name)]
         if refused:
             editor.remark(call, refused[0])
             continue

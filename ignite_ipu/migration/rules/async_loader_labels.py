@@ -13,7 +13,7 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find batch tensors that are appended as they are."""
-    asynchronous = {target for target, value in program.training.assigned if _is_asynchronous(program, value)}
+    asynchronous = {target for target, value in program.assigned if _is_asynchronous(program, value)}
     for loop in program.nodes(ast.For):
         if not any(dotted(part) in asynchronous for part in ast.walk(loop.iter)):
             continue

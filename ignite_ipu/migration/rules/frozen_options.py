@@ -19,7 +19,7 @@ _READERS = {"clone", "toDict", "exists", "defaultOutputMode"}
 
 def check(program: Program) -> Iterator[Hit]:
     """Find setters that follow a use in the same function."""
-    made = {target for target, value in program.training.assigned if program.names.called(value) == "poptorch.Options"}
+    made = {target for target, value in program.assigned if program.names.called(value) == "poptorch.Options"}
     used: Dict[str, ast.Call] = {}
     for call, name in program.calls(*_USES):
         target = dotted(argument(call, *_USES[name]))
@@ -39,9 +39,7 @@ def check(program: Program) -> Iterator[Hit]:
 
 
 def _made_again(program: Program, name: str, used: ast.Call, call: ast.Call) -> bool:
-    return any(
-        target == name and used.lineno < value.lineno <= call.lineno for target, value in program.training.assigned
-    )
+    return any(target == name and used.lineno < value.lineno <= call.lineno for target, value in program.assigned)
 
 
 RULE = Rule(

@@ -22,25 +22,27 @@ RULE = Rule(
     summary="clip_grad_norm_ and clip_grad_value_.",
     rationale="Gradients never leave the device, so there is nothing to clip between backward() and step().",
     remedy=(
-        "Clip by norm with max_grad_norm, for Adam, AdamW, and SGD without momentum; with momentum PopTorch's SGD "
-        "clips the velocity, so that is refused. Clipping by value has no counterpart."
+        "Clip by norm with ipu_clip_grad_norm_, which `ignite-ipu migrate` does, or with the trainer's max_grad_norm: "
+        "for Adam, AdamW, and SGD without momentum. With momentum PopTorch's SGD clips the velocity, so that is "
+        "refused. Clipping by value has no counterpart."
     ),
     example="""\
   import torch
-+ from ignite_ipu import create_ipu_trainer
++ from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
   from torch import nn
 
   model = nn.Linear(4, 2)
-- criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-- model.train()
-- for x, y in loader:
--     optimizer.zero_grad()
--     loss = criterion(model(x), y)
--     loss.backward()
+  criterion = nn.CrossEntropyLoss()
+- optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
++ optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+  model.train()
+  for x, y in loader:
+      optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
 -     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
--     optimizer.step()
-+ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), max_grad_norm=1.0)
++     ipu_clip_grad_norm_(model.parameters(), 1.0)
+      optimizer.step()
 """,
     check=check,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
+from ignite_ipu.migration.analysis.captures import host_evaluations
 from ignite_ipu.migration.analysis.names import dotted
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
@@ -11,7 +12,7 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find the model calls of evaluation loops and evaluation steps."""
-    for call in program.training.evaluations:
+    for call in host_evaluations(program.training):
         yield Hit(call, f"{dotted(call.func)} is evaluated on the host, not on an IPU")
 
 
@@ -20,17 +21,17 @@ RULE = Rule(
     severity=Severity.NOTE,
     summary="Calls of a trained model under torch.no_grad().",
     rationale="The model's newest weights are brought to the host and evaluated there: right, but slow.",
-    remedy="Use create_ipu_evaluator, or ipu_evaluate_batch(model, x). `ignite-ipu migrate` does the latter.",
+    remedy="Say model = ipu_prepare(Net()), which `ignite-ipu migrate` does; or use create_ipu_evaluator.",
     example="""\
   import torch
-+ from ignite_ipu import ipu_evaluate_batch
++ from ignite_ipu import ipu_prepare
 
-  model = torch.nn.Linear(2, 2)
+- model = torch.nn.Linear(2, 2)
++ model = ipu_prepare(torch.nn.Linear(2, 2))
   model.eval()
   with torch.no_grad():
       for x, y in loader:
--         output = model(x)
-+         output = ipu_evaluate_batch(model, x)
+          output = model(x)
 """,
     check=check,
 )

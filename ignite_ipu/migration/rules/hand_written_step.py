@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from ignite_ipu.migration.analysis.engine_functions import capturable_engines, captured_functions
+from ignite_ipu.migration.analysis.captures import find_captures
+from ignite_ipu.migration.analysis.engine_functions import captured_functions, training_functions
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
-    """Find training steps, with what keeps `migrate` from rewriting each."""
-    executors = program.training.executors
-    captured = captured_functions(program)
-    capturable = {function.name for _, function in capturable_engines(program)}
-    for step in program.training.steps:
-        if getattr(step.function, "name", "") in captured:
+    """Find the training steps whose models and optimizers are not captured, with what keeps `migrate` from doing so."""
+    captures, unclear = find_captures(program.training)
+    if not captures and not unclear and not any(True for _ in training_functions(program.training)):
+        return
+    reason = unclear[0] if unclear else None
+    recorded = captured_functions(program)
+    for backward in program.training.backwards:
+        if getattr(program.function_of(backward), "name", "") in recorded:
             continue
-        if executors and step.plan is None:
-            # In hand-written PopTorch code a backward() is another mistake.
+        if reason is None:
+            yield Hit(backward, "this training step runs on the host, not on an IPU")
             continue
-        if step.plan is not None:
-            yield Hit(step.backward, f"this step of {step.plan.model} runs on the host, not on an IPU")
-            continue
-        if getattr(step.function, "name", "") in capturable:
-            yield Hit(
-                step.backward,
-                "this training step runs on the host, not on an IPU",
-                "Give the function to ipu_step, Engine(ipu_step(...)), which `ignite-ipu migrate` does.",
-            )
-            continue
-        line = program.source.locate(getattr(step.blame, "lineno", step.backward.lineno))[1]
+        line = program.source.locate(getattr(reason.node, "lineno", backward.lineno))[1]
         yield Hit(
-            step.backward,
-            f"this training step runs on the host, and cannot be rewritten: {step.reason} (line {line})",
-            "Bring it into the common shape (zero_grad, forward, loss, backward, step, one after the other), or write "
-            "it for create_ipu_trainer, or for ipu_step.",
+            backward,
+            f"this training step runs on the host, and migrate cannot capture it: {reason.reason} (line {line})",
+            "Prepare the optimizer together with the models that it trains, as the loop calls them: "
+            "ipu_prepare(optimizer, model).",
         )
 
 
@@ -48,24 +41,24 @@ RULE = Rule(
         "one by one run on the host's CPU."
     ),
     remedy=(
-        "Replace them by ipu_train_batch(model, optimizer, loss_fn, x, target=y), which `ignite-ipu migrate` does "
-        "for the common shape."
+        "Capture what the loop does: optimizer = ipu_prepare(torch.optim.SGD(...), model), which `ignite-ipu migrate` "
+        "does. The loop stays as it is."
     ),
     example="""\
   import torch
-+ from ignite_ipu import ipu_train_batch
++ from ignite_ipu import ipu_prepare
   from torch import nn
 
   model = nn.Linear(4, 2)
   criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+- optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
++ optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
   model.train()
   for x, y in loader:
--     optimizer.zero_grad()
--     loss = criterion(model(x), y)
--     loss.backward()
--     optimizer.step()
-+     _, loss = ipu_train_batch(model, optimizer, criterion, x, target=y)
+      optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
+      optimizer.step()
 """,
     check=check,
 )

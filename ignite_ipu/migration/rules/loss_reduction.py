@@ -7,15 +7,15 @@ from typing import Iterator
 
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.names import argument, constant
+from ignite_ipu.migration.analysis.summed_losses import summed_losses
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.steps.summed_losses import summed_losses
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find losses with another reduction than the mean that are trained with."""
     training = program.training
-    if not (training.steps or training.trainers or training.executors):
+    if not (training.loss_functions or training.trainers or training.executors):
         return
     for call in program.nodes(ast.Call):
         name = program.names.called(call) or ""
@@ -27,25 +27,24 @@ def check(program: Program) -> Iterator[Hit]:
             continue
         if is_loss and reduction in ("sum", "none") and not without_gradients(program, call):
             yield Hit(call, f"the loss is reduced by {reduction!r}; accumulation and replicas average it")
-    for call in summed_losses(program):
+    for call in summed_losses(training):
         if not without_gradients(program, call):
             yield Hit(call, "the loss is a sum over the batch; accumulation and replicas average it")
 
 
 def _is_reduced(program: Program, call: ast.Call) -> bool:
-    """Whether an unreduced loss is reduced by hand: where something is computed from it, or it goes backward itself."""
-    computed = isinstance(program.parents.get(call), (ast.Attribute, ast.BinOp))
-    return computed or not (program.training.trainers or program.training.executors)
+    """Whether something is computed from an unreduced loss, such as its mean."""
+    return isinstance(program.parents.get(call), (ast.Attribute, ast.BinOp))
 
 
 RULE = Rule(
     name="loss-reduction",
     severity=Severity.WARNING,
-    summary='Losses with reduction="sum" or "none", or summed by hand, in a file that trains.',
+    summary='Losses with reduction="sum" or "none", or summed by hand, that a trainer or ipu_train_batch trains with.',
     rationale=(
         "Gradients of the micro-batches are averaged over accumulation steps and replicas, so a summed loss "
         'weighs differently from one large batch on a GPU; of a loss with reduction="none" the device minimises '
-        "the sum."
+        "the sum. A loop that ipu_prepare captures adds gradients up as PyTorch does."
     ),
     remedy=(
         'Use reduction="mean" or .mean(), or say '
@@ -53,18 +52,13 @@ RULE = Rule(
     ),
     example="""\
   import torch
+  from ignite_ipu import create_ipu_trainer
   from torch import nn
 
   model = nn.Linear(4, 2)
-- criterion = nn.CrossEntropyLoss(reduction="sum")
-+ criterion = nn.CrossEntropyLoss()
   optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-  model.train()
-  for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
-      optimizer.step()
+- trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(reduction="sum"))
++ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
 """,
     check=check,
 )

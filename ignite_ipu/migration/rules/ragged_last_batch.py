@@ -29,14 +29,15 @@ def check(program: Program) -> Iterator[Hit]:
 RULE = Rule(
     name="ragged-last-batch",
     severity=Severity.WARNING,
-    summary="A DataLoader that is trained from without drop_last=True.",
+    summary="A DataLoader that an IPU's trainer or ipu_train_batch trains from, without drop_last=True.",
     rationale=(
         "All batches of a compiled program have one shape; the samples of an incomplete last batch are dropped in "
-        "training, or the call fails."
+        "training, or the call fails. A loop that ipu_prepare captures compiles another program for it."
     ),
     remedy="Say drop_last=True, so that native runs drop them too.",
     example="""\
   import torch
+  from ignite_ipu import ipu_train_batch
   from torch import nn
 
   model = nn.Linear(4, 2)
@@ -46,10 +47,7 @@ RULE = Rule(
 + loader = torch.utils.data.DataLoader(data, batch_size=8, drop_last=True)
   model.train()
   for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
-      optimizer.step()
+      _, loss = ipu_train_batch(model, optimizer, criterion, x, target=y)
 """,
     check=check,
 )

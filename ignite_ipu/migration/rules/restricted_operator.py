@@ -6,7 +6,7 @@ import ast
 from typing import Iterator, Tuple
 
 from ignite_ipu.migration.analysis.evaluations import without_gradients
-from ignite_ipu.migration.analysis.operators import is_loss, problem, refused_arguments, severity_of
+from ignite_ipu.migration.analysis.operators import is_loss, problem, refused_arguments
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -19,7 +19,9 @@ def check(program: Program) -> Iterator[Hit]:
             yield Hit(call, f"{name}, {found.message}", found.remedy)
         for node, restriction in refused_arguments(name, call):
             doubt = ", as PopTorch's sources read" if restriction.likely else ""
-            yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, severity_of(name, restriction))
+            # What is doubted of a loss is refused by our engines.
+            severity = None if restriction.refused or is_loss(name) else Severity.NOTE
+            yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, severity)
 
 
 def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:

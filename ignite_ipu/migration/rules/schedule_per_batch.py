@@ -13,8 +13,8 @@ from ignite_ipu.migration.program import Program
 def check(program: Program) -> Iterator[Hit]:
     """Find schedule steps in the loop of a training step."""
     schedules = program.training.schedulers
-    for step in program.training.steps:
-        loop = next(program.loops_around(step.backward), None)
+    for backward in program.training.backwards:
+        loop = next(program.loops_around(backward), None)
         for call, owner in method_calls(ast.walk(loop) if loop is not None else (), "step"):
             if owner in schedules and next(program.loops_around(call), None) is loop:
                 yield Hit(call, f"{owner} changes the learning rate with every batch")

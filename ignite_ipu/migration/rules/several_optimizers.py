@@ -14,7 +14,7 @@ def check(program: Program) -> Iterator[Hit]:
     """Find blocks in which a second optimizer steps."""
     groups: Dict[int, List[Tuple[str, ast.Call]]] = {}
     for call, owner in method_calls(program.nodes(ast.Call), "step"):
-        if not owner or not _is_optimizer(program, owner):
+        if not owner or not program.training.is_optimizer(owner):
             continue
         loops = list(program.loops_around(call))
         block = loops[0] if loops else program.function_of(call)
@@ -25,19 +25,6 @@ def check(program: Program) -> Iterator[Hit]:
             if owner != first:
                 yield Hit(call, f"{owner} steps in the same training step as {first}")
                 break
-
-
-def _is_optimizer(program: Program, owner: str) -> bool:
-    if owner in program.training.schedulers:
-        return False
-    known = owner in program.training.optimizers
-    last = owner.rsplit(".", 1)[-1].lower()
-    return (
-        known
-        or last.startswith("opt")
-        or last.endswith(("optimizer", "optim", "_opt"))
-        or (owner in {step.plan.optimizer for step in program.training.steps if step.plan is not None})
-    )
 
 
 RULE = Rule(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Iterator
 
-from ignite_ipu.migration.analysis.names import dotted, owner_of
+from ignite_ipu.migration.analysis.bindings import names_bound
+from ignite_ipu.migration.analysis.kinds import Function, parameters_of
+from ignite_ipu.migration.analysis.models import TENSOR_FACTORIES
+from ignite_ipu.migration.analysis.names import dotted, owner_of, unmoved
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.steps.loss_values import tensors_of_the_host
 
 
 def check(program: Program) -> Iterator[Hit]:
@@ -18,13 +21,27 @@ def check(program: Program) -> Iterator[Hit]:
             continue
         yield Hit(fact.node, f"{fact.where} uses self.{fact.name}, a tensor that is neither a parameter nor a buffer")
     for name in sorted(program.training.loss_functions & set(program.functions)):
-        for node in tensors_of_the_host(program, program.functions[name]):
+        for node in _tensors_of_the_host(program, program.functions[name]):
             yield Hit(
                 node,
                 f"{name} uses {node.id}, a tensor of the host",
                 "Make the loss a module with the tensor as a buffer, or write "
                 f"{node.id}.to(output.device), which makes a constant of it.",
             )
+
+
+def _tensors_of_the_host(program: Program, function: Function) -> Iterator[ast.Name]:
+    """Yield where a function reads tensors that the module around it makes."""
+    inner = {node.name for node in ast.walk(function) if isinstance(node, ast.FunctionDef)}
+    bound = {name for statement in function.body for name in names_bound(statement)}
+    own = {arg.arg for arg in parameters_of(function)} | bound | inner
+    made = {name for name, value in program.assigned if program.names.called(unmoved(value)) in TENSOR_FACTORIES} - own
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Name) or node.id not in made:
+            continue
+        # `scale.to(output.device)` makes a constant of the program, which works.
+        if owner_of(program.parents.get(program.parents[node]), "to") != node.id:
+            yield node
 
 
 RULE = Rule(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterator, Tuple
+from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import owner_of
 from ignite_ipu.migration.findings import Hit, Rule, Severity
@@ -12,15 +12,11 @@ from ignite_ipu.migration.program import Program
 
 def check(program: Program) -> Iterator[Hit]:
     """Find reads of a loss in the loop that computes it."""
-    losses: Dict[int, Tuple[ast.AST, str]] = {}
-    for step in program.training.steps:
-        for loop in program.loops_around(step.backward):
-            if step.plan is not None:
-                losses.setdefault(id(loop), (loop, step.plan.loss))
-            break
-    for block, loss in losses.values():
-        for part in ast.walk(block):
-            if owner_of(part, "item") == loss and not _now_and_then(program, part):
+    for backward in program.training.backwards:
+        loss = owner_of(backward, "backward")
+        loop = next(program.loops_around(backward), None)
+        for part in ast.walk(loop) if loop is not None else ():
+            if loss and owner_of(part, "item") == loss and not _now_and_then(program, part):
                 yield Hit(part, f"{loss}.item() is read in every iteration")
 
 

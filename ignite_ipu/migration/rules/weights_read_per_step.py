@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator, Sequence, Set
+from typing import Iterator
 
-from ignite_ipu.migration.analysis.names import dotted
+from ignite_ipu.migration.analysis.names import dotted, owner_of
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Iterator[Hit]:
     """Find uses of all weights in the loop of a training step."""
-    for step in program.training.steps:
-        loop = next(program.loops_around(step.backward), None)
-        if loop is None or step.plan is None:
-            continue
-        for part in ast.walk(loop):
-            if not (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute)):
+    models = program.training.models
+    for backward in program.training.backwards:
+        loop = next(program.loops_around(backward), None)
+        for part in ast.walk(loop) if loop is not None else ():
+            if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Attribute):
                 continue
-            if next(program.loops_around(part), None) is not loop or part in _own_calls(step.plan.replaced):
+            if next(program.loops_around(part), None) is not loop or _is_clipped(program, part):
                 continue
-            reads = part.func.attr in ("state_dict", "parameters", "named_parameters") and (
-                dotted(part.func.value) == step.plan.model
-            )
-            averages = any(dotted(value) == step.plan.model for value in part.args)
-            if reads or averages:
-                yield Hit(part, f"the weights of {step.plan.model} are brought to the host in every iteration")
+            reads = owner_of(part, "state_dict", "parameters", "named_parameters")
+            model = next((name for name in (reads, *map(dotted, part.args)) if name in models), None)
+            if model is not None:
+                yield Hit(part, f"the weights of {model} are brought to the host in every iteration")
 
 
-def _own_calls(statements: Sequence[ast.stmt]) -> Set[ast.AST]:
-    return {part for statement in statements for part in ast.walk(statement)}
+def _is_clipped(program: Program, call: ast.Call) -> bool:
+    """Whether a call gives gradients to clip, which are part of the device's step."""
+    around = program.parents[call]
+    function = around.func if isinstance(around, ast.Call) else None
+    return str(getattr(function, "attr", getattr(function, "id", ""))).endswith("clip_grad_norm_")
 
 
 RULE = Rule(

@@ -24,6 +24,7 @@ from ignite_ipu.deferred import (
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver
 from ignite_ipu.program.forward.eager import NATIVE, natively
 from ignite_ipu.running.journal import Journal
@@ -255,15 +256,5 @@ class _Loops(CaptureObserver):
 
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         line = self._code.current_line()
-        name = type(optimizer).__name__
-        if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
-            reason = (
-                "it evaluates the loss several times through a closure, which a compiled step cannot. Use SGD, Adam, "
-                "AdamW or RMSprop, and call backward and step() without a closure."
-            )
-        else:
-            reason = (
-                "no captured step computed its gradients, so the update would run on the host. Call the model that "
-                "holds its parameters, and backward() on the loss."
-            )
-        raise self._journal.refuse(line, f"{name}.step()", reason)
+        reason = host_step_reason(args, kwargs)
+        raise self._journal.refuse(line, f"{type(optimizer).__name__}.step()", reason)

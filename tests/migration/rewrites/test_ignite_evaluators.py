@@ -29,4 +29,4 @@ from ignite_ipu import create_ipu_evaluator
 e = create_ipu_evaluator(m, amp_mode='amp')
 """
     assert rewritten(REWRITE, before) == after
-    assert rewritten(REWRITE, before.replace("'amp'", "mode")) == before.replace("'amp'", "mode")
+    assert rewritten(REWRITE, before.replace("'amp'", "'apex'")) == before.replace("'amp'", "'apex'")

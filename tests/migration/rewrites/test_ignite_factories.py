@@ -58,11 +58,11 @@ def test_refused_arguments(rewritten):
     """Another precision, a scaler object, and arguments that are not written out."""
     before = """\
 from ignite.engine import create_supervised_trainer as c
-c(m, o, l, amp_mode=mode)
+from torch.amp import GradScaler
 c(m, o, l, amp_mode="apex")
 c(m, o, l, None, False, p, t, u, False, "apex")
 c(m, o, l, amp_mode="amp" if half else "apex")
-c(m, o, l, amp_mode="amp", scaler=scaler)
+c(m, o, l, amp_mode="amp", scaler=GradScaler())
 c(*a)
 c(m, **k)
 """
@@ -76,12 +76,14 @@ from ignite.engine import create_supervised_trainer
 create_supervised_trainer(m, o, l, amp_mode="amp", scaler=True)
 create_supervised_trainer(m, o, l, amp_mode="amp" if half else None, scaler=half is True)
 create_supervised_trainer(m, o, l, None, False, p, t, u, False, "amp", True)
+create_supervised_trainer(m, o, l, amp_mode=config["amp_mode"], scaler=config["scaler"])
 """
     after = """\
 from ignite_ipu import create_ipu_trainer
 create_ipu_trainer(m, o, l, amp_mode="amp", scaler=True)
 create_ipu_trainer(m, o, l, amp_mode="amp" if half else None, scaler=half is True)
 create_ipu_trainer(m, o, l, None, False, p, t, u, False, "amp", True)
+create_ipu_trainer(m, o, l, amp_mode=config["amp_mode"], scaler=config["scaler"])
 """
     assert rewritten(REWRITE, before) == after
 

@@ -29,34 +29,22 @@ def host_device(): ...
 device = "cuda" if torch.cuda.is_available() else "cpu"
 model.to(device)
 """,
-    "one step understood and one not": """\
+    "an optimizer whose models are not in sight": """\
 import torch
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-model = torch.nn.Linear(2, 2).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-criterion = torch.nn.MSELoss()
-model.train()
+optimizer = torch.optim.SGD(parameters, lr=0.1)
 for x, y in loader:
     optimizer.zero_grad()
-    output = model(x)
-    loss = criterion(output, y)
-    loss.backward()
-    optimizer.step()
-for x, y in loader:
-    loss = criterion(model(x), y) / 2
+    loss = compute_loss(x.to(device), y)
     loss.backward()
     optimizer.step()
 """,
     "statements that share a line": """\
 import torch
-model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-criterion = torch.nn.MSELoss()
-model.train()
-for x, y in loader:
-    optimizer.zero_grad(); output = model(x)
-    loss = criterion(output, y)
-    loss.backward(); optimizer.step()
+def train_batch(model, optimizer, x):
+    model.train(); loss = model(x.cuda()).mean()
+    loss.backward()
+    optimizer.step()
 """,
     "a gpu chosen by number": "model.cuda(local_rank)\n",
 }

@@ -6,25 +6,19 @@ A sum that is divided by something is taken for a mean, and one of weights for a
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Iterator, List, Set, Tuple
+from typing import Iterator, List, Set, Tuple
 
 from ignite_ipu.migration.analysis.bindings import names_bound, names_loaded
 from ignite_ipu.migration.analysis.names import dotted
-
-if TYPE_CHECKING:
-    from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.analysis.training import Training
 
 _WEIGHTS = {"weight", "bias", "parameters", "named_parameters"}
 
 
-def summed_losses(program: Program) -> List[ast.Call]:
-    """Return the calls of `sum()` that a loss goes backward from, or that a loss function returns."""
-    reader = _Reader(program)
-    for step in program.training.steps:
-        function = step.backward.func
-        assert isinstance(function, ast.Attribute)
-        reader.read(function.value, step.function or program.tree)
-    for name in sorted(program.training.loss_functions):
+def summed_losses(training: Training) -> List[ast.Call]:
+    """Return the calls of `sum()` that a loss function returns."""
+    reader = _Reader(training)
+    for name in sorted(training.loss_functions):
         reader.read_called(name)
     return reader.found
 
@@ -32,8 +26,9 @@ def summed_losses(program: Program) -> List[ast.Call]:
 class _Reader:
     """Follows a loss through sums, names and the file's own functions."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._file = training.file
         self._seen: Set[Tuple[int, str]] = set()
         self.found: List[ast.Call] = []
 
@@ -51,11 +46,11 @@ class _Reader:
 
     def read_called(self, name: str) -> None:
         """Look at what a function of the file returns, or the forward of a loss module's class."""
-        function = self._program.functions.get(name)
+        function = self._file.functions.get(name)
         if function is None:
-            made = self._program.training.own_losses.get(name)
+            made = self._training.own_losses.get(name)
             kind = None if made is None else dotted(made.func)
-            function = next((model.method("forward") for model in self._program.models if model.name == kind), None)
+            function = next((model.method("forward") for model in self._file.models if model.name == kind), None)
         if function is None or (id(function), "") in self._seen:
             return
         self._seen.add((id(function), ""))
@@ -75,14 +70,12 @@ class _Reader:
                     self.read(node.value, scope)
 
     def _read_call(self, call: ast.Call, scope: ast.AST) -> None:
-        name = self._program.names.called(call)
+        name = self._file.names.called(call)
         if name == "torch.sum" and len(call.args) == 1 and not call.keywords:
             self._note(call, call.args[0], scope)
         elif isinstance(call.func, ast.Attribute) and call.func.attr == "sum" and name is None:
             if not call.args and not call.keywords:
                 self._note(call, call.func.value, scope)
-        elif isinstance(call.func, ast.Attribute) and call.func.attr == "scale" and call.args:
-            self.read(call.args[0], scope)
         else:
             self.read_called(dotted(call.func) or "")
 

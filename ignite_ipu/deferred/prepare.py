@@ -1,0 +1,119 @@
+"""`ipu_prepare`: the models and optimizers of a loop that stays as it is written, captured in place."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Optional, TypeVar, Union
+
+import torch
+from torch import nn
+
+from ignite_ipu import backend
+from ignite_ipu.deferred.model.capturing import capture_model, captured
+from ignite_ipu.deferred.model.gradients import check_all_parameters, gradient_norm
+from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.deferred.model.optimizer import capture_optimizer
+from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import current_line
+
+__all__ = ["host_step_reason", "ipu_clip_grad_norm_", "ipu_prepare"]
+
+_CLIP_REMEDY = "use ignite_ipu.ipu_clip_grad_norm_(model.parameters(), ...)"
+_Prepared = TypeVar("_Prepared", nn.Module, torch.optim.Optimizer)
+
+
+def ipu_prepare(
+    first: _Prepared, *others: Union[nn.Module, torch.optim.Optimizer], settings: Optional[CaptureSettings] = None
+) -> _Prepared:
+    """Capture models and optimizers in place, so that a loop written for PyTorch trains on an IPU as it stands.
+
+    `optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)` is all that such a loop needs: what it
+    does between two calls of `optimizer.step()` is one device step. In evaluation mode, or without gradients, the model
+    runs at once, with the newest weights. With `IGNITE_IPU_BACKEND=native` nothing is captured.
+
+    Args:
+        first: A model, or an optimizer.
+        others: What belongs to it: of an optimizer, the models that it trains, each as the loop calls it.
+        settings: How the steps are compiled.
+
+    Returns:
+        `first`, the same object.
+
+    Raises:
+        TypeError: Something is neither a model nor an optimizer.
+        CaptureError, OptionsError: The settings cannot be honoured.
+        SessionError: A model is trained by another engine, or some of it is not on the CPU.
+    """
+    given = [first, *others]
+    for each in given:
+        if not isinstance(each, (nn.Module, torch.optim.Optimizer)):
+            raise TypeError(f"ipu_prepare was given a {type(each).__name__}: it takes models and optimizers.")
+    if backend.choice() == "native":
+        return first
+    # Captured before, where this stands in a function that is called again.
+    models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None]
+    for model in sorted(models, key=lambda model: -sum(1 for _ in model.modules())):  # those with others in them first
+        capture_model(model, settings or CaptureSettings(), clip_remedy=_CLIP_REMEDY)
+    for each in given:
+        if isinstance(each, torch.optim.Optimizer) and _refuse_host_step not in each._optimizer_step_pre_hooks.values():
+            capture_optimizer(each)
+            each.register_step_pre_hook(_refuse_host_step)
+    return first
+
+
+def ipu_clip_grad_norm_(
+    parameters: Union[torch.Tensor, Iterable[torch.Tensor]], max_norm: float, norm_type: float = 2.0, **kwargs: Any
+) -> torch.Tensor:
+    """Clip gradients as `torch.nn.utils.clip_grad_norm_` does; those of a captured model within the device's step.
+
+    Args:
+        parameters: All that the model trains.
+        max_norm: The norm to clip to, the same in every update.
+        norm_type: 2.
+        kwargs: As for PyTorch's function, which clips where no captured model has the parameters.
+
+    Returns:
+        The norm; on an IPU a tensor that stands for it, whose value cannot be read.
+
+    Raises:
+        CaptureError: It is no 2-norm, differs from the compiled one, or is not of all trained parameters.
+    """
+    given = iter([parameters] if isinstance(parameters, torch.Tensor) else parameters)
+    first = next(given, None)
+    owner = None if first is None else owner_of(first)
+    if first is None or owner is None:
+        return nn.utils.clip_grad_norm_([first, *given] if first is not None else [], max_norm, norm_type, **kwargs)
+    model = owner.whole
+    if not model.training.prepared:
+        tensors = [first, *given]
+        others = {other.whole for other in map(owner_of, tensors) if other is not None} - {model}
+        if others:
+            names = " and ".join(sorted(other.name for other in {model, *others}))
+            raise CaptureError(
+                f"ipu_clip_grad_norm_ at {current_line()} was given parameters of {names}, which are trained apart: "
+                "clip those of each by a call of its own."
+            )
+        check_all_parameters(model, tensors)
+    model.training.clip(float(max_norm), float(norm_type))
+    return gradient_norm()
+
+
+def host_step_reason(args: Any, kwargs: Any) -> str:
+    """Return why an optimizer of captured models cannot step on the host, from what `step` was called with."""
+    if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
+        return (
+            "it evaluates the loss several times through a closure, which a compiled step cannot. Use SGD, Adam, "
+            "AdamW or RMSprop, and call backward and step() without a closure."
+        )
+    return (
+        "no captured step computed its gradients, so the update would run on the host. Call the model that holds its "
+        "parameters, and backward() on the loss."
+    )
+
+
+def _refuse_host_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    reason = host_step_reason(args, kwargs)
+    raise CaptureError(
+        f"{type(optimizer).__name__}.step() at {current_line()}: {reason} A model is captured when it is given to "
+        "ipu_prepare together with its optimizer."
+    )

@@ -1,0 +1,172 @@
+"""Optimizers, schedules, loaders, models, loss functions and executors that a file trains with, by name."""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+from typing import Dict, Iterator, List, Optional, Set, Tuple
+
+from ignite_ipu.migration.analysis.evaluations import find_evaluations
+from ignite_ipu.migration.analysis.model_names import find_model_names
+from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, owner_of, unmoved
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+
+TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.create_ipu_trainer")
+EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
+_LOADER_FACTORIES = ("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
+_SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
+
+
+class Training:
+    """The training side of a file; every table maps the source of a target (`optimizer`, `self.opt`) to its value."""
+
+    def __init__(self, file: ParsedFile) -> None:
+        self.file = file
+
+    def _named(self, *names: str) -> Dict[str, ast.Call]:
+        calls = {id(call) for call, _ in self.file.calls(*names)}
+        return {name: value for name, value in self.file.assigned if isinstance(value, ast.Call) and id(value) in calls}
+
+    @cached_property
+    def optimizer_calls(self) -> List[Tuple[ast.Call, str]]:
+        """Every construction of an optimizer of torch or PopTorch, with the class's dotted name."""
+        calls = self.file.calls("torch.optim.*", "poptorch.optim.*")
+        return [(call, name) for call, name in calls if name.count(".") == 2 and name.rsplit(".", 1)[1][:1].isupper()]
+
+    @cached_property
+    def optimizers(self) -> Dict[str, Tuple[ast.Call, str]]:
+        """Optimizer variables: the construction and the class."""
+        made = {id(call): name for call, name in self.optimizer_calls}
+        found: Dict[str, Tuple[ast.Call, str]] = {}
+        for target, value in self.file.assigned:
+            inner = self._unwrapped(value)
+            if isinstance(inner, ast.Call) and id(inner) in made:
+                found[target] = (inner, made[id(inner)])
+        return found
+
+    def _unwrapped(self, value: ast.expr) -> ast.expr:
+        """Look through `idist.auto_optim(optimizer)`."""
+        while self.file.names.called(value) == "ignite.distributed.auto_optim":
+            assert isinstance(value, ast.Call)
+            inner = argument(value, "optimizer", 0)
+            if inner is None:
+                break
+            value = inner
+        return value
+
+    @cached_property
+    def models(self) -> Set[str]:
+        """Variables that hold a model: made from one of the file's models, used as only models are, or annotated."""
+        return find_model_names(self.file, {*self.losses, *self.own_losses})
+
+    @cached_property
+    def losses(self) -> Dict[str, ast.Call]:
+        """Loss module variables."""
+        calls = {id(call): call for call, name in self.file.calls("torch.nn.*") if name.endswith("Loss")}
+        made = ((target, id(unmoved(value))) for target, value in self.file.assigned)
+        return {target: calls[value] for target, value in made if value in calls}
+
+    @cached_property
+    def own_losses(self) -> Dict[str, ast.Call]:
+        """Variables that hold a module of the file's without weights, such as a loss, moved to a device or not."""
+        weightless = {model.name for model in self.file.models if not model.learns}
+        found: Dict[str, ast.Call] = {}
+        for target, value in self.file.assigned:
+            made = unmoved(value)
+            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in weightless:
+                found[target] = made
+        return found
+
+    @cached_property
+    def schedulers(self) -> Dict[str, ast.Call]:
+        """Learning-rate schedule variables."""
+        return self._named(*_SCHEDULE_FACTORIES)
+
+    @cached_property
+    def loaders(self) -> Dict[str, ast.Call]:
+        """Variables that hold torch's DataLoader."""
+        return self._named(*_LOADER_FACTORIES)
+
+    @cached_property
+    def executors(self) -> Dict[str, Tuple[ast.Call, str]]:
+        """PopTorch executor variables: the construction, and which wrapper."""
+        found: Dict[str, Tuple[ast.Call, str]] = {}
+        for wrapper in ("poptorch.trainingModel", "poptorch.inferenceModel"):
+            found.update({name: (call, wrapper) for name, call in self._named(wrapper).items()})
+        return found
+
+    @cached_property
+    def trainers(self) -> List[ast.Call]:
+        """Calls of Ignite's supervised trainer factory, and of ours."""
+        return [call for call, _ in self.file.calls(*TRAINER_FACTORIES)]
+
+    @cached_property
+    def loss_functions(self) -> Set[str]:
+        """Names of functions that are compiled as the loss of a trainer or of a batch."""
+        batches = [call for call, _ in self.file.calls("ignite_ipu.ipu_train_batch")]
+        names = {
+            dotted(value) for value in (argument(call, "loss_fn", 2) for call in [*self.trainers, *batches]) if value
+        }
+        return {name for name in names if name is not None}
+
+    @cached_property
+    def backwards(self) -> List[ast.Call]:
+        """The calls of `backward()` in host code, in the order of the text."""
+        found = self.file.nodes(ast.Call)
+        return [call for call in found if self._is_backward(call) and not self._is_traced(call)]
+
+    def _is_backward(self, call: ast.Call) -> bool:
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "backward":
+            return False
+        # accelerator.backward(loss) and torch.autograd.backward(loss) are something else.
+        owner = dotted(function.value)
+        return not call.args or owner is None or self.file.names.resolve(function.value) is not None
+
+    def _is_traced(self, call: ast.Call) -> bool:
+        function = self.file.function_of(call)
+        host = function is not None and function.name != "forward" and not function.name.startswith("_forward")
+        return call in self.file.traced and not host
+
+    @cached_property
+    def evaluations(self) -> List[ast.Call]:
+        """The model calls of evaluation loops and evaluation steps."""
+        return find_evaluations(self.file, self.models)
+
+    @cached_property
+    def training_loaders(self) -> Dict[str, Tuple[ast.Call, bool]]:
+        """Loaders that feed training whose batches have one shape: their construction, and whether an engine drops."""
+        trainers = {target for target, value in self.file.assigned if any(value is call for call in self.trainers)}
+        found = {name: True for data in self._run_over(trainers) for name in self._loaders_in(data)}
+        for call, _ in self.file.calls("ignite_ipu.ipu_train_batch"):
+            for loop in self.file.loops_around(call):
+                if isinstance(loop, ast.For):
+                    found.update((name, False) for name in self._loaders_in(loop.iter))
+        return {name: (self.loaders[name], replaced) for name, replaced in found.items()}
+
+    def _run_over(self, engines: Set[str]) -> Iterator[ast.expr]:
+        """Yield what is given to the `run` of these engines."""
+        for call in self.file.nodes(ast.Call):
+            data = argument(call, "data", 0)
+            if owner_of(call, "run") in engines and data is not None:
+                yield data
+
+    def _loaders_in(self, node: ast.expr) -> Iterator[str]:
+        return (name for name in map(dotted, ast.walk(node)) if name is not None and name in self.loaders)
+
+    def is_optimizer(self, name: str) -> bool:
+        """Tell whether a variable holds an optimizer: by what it is assigned, its name, or what is called on it."""
+        if name in self.schedulers:
+            return False
+        last = name.rsplit(".", 1)[-1].lower()
+        named = last.startswith("opt") or last.endswith(("optimizer", "optim", "_opt"))
+        return name in self.optimizers or named or name in self._cleared
+
+    @cached_property
+    def _cleared(self) -> Set[str]:
+        return {owner for _, owner in method_calls(self.file.nodes(ast.Call), "zero_grad")} - self.models
+
+    def optimizer_class(self, name: str) -> Optional[str]:
+        """Return the dotted class of an optimizer variable, where the file shows it."""
+        known = self.optimizers.get(name)
+        return known[1] if known else None

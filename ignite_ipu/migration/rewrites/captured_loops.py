@@ -1,0 +1,80 @@
+"""Training loops written out by hand stay as they are: their models and optimizers are prepared."""
+
+from __future__ import annotations
+
+import ast
+
+import libcst as cst
+
+from ignite_ipu.migration.analysis.captures import evaluated_models, find_captures
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+
+
+def apply(editor: Editor) -> None:
+    """Put `ipu_prepare` around optimizers and evaluated models, or in front of loops that are given theirs."""
+    training = editor.program.training
+    captures, _ = find_captures(training)
+    for node, names in captures:
+        name = editor.need("ipu_prepare", node)
+        if isinstance(node, ast.Call):
+            editor.replace(node, _prepared(name, *names))
+        else:
+            editor.replace(node, _preceded(f"{name}({', '.join(names)})"))
+    for made in evaluated_models(training):
+        editor.replace(made, _prepared(editor.need("ipu_prepare", made)))
+
+
+def _prepared(name: str, *others: str) -> Edit:
+    def edit(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.Call)
+        return cst.Call(cst.Name(name), [cst.Arg(node), *(cst.Arg(cst.parse_expression(other)) for other in others)])
+
+    return edit
+
+
+def _preceded(call: str) -> Edit:
+    def edit(node: cst.CSTNode) -> cst.FlattenSentinel[cst.BaseStatement]:
+        assert isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement))
+        lines = list(node.leading_lines)
+        comments = [position for position, line in enumerate(lines) if line.comment is not None]
+        first = min(comments, default=len(lines))
+        new = cst.parse_statement(call).with_changes(leading_lines=lines[:first])
+        return cst.FlattenSentinel([new, node.with_changes(leading_lines=lines[first:])])
+
+    return edit
+
+
+REWRITE = Rewrite(
+    name="captured-loops",
+    summary="Training loops written out by hand stay as they are: their models and optimizers are prepared.",
+    before="""\
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    after="""\
+import torch
+from torch import nn
+from ignite_ipu import ipu_prepare
+
+model = nn.Linear(4, 2)
+criterion = nn.CrossEntropyLoss()
+optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+model.train()
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    apply=apply,
+)

@@ -1,0 +1,33 @@
+"""Gradients are clipped by norm on the device."""
+
+from __future__ import annotations
+
+from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+
+
+def apply(editor: Editor) -> None:
+    """Replace torch's function by the one that clips within the device's step."""
+    for call, name in editor.program.calls("torch.nn.utils.clip_grad_norm_"):
+        editor.forget(name)
+        editor.expression(call.func, editor.need("ipu_clip_grad_norm_", call))
+
+
+REWRITE = Rewrite(
+    name="gradient-clipping",
+    summary="Gradients are clipped by norm on the device.",
+    before="""\
+from torch.nn.utils import clip_grad_norm_
+
+loss.backward()
+clip_grad_norm_(model.parameters(), 1.0)
+optimizer.step()
+""",
+    after="""\
+from ignite_ipu import ipu_clip_grad_norm_
+
+loss.backward()
+ipu_clip_grad_norm_(model.parameters(), 1.0)
+optimizer.step()
+""",
+    apply=apply,
+)

@@ -1,0 +1,65 @@
+"""Automatic mixed precision is for native runs; a captured step runs in single precision."""
+
+from __future__ import annotations
+
+import ast
+
+import libcst as cst
+
+from ignite_ipu.migration.analysis.names import constant
+from ignite_ipu.migration.analysis.precision_arguments import enabled_argument, native_only, switchable
+from ignite_ipu.migration.rewriting.comma_lists import with_argument
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite, keyword_argument
+
+
+def apply(editor: Editor) -> None:
+    """Let `enabled` of autocast and GradScaler be what it is in native runs only."""
+    for call in switchable(editor.program):
+        if native_only(editor.program, call):
+            continue
+        native = f"{editor.need('is_native', call)}()"
+        enabled = enabled_argument(editor.program, call)
+        if enabled is None:
+            editor.replace(call, _with_enabled(native))
+        elif constant(enabled) is True:
+            editor.expression(enabled, native)
+        else:
+            plain = isinstance(enabled, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Compare))
+            source = editor.source_of(enabled)
+            editor.expression(enabled, f"{source if plain else f'({source})'} and {native}")
+
+
+def _with_enabled(native: str) -> Edit:
+    def edit(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.Call)
+        return with_argument(node, keyword_argument("enabled", native))
+
+    return edit
+
+
+REWRITE = Rewrite(
+    name="mixed-precision",
+    summary="autocast and GradScaler are enabled in native runs only.",
+    before="""\
+import torch
+
+scaler = torch.amp.GradScaler("cuda", enabled=use_amp)
+with torch.autocast("cuda"):
+    loss = criterion(model(x), y)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    after="""\
+import torch
+from ignite_ipu import is_native
+
+scaler = torch.amp.GradScaler("cuda", enabled=use_amp and is_native())
+with torch.autocast("cuda", enabled=is_native()):
+    loss = criterion(model(x), y)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+    apply=apply,
+)

@@ -1,1 +1,0 @@
-"""Training steps as they are read from source."""

@@ -1,0 +1,125 @@
+"""A loop written for PyTorch trains on an IPU once its model and optimizer are prepared, to the same weights."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
+from ignite_ipu.deferred import CaptureError, captured
+from ignite_ipu.emulator.device import device
+
+
+@pytest.fixture
+def batches():
+    torch.manual_seed(0)
+    return [(torch.randn(size, 4), torch.randint(3, (size,))) for size in (8, 8, 8, 5)]
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def train(model, optimizer, batches, clip=nn.utils.clip_grad_norm_):
+    losses = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        clip(model.parameters(), 0.1)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_loop_stays_as_it_is(batches):
+    """A smaller last batch and clipped gradients, too."""
+    model, native = network(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert ipu_prepare(optimizer, model) is optimizer
+    before = device.counters().optimizer_updates
+    losses = train(model, optimizer, batches, ipu_clip_grad_norm_)
+    assert device.counters().optimizer_updates - before == len(batches)
+    expected = train(native, torch.optim.SGD(native.parameters(), lr=0.1), batches)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(dict(model.named_parameters()), dict(native.named_parameters()))
+
+
+def test_a_model_alone_evaluates_on_the_device(batches):
+    model = network().eval()
+    expected = model(batches[0][0])
+    assert ipu_prepare(model) is model
+    before = device.counters().device_calls
+    with torch.no_grad():
+        torch.testing.assert_close(model(batches[0][0]), expected)
+    assert device.counters().device_calls > before
+
+
+def test_what_is_prepared_may_be_prepared_again(batches):
+    """As in a function that is called for every epoch; a scheduler's count of steps goes on."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        ipu_prepare(optimizer, model)
+        train(model, optimizer, batches, lambda *arguments: None)
+    assert len(optimizer._optimizer_step_pre_hooks) <= 2
+
+
+def test_modules_in_modules(batches):
+    """The order in which they are given says nothing."""
+    body, head = nn.Linear(4, 8), nn.Linear(8, 3)
+    model = nn.Sequential(body, nn.ReLU(), head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_prepare(optimizer, head, body, model)
+    native = copy.deepcopy(model)
+    train(model, optimizer, batches, lambda *arguments: None)
+    train(native, torch.optim.SGD(native.parameters(), lr=0.1), batches, lambda *arguments: None)
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
+def test_the_host_makes_no_update(batches):
+    """Of a model that nobody prepared; nothing would say that its training is slow."""
+    model = network()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(CaptureError, match=r"SGD.step\(\) at .*would run on the host.*given to ipu_prepare together"):
+        train(model, optimizer, batches, lambda *arguments: None)
+
+
+def test_torchs_clipping_is_refused(batches):
+    """It would find no gradients and clip nothing."""
+    model = network()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(CaptureError, match=r"use ignite_ipu.ipu_clip_grad_norm_\(model.parameters\(\)"):
+        train(model, optimizer, batches)
+
+
+def test_clipping_of_other_parameters_is_torchs():
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert ipu_clip_grad_norm_([parameter], 1.0).item() == 5
+    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
+
+
+def test_clipping_of_models_that_are_trained_apart():
+    models = [ipu_prepare(network()), ipu_prepare(network())]
+    with pytest.raises(CaptureError, match="parameters of Sequential and Sequential, which are trained apart"):
+        ipu_clip_grad_norm_([parameter for model in models for parameter in model.parameters()], 1.0)
+
+
+def test_natively_nothing_is_captured(monkeypatch, batches):
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    model = network()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = device.counters().optimizer_updates
+    train(model, optimizer, batches, ipu_clip_grad_norm_)
+    assert captured(model) is None
+    assert device.counters().optimizer_updates == before
+
+
+def test_anything_else_is_refused():
+    with pytest.raises(TypeError, match="ipu_prepare was given a list"):
+        ipu_prepare(network(), [])

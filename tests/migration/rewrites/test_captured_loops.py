@@ -1,0 +1,120 @@
+"""Models and optimizers of hand-written loops are prepared where they are made, or where a function is given them."""
+
+from __future__ import annotations
+
+import pytest
+
+REWRITE = "captured-loops"
+IMPORT = "from ignite_ipu import ipu_prepare\n"
+
+LOOP = """\
+import torch
+from torch import nn
+{setup}
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("setup", "prepared"),
+    [
+        ("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "model"),
+        ("optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)", "model"),
+        ("optimizer = torch.optim.SGD(model[2:].parameters(), lr=0.1)", "model"),
+        ("optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)", "model"),
+        ("params = model.parameters()\noptimizer = torch.optim.SGD(params, lr=0.1)", "model"),
+        ("optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)", "model, other"),
+        ("optimizer = torch.optim.SGD([p for m in (model,) for p in m.parameters()], lr=0.1)\nmodel.train()", "model"),
+    ],
+)
+def test_optimizers_that_the_file_makes(rewritten, setup, prepared):
+    """They are prepared with the models that they train, each as the loop calls it."""
+    before = LOOP.format(setup=setup)
+    line = next(line for line in setup.splitlines() if line.startswith("optimizer"))
+    name, made = line.split(" = ", 1)
+    after = before.replace(line, f"{name} = ipu_prepare({made}, {prepared})")
+    after = after.replace("from torch import nn\n", "from torch import nn\nfrom ignite_ipu import ipu_prepare\n")
+    assert rewritten(REWRITE, before) == after
+    assert rewritten(REWRITE, after) == after
+
+
+def test_layout_and_comments_stay(rewritten):
+    call = "torch.optim.SGD(  # plain\n    model.parameters(),\n    lr=0.1,\n)"
+    before = LOOP.format(setup=f"optimizer = {call}  # for all\n")
+    after = before.replace(call, f"ipu_prepare({call}, model)")
+    assert rewritten(REWRITE, before).replace(IMPORT, "") == after
+
+
+GIVEN = """\
+def train_epoch(model, optimizer, loader):
+    \"\"\"Train for an epoch.\"\"\"
+    model.train()
+    # batch by batch
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_function_that_is_given_an_optimizer(rewritten):
+    """Nothing says who calls it, so it prepares what it is given itself; a second time nothing happens."""
+    after = GIVEN.replace("    # batch", "    ipu_prepare(optimizer, model)\n    # batch")
+    assert rewritten(REWRITE, GIVEN) == IMPORT + after
+    assert rewritten(REWRITE, IMPORT + after) == IMPORT + after
+
+
+def test_a_function_that_the_file_gives_its_optimizer(rewritten):
+    """The one prepared where it is made."""
+    made = "torch.optim.SGD(net.parameters(), lr=0.1)"
+    before = f"import torch\n{GIVEN}net = Net()\nsgd = {made}\ntrain_epoch(net, sgd, loader)\n"
+    after = before.replace(made, f"ipu_prepare({made}, net)").replace("import torch\n", f"import torch\n{IMPORT}")
+    assert rewritten(REWRITE, before) == after
+
+
+def test_methods(rewritten):
+    before = """\
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def fit(self, loader):
+        self.model.train()
+        for x in loader:
+            self.optimizer.zero_grad()
+            self.model(x).mean().backward()
+            self.optimizer.step()
+"""
+    after = before.replace("        for x", "        ipu_prepare(self.optimizer, self.model)\n        for x")
+    assert rewritten(REWRITE, before) == IMPORT + after
+
+
+def test_models_that_are_only_evaluated(rewritten):
+    """A teacher, an average of weights: prepared where they are made."""
+    made = "torch.nn.Sequential(torch.nn.Linear(4, 2)).to(device)"
+    before = f"import torch\nteacher = {made}\nteacher.eval()\nwith torch.no_grad():\n    soft = teacher(x)\n"
+    after = before.replace(made, f"ipu_prepare({made})").replace("import torch\n", f"import torch\n{IMPORT}", 1)
+    assert rewritten(REWRITE, before) == after
+
+
+def test_models_that_are_not_in_sight(rewritten):
+    before = LOOP.format(setup="optimizer = torch.optim.SGD(params, lr=0.1)").replace("model(x)", "predict(x)")
+    assert rewritten(REWRITE, before) == before
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "from ignite_ipu import create_ipu_trainer\ntrainer = create_ipu_trainer(model, optimizer, loss_fn)\n",
+        "model, optimizer = accelerator.prepare(model, optimizer)\n",
+        "import poptorch\ntraining_model = poptorch.trainingModel(model, options, optimizer)\n",
+    ],
+)
+def test_optimizers_of_something_else(rewritten, given):
+    before = "import torch\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n" + given
+    assert rewritten(REWRITE, before) == before
