@@ -20,6 +20,7 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows
 from ignite_ipu.session.gpu_wrappers import unwrapped
+from ignite_ipu.session.inference import Evaluation
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.session import IPUSession
 
@@ -153,17 +154,11 @@ def create_ipu_averages_evaluator(
             made = _Summing(base, summing, Loaders(summing, training=False))
         return made
 
-    program: Optional[Program] = None
-    trainers = 0
+    module = functools.partial(AveragesStep, session.model, averages, model_fn)
+    evaluation = Evaluation(session.inference, module, lambda: current().options)
 
     def step(engine: Engine, batch: Any) -> Dict[str, Any]:
-        nonlocal program, trainers
-        if program not in session.evaluations or trainers != session.trainers:
-            module = AveragesStep(session.model, averages, model_fn)
-            program = session.inference.prepare(module, current().options, instead_of=program)
-            trainers = session.trainers
-        assert program is not None
-        program.set_modes()
+        program = evaluation.program()
         return _sums(session, program, averages, *prepare_batch(batch, device=None, non_blocking=False))
 
     evaluator = IPUEngine(step, session, lambda: current().loaders)

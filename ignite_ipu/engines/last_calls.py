@@ -45,18 +45,16 @@ class LastCalls:
 
     def train(self, x: Any, y: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
         """Train on one batch of at most a device call's samples, as `IPUSession.train` does on a whole one."""
-        session = self._session
-        if session.training not in self._parts.values():
-            self._whole = session.training
-        whole, samples = self._whole, row_count((x, y))
-        if whole is None or whole.rows is None or samples >= whole.rows:
-            if whole is not None:
-                self._whole = self._take_turn(whole, whole)
+        session, current = self._session, self._session.with_trainer().program
+        if self._whole is None or current not in self._parts.values():
+            self._whole = current
+        whole, geometry, samples = self._whole, self._whole.geometry, row_count((x, y))
+        if geometry is None or samples >= geometry.global_batch_size:
+            self._whole = self._take_turn(whole, whole)
             result = session.train(x, y)
-            self.made = [self._whole.geometry] if self._whole is not None and self._whole.geometry else []
+            self.made = [self._whole.geometry] if self._whole.geometry else []
             return result
-        assert whole.geometry is not None
-        self.made, results, start = whole.geometry.parts(samples), [], 0
+        self.made, results, start = geometry.parts(samples), [], 0
         for part in self.made:
             stop = start + part.global_batch_size
             self._parts[part] = self._take_turn(self._parts.get(part), whole, part)
@@ -69,22 +67,20 @@ class LastCalls:
 
     def _take_turn(self, program: Optional[Program], like: Program, part: Optional[BatchGeometry] = None) -> Program:
         """Train by a program from now on, or by a new one where there is none or it trains other parameters."""
-        session = self._session
-        if program is not None and session.training is program:
+        session, trained = self._session, self._session.with_trainer()
+        if program is not None and trained.program is program:
             return program
-        assert session.training is not None
         session.check_model()
-        trained = Trainable(session.training.step).names()
-        self._trained[session.training] = trained
-        if program is not None and session.keeps(program):
-            if self._trained.get(program) == trained:
-                session.resume_training(program)
+        names = self._trained[trained.program] = Trainable(trained.program.step).names()
+        if program is not None and program in trained.aside:
+            if self._trained.get(program) == names:
+                trained.resume(program)
                 return program
-            session.drop_aside(program)
+            trained.drop_aside(program)
         step = like.step
         assert isinstance(step, TrainingStep)
-        session.replace_training(step.again(), like.asked if part is None else _options(like.asked, part), keep=True)
-        return session.training
+        options = like.asked if part is None else _options(like.asked, part)
+        return session.replace_training(step.again(), options, keep=True)
 
 
 def refuse_to_train_all(options: Options, pipeline: bool) -> None:

@@ -8,16 +8,21 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.optimizers.checks import clipping_problem
 from ignite_ipu.program.guards.modes import modes_kept, modes_of
-
-if TYPE_CHECKING:
-    from ignite_ipu.session.session import IPUSession
+from ignite_ipu.program.options import training_options
+from ignite_ipu.program.step import EvaluationStep
+from ignite_ipu.program.tensors.trees import map_tensors
+from ignite_ipu.program.training_step import TrainingStep, find_loss
+from ignite_ipu.session.program import Program
+from ignite_ipu.session.session import IPUSession
 
 __all__ = ["auto_model", "host_device", "ipu_evaluate_batch", "ipu_train_batch", "is_native", "process_backend"]
 
@@ -71,7 +76,7 @@ _PROGRAMS = "_ignite_ipu_programs"
 class _Training:
     """What a model was set up to be trained with."""
 
-    program: Any
+    program: Program
     optimizer: weakref.ref[torch.optim.Optimizer]
     loss_fn: Optional[LossFunction]
     max_grad_norm: Optional[float]
@@ -95,7 +100,7 @@ class _Programs:
         self.model = weakref.ref(model)
         self.session: Optional[IPUSession] = None
         self.training: Optional[_Training] = None
-        self.evaluation: Any = None
+        self.evaluation: Optional[Program] = None
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:
         return None
@@ -148,8 +153,6 @@ def ipu_train_batch(
         _check_clipping(optimizer)
     if is_native():
         return _train_natively(model, optimizer, loss_fn, inputs, keyword_inputs, target, max_grad_norm)
-    from ignite_ipu.session.session import IPUSession
-
     programs = _programs_of(model)
     session = programs.session = IPUSession.of(model)
     current = programs.training
@@ -179,26 +182,20 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     if is_native():
         with torch.no_grad():
             return model(*inputs, **keyword_inputs)
-    from ignite_ipu.program.step import EvaluationStep
-    from ignite_ipu.session.session import IPUSession
-
     programs = _programs_of(model)
     session = programs.session = IPUSession.of(model)
     program = programs.evaluation
-    if program not in session.evaluations:
+    if program is None or program not in session.evaluations:
         step = EvaluationStep(model, model_fn=_call)
         # A batch is one forward, as natively, however many the trainer's calls make.
         options = session.inference.options(device_iterations=1, replication_factor=1)
-        program = session.inference.prepare(step, options)
-        programs.evaluation = program
+        program = programs.evaluation = session.inference.prepare(step, options)
     with modes_kept(model):  # compiling for evaluation changes them
         return session.inference.predictions(program, (inputs, keyword_inputs))
 
 
 def _check_clipping(optimizer: torch.optim.Optimizer) -> None:
     """Refuse, natively too, to clip with an optimizer for which PopTorch would clip something else."""
-    from ignite_ipu.optimizers.checks import clipping_problem
-
     problem = clipping_problem(optimizer)
     if problem is not None:
         raise ValueError(f"max_grad_norm: {problem}")
@@ -213,9 +210,6 @@ def _train_natively(
     target: Any,
     max_grad_norm: Optional[float],
 ) -> Tuple[Any, torch.Tensor]:
-    from ignite_ipu.program.tensors.trees import map_tensors
-    from ignite_ipu.program.training_step import find_loss
-
     optimizer.zero_grad()
     output = model(*inputs, **keyword_inputs)
     loss = find_loss(output) if loss_fn is None else loss_fn(output, target)
@@ -233,26 +227,19 @@ def _prepare(
     loss_fn: Optional[LossFunction],
     max_grad_norm: Optional[float],
 ) -> _Training:
-    from ignite_ipu.optimizers import convert_optimizer
-    from ignite_ipu.program.options import training_options
-    from ignite_ipu.program.training_step import TrainingStep
-
     session.refuse_second_trainer()
     step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
-    session.prepare_training(step, convert_optimizer(optimizer, max_grad_norm=max_grad_norm), training_options())
-    return _Training(session.training, weakref.ref(optimizer), loss_fn, max_grad_norm, modes_of(model))
+    conversion = convert_optimizer(optimizer, max_grad_norm=max_grad_norm)
+    trained = session.prepare_training(step, conversion, training_options())
+    return _Training(trained.program, weakref.ref(optimizer), loss_fn, max_grad_norm, modes_of(model))
 
 
 def _follow_modes(session: IPUSession, training: _Training) -> None:
     """Train by another program when modules are in other modes, which a program keeps as they were."""
-    from ignite_ipu.program.options import training_options
-    from ignite_ipu.program.training_step import TrainingStep
-
     modes = modes_of(session.model)
     if modes != training.modes:
         step = TrainingStep(session.model, training.loss_fn, model_fn=_call, keep_modes=True)
-        session.replace_training(step, training_options())
-        training.program, training.modes = session.training, modes
+        training.program, training.modes = session.replace_training(step, training_options()), modes
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Optional, Tuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import EvaluationStep
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.inference import Evaluation
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["ipu_evaluation_step", "ipu_training_step"]
@@ -104,18 +105,11 @@ def ipu_evaluation_step(
         model: Which part of the session's model is evaluated; None for all of it.
     """
     evaluated = session.model if model is None else model
-    program: Optional[Program] = None
-    trainers = 0
+    module = functools.partial(EvaluationStep, evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
+    evaluation = Evaluation(session.inference, module, options or session.inference.options, pipeline)
 
     def step(engine: Engine, batch: Any) -> Any:
-        nonlocal program, trainers
-        if program not in session.evaluations or trainers != session.trainers:
-            module = EvaluationStep(evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
-            wanted = (options or session.inference.options)()
-            program = session.inference.prepare(module, wanted, pipeline, instead_of=program)
-            trainers = session.trainers
-        assert program is not None
-        program.set_modes()
+        program = evaluation.program()
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
         return output_transform(*session.inference.evaluate(program, x, y))
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ignite_ipu.errors import RowsError, listed
+from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.session.program import Program
 
@@ -53,8 +54,7 @@ class FillingCheck:
         Args:
             call: Calls the program, and returns what comes out.
         """
-        executor, rows = program.executor, program.rows
-        assert rows is not None
+        executor, rows = program.executor, row_count(batch)
         if program.micro_batches > 1 or executor in self._cuttable:
             return True  # what is cut into micro-batches in each call may be cut between them, too
         if rows == 1:
@@ -73,8 +73,7 @@ class FillingCheck:
         return True
 
     def _check(self, program: Program, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
-        rows, executor = program.rows, program.executor
-        assert rows is not None
+        rows, executor = row_count(batch), program.executor
         if executor in self._passed or valid % (rows // program.micro_batches) == 0:
             return  # whole micro-batches of filling are never mixed with samples
         sample = _row(batch, 0)

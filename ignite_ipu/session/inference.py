@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ignite_ipu.errors import RowsError
 from ignite_ipu.pipeline.placing.request import PipelineRequest
@@ -17,7 +17,7 @@ from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.programs import Programs
 
-__all__ = ["Inference"]
+__all__ = ["Evaluation", "Inference"]
 
 _logger = logging.getLogger("ignite_ipu")
 _LARGER = (
@@ -28,15 +28,48 @@ _PROGRESS_BAR = "compilation_progress_bar_fn"
 _Wishes = Tuple[Tuple[str, Any], ...]
 
 
+class Evaluation:
+    """The program of one evaluator, prepared anew when it was dropped or the model has another trainer.
+
+    Args:
+        inference: Evaluates the model.
+        step: Makes the module that evaluates.
+        options: Gives the options to evaluate with.
+        pipeline: As for `Inference.prepare`.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        step: Callable[[], BatchStep],
+        options: Callable[[], Options],
+        pipeline: Optional[PipelineRequest] = None,
+    ) -> None:
+        self._inference, self._step, self._options, self._pipeline = inference, step, options, pipeline
+        self._program: Optional[Program] = None
+        self._trainers = 0
+
+    def program(self) -> Program:
+        """Return the program, with the model's modules in evaluation mode."""
+        program, inference = self._program, self._inference
+        if program is None or self._trainers != inference.trainers or not inference.has(program):
+            program = inference.prepare(self._step(), self._options(), self._pipeline, instead_of=program)
+            self._program, self._trainers = program, inference.trainers
+        program.set_modes()
+        return program
+
+
 class Inference:
     """Evaluates a model: by one program for all evaluators that ask for the same.
 
     Attributes:
         filling: Finds out whether filling up a batch changes the predictions for its samples.
+        trainers: How many trainers the model has had. With another one, options may be others, too.
     """
 
     def __init__(self, programs: Programs) -> None:
         self.filling = FillingCheck()
+        self.trainers = 0
         self._programs = programs
         self._training: Optional[Options] = None
         # Options by what they were made for, each with what it was made from.
@@ -46,6 +79,7 @@ class Inference:
     def derive_from(self, training: Options) -> None:
         """Derive options from these from now on: those of the newest trainer."""
         self._training = training
+        self.trainers += 1
 
     def options(self, given: Optional[Options] = None, **wishes: Any) -> Options:
         """Return the options to evaluate with: the given ones, else ones derived from the newest trainer's.
@@ -118,6 +152,10 @@ class Inference:
             if asked == pipeline and program.asked is options and program.step.computes_like(step):
                 return program
         return None
+
+    def has(self, program: Program) -> bool:
+        """Tell whether a program has not been dropped."""
+        return program in self._programs.evaluations
 
     def drop(self, program: Program) -> None:
         """Destroy a program that nobody needs any more."""

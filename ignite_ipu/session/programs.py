@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Iterator, List, Optional, Sequence
+import logging
+from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -16,7 +17,11 @@ from ignite_ipu.session.weights.model_states import ModelStates
 from ignite_ipu.session.weights.shared import SharedWeights
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Programs"]
+__all__ = ["Lost", "Programs", "refuse_losses"]
+
+_logger = logging.getLogger("ignite_ipu")
+Lost = Tuple[str, Exception]
+"""What could not be brought to the host, and why."""
 
 
 class Programs:
@@ -68,6 +73,36 @@ class Programs:
         with around:
             yield
 
+    def give_back(self) -> List[Lost]:
+        """Bring the newest weights and the programs' states to the host and destroy the programs; return what was lost.
+
+        What is withheld is shown: nobody could ask for it later.
+        """
+        if self.hooks.withheld is not None:
+            _logger.warning(
+                "The weights and the optimizer's state that come to the host include an update whose optimizer.step() "
+                "has not been called: a value that was read after backward() has made it run."
+            )
+            self.hooks.withhold(None)
+        lost: List[Lost] = []
+        try:
+            self.weights.to_host()
+        except Exception as error:
+            lost.append(("the newest weights", error))
+        for program in list(self):
+            try:
+                program.destroy()
+            except Exception as error:
+                if program.training:
+                    lost.append(("the state of the training program", error))
+                else:
+                    # It has nothing but copies of weights.
+                    _logger.warning("An inference program was given up: %s: %s", type(error).__name__, error)
+                with contextlib.suppress(Exception):
+                    program.abandon()
+                    program.destroy()
+        return lost
+
     def close(self) -> None:
         """Let the model and its optimizer be ordinary ones again, after all programs were destroyed."""
         self.trained = self.active = None
@@ -84,3 +119,17 @@ class Programs:
             self.trained.compile_again()
         else:
             program.destroy()
+
+
+def refuse_losses(lost: Sequence[Lost]) -> None:
+    """Refuse to go on as if nothing had been lost.
+
+    Raises:
+        SessionError: Something was.
+    """
+    if lost:
+        what = ", ".join(f"{what} ({type(error).__name__}: {error})" for what, error in lost)
+        raise SessionError(
+            f"The IPUs were given back, but could not be asked for {what}: the model and its optimizer have what was "
+            "copied to the host before. Load the newest checkpoint; a handlers.Recovery makes copies that fail good."
+        ) from lost[0][1]

@@ -24,8 +24,7 @@ from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.processes import check_same_weights, describe_processes
 from ignite_ipu.session.program import Program
-from ignite_ipu.session.programs import Programs
-from ignite_ipu.session.release import Lost, give_back, refuse_losses
+from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.summary import summarise
 from ignite_ipu.session.training import Trained
 
@@ -61,7 +60,6 @@ class IPUSession:
         changes: Finds out whether the model is still the one that the programs were compiled from.
         evaluations: The inference programs.
         inference: Makes these, and evaluates with them.
-        trainers: How many trainers the model has had. With another one, evaluation options may be others, too.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
 
     Raises:
@@ -75,7 +73,6 @@ class IPUSession:
         self.hooks, self.weights, self.changes = programs.hooks, programs.weights, programs.changes
         self.evaluations: List[Program] = programs.evaluations
         self.inference = Inference(programs)
-        self.trainers = 0
         self.data: Optional[str] = None
         self._gradient_hooks = GradientHooks(model)
         self._looks = 0
@@ -160,12 +157,11 @@ class IPUSession:
         programs.trained = trained
         programs.share_ipus |= share_ipus
         self.inference.derive_from(options)
-        self.trainers += 1
         self._include(step)
         return trained
 
-    def replace_training(self, step: BatchStep, options: Options, keep: bool = False) -> None:
-        """Train by another program from now on; see `Trained.replace`.
+    def replace_training(self, step: BatchStep, options: Options, keep: bool = False) -> Program:
+        """Train by another program from now on, and return it; see `Trained.replace`.
 
         Raises:
             SessionError: The model has no trainer.
@@ -173,20 +169,10 @@ class IPUSession:
             OptionsError: No IPUs can be had for these options.
         """
         describe_processes(options)
-        self.with_trainer().replace(step, options, keep)
+        trained = self.with_trainer()
+        trained.replace(step, options, keep)
         self._include(step)
-
-    def resume_training(self, program: Program) -> None:
-        """Train by an earlier program again, which `replace_training` has kept."""
-        self.with_trainer().resume(program)
-
-    def keeps(self, program: Program) -> bool:
-        """Tell whether a program waits for `resume_training`."""
-        return self.trained is not None and program in self.trained.aside
-
-    def drop_aside(self, program: Program) -> None:
-        """Destroy a program that was kept."""
-        self.with_trainer().drop_aside(program)
+        return trained.program
 
     def stop_training(self) -> None:
         """Give the training program back; the optimizer is an ordinary one again, and another may train the model."""
@@ -341,22 +327,12 @@ class IPUSession:
             SessionError: Something on the device could not be copied, so that training is lost. The IPUs are given back
                 all the same.
         """
-        refuse_losses(self._give_back())
+        refuse_losses(self._programs.give_back())
 
     def release_after_failure(self) -> None:
         """Do as `release` while another exception is on its way: what fails is logged, not raised."""
-        for what, error in self._give_back():
+        for what, error in self._programs.give_back():
             _logger.error("Could not bring %s to the host.", what, exc_info=error)
-
-    def _give_back(self) -> List[Lost]:
-        """Bring everything to the host and give the IPUs back; returns what could not be brought, and why."""
-        if self.hooks.withheld is not None:
-            _logger.warning(
-                "The weights and the optimizer's state that come to the host include an update whose optimizer.step() "
-                "has not been called: a value that was read after backward() has made it run."
-            )
-            self.hooks.withhold(None)
-        return give_back(self.weights, self._programs)
 
     def close(self) -> None:
         """Release everything and end the session: the model and its optimizer are ordinary ones again.
@@ -365,7 +341,7 @@ class IPUSession:
             SessionError: Something on the device could not be copied, so that training is lost. The session is closed
                 all the same.
         """
-        lost, trained = self._give_back(), self.trained
+        lost, trained = self._programs.give_back(), self.trained
         if trained is not None:
             try:
                 trained.link.detach()

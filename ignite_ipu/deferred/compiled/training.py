@@ -322,7 +322,7 @@ class CapturedTraining:
         self._kept.remove(kept)
         self._keep()
         compiled, program = kept
-        self.session.resume_training(program)
+        self.session.with_trainer().resume(program)
         self._edits = NEVER
         self._compiled = compiled
 
@@ -332,7 +332,7 @@ class CapturedTraining:
         if self._compiled is not None and program is not None and program.compiled:
             self._kept.append((self._compiled, program))
             if len(self._kept) >= _MOST_PROGRAMS:
-                self.session.drop_aside(self._kept.pop(0)[1])
+                self.session.with_trainer().drop_aside(self._kept.pop(0)[1])
 
     def _compile(self, wanted: _Compiled) -> None:
         """Make the program that serves from now on; it is compiled when it runs."""

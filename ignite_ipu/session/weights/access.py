@@ -1,8 +1,9 @@
 """What using the tensors of a wrapped model means, beside PopTorch's download of the newest weights.
 
 PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, which download the newest
-weights whatever a tensor is asked for. The same classes do three things more here, and those of `watched_parameters` do
-them for a model that nobody trains:
+weights whatever a tensor is asked for. The same classes do three things more here, and those of `watch_parameters` do
+them for a model that is evaluated alone, where `parameter.data.mul_(...)` is how moving averages of weights are usually
+written: those of teachers, momentum encoders and target networks.
 
 - They notice when somebody may have written into a weight: asking every tensor whether it was written into takes longer
   than everything else that happens on the host in a training step.
@@ -23,7 +24,7 @@ from torch import nn
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.session.hooks import SessionHooks
 
-__all__ = ["Touches"]
+__all__ = ["Touches", "is_watched", "unwatch_parameters", "watch_parameters"]
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
@@ -214,3 +215,33 @@ def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
         mine, theirs = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (tensor, other)]
     return mine == theirs
+
+
+class _Watched(nn.Parameter):
+    """What all such classes have in common."""
+
+
+def is_watched(tensor_class: type) -> bool:
+    """Tell whether this is a class that `watch_parameters` has made."""
+    return issubclass(tensor_class, _Watched)
+
+
+def watch_parameters(tensors: Iterable[torch.Tensor]) -> None:
+    """Give parameters a class of their own; those of other classes than PyTorch's keep theirs.
+
+    Buffers stay ordinary tensors: PopTorch compiles no training program for a model with others.
+    """
+    ordinary = [tensor for tensor in tensors if type(tensor) is nn.Parameter]
+    if not ordinary:
+        return
+    members = {"__module__": nn.Parameter.__module__, "__qualname__": nn.Parameter.__qualname__}
+    watched = type("Parameter", (_Watched,), members)
+    for tensor in ordinary:
+        tensor.__class__ = watched
+
+
+def unwatch_parameters(tensors: Iterable[torch.Tensor]) -> None:
+    """Give parameters PyTorch's class back."""
+    for tensor in tensors:
+        if is_watched(type(tensor)):
+            object.__setattr__(tensor, "__class__", nn.Parameter)

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence
 
 from torch import nn
 
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["LiveState", "ModelStates", "live_state"]
+
+
+def _refreshed(name: str) -> Any:
+    """Return a dictionary's method that brings the newest values first."""
+    method = getattr(OrderedDict, name)
+
+    @functools.wraps(method)
+    def call(self: LiveState, *args: Any, **kwargs: Any) -> Any:
+        for source in self.sources:
+            weights = source()
+            if weights is not None:
+                weights.show()
+        return method(self, *args, **kwargs)
+
+    return call
 
 
 class LiveState(OrderedDict):  # type: ignore[type-arg]
@@ -28,35 +44,8 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
         self.sources: Sequence[Callable[[], Optional[Weights]]] = ()
         super().__init__(*args, **kwargs)
 
-    def _refresh(self) -> None:
-        for source in self.sources:
-            weights = source()
-            if weights is not None:
-                weights.show()
-
-    def __getitem__(self, key: Any) -> Any:
-        self._refresh()
-        return super().__getitem__(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._refresh()
-        return super().get(key, default)
-
-    def pop(self, *args: Any, **kwargs: Any) -> Any:
-        self._refresh()
-        return super().pop(*args, **kwargs)
-
-    def popitem(self, last: bool = True) -> Tuple[Any, Any]:
-        self._refresh()
-        return super().popitem(last)
-
-    def items(self) -> Any:
-        self._refresh()
-        return super().items()
-
-    def values(self) -> Any:
-        self._refresh()
-        return super().values()
+    __getitem__, get, pop = map(_refreshed, ("__getitem__", "get", "pop"))
+    popitem, items, values = map(_refreshed, ("popitem", "items", "values"))
 
     def copy(self) -> LiveState:
         """Return another dictionary with the same tensors."""

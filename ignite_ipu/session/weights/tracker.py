@@ -16,8 +16,7 @@ from ignite_ipu.program.guards.registrations import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import plain, version_of
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.weights.access import Touches
-from ignite_ipu.session.weights.watched import unwatch_parameters, watch_parameters
+from ignite_ipu.session.weights.access import Touches, unwatch_parameters, watch_parameters
 
 __all__ = ["Weights", "named_tensors"]
 
@@ -158,7 +157,7 @@ class Weights:
         """Remember that the host's weights were set, for example by `load_state_dict`: they are now the newest."""
         self._host_is_stale = False
         self.edits += 1
-        for copy in (*self._inference, *([self._training] if self._training else ())):
+        for copy in self._copies():
             copy.stale = True
         self._versions = _count_edits(self._tensors)
 
@@ -305,9 +304,12 @@ class Weights:
 
     def loaded(self, executor: Executor) -> None:
         """Remember that a program was loaded, which uploaded the host's weights."""
-        for copy in (*self._inference, *([self._training] if self._training else ())):
+        for copy in self._copies():
             if copy.executor is executor:
                 copy.stale = False
+
+    def _copies(self) -> Sequence[_Copy]:
+        return self._inference if self._training is None else (*self._inference, self._training)
 
     def _upload(self, copy: _Copy) -> bool:
         if not copy.executor.isAttachedToDevice():

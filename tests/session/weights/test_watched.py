@@ -12,7 +12,7 @@ from torch import nn
 
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.deferred import CaptureSettings, capture_model
-from ignite_ipu.session.weights.watched import is_watched
+from ignite_ipu.session.weights.access import is_watched
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
