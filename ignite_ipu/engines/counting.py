@@ -1,4 +1,4 @@
-"""What an engine has done so far, counted in weight updates, micro-batches and samples, and events for each.
+"""Counts of the weight updates, micro-batches and samples that an engine has had so far, and events for each.
 
 One iteration is one device call, which makes several weight updates and consumes many micro-batches. A schedule that
 was written per optimizer step or per batch of a GPU script keeps its length when it is attached to its unit's event::

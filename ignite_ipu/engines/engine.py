@@ -88,7 +88,7 @@ class IPUEngine(Engine):
 
 
 class _Start(enum.Enum):
-    """What a run starts from."""
+    """Starting point of a run."""
 
     OWN = "what this engine has done itself, or nothing"
     LOADED = "a position that was loaded"

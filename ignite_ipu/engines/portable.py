@@ -1,4 +1,4 @@
-"""What migrated code calls beside the engines: functions that mean the IPU's thing, or the native one.
+"""Functions for migrated code beside the engines, each for IPUs or, in a native run, for what the code came from.
 
 With `IGNITE_IPU_BACKEND=native` each does what the code it replaced did, so that one file serves a GPU and an IPU.
 """
@@ -74,7 +74,7 @@ _PROGRAMS = "_ignite_ipu_programs"
 
 @dataclass
 class _Training:
-    """What a model was set up to be trained with."""
+    """Setting that a model is trained in."""
 
     program: Program
     optimizer: weakref.ref[torch.optim.Optimizer]
@@ -248,7 +248,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _same_loss(first: Any, second: Any) -> bool:
-    """Whether two loss functions compute the same: a training function often makes its own at every call."""
+    """Tell whether two loss functions compute the same: a training function often makes its own at every call."""
     if first is second:
         return True
     if isinstance(first, FunctionType) and isinstance(second, FunctionType):

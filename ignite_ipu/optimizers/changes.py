@@ -36,7 +36,7 @@ class Change:
 
     @property
     def starts_or_ends_momentum(self) -> bool:
-        """Whether there is momentum after it where there was none, or the other way round."""
+        """True if there is momentum after it where there was none, or the other way round."""
         return self.attribute == "momentum" and bool(self.old) != bool(self.new)
 
 

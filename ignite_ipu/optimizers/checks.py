@@ -1,4 +1,4 @@
-"""Whether an optimizer and a model agree on what is trained."""
+"""Checks that an optimizer and a model agree on what is trained."""
 
 from __future__ import annotations
 

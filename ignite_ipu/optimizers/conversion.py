@@ -56,7 +56,7 @@ class Conversion:
 
     @property
     def passed_through(self) -> bool:
-        """Whether the user's optimizer is PopTorch's own."""
+        """True if the user's optimizer is PopTorch's own."""
         device: object = self.optimizer
         return device is self.source
 

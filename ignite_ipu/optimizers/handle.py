@@ -1,4 +1,4 @@
-"""What makes a user's torch optimizer show and take the state that lives on the device.
+"""Handle of the device's optimizer: a user's torch optimizer that shows and takes the state on the device.
 
 The object stays the user's: its class is replaced by a subclass of the same name, and given back when the link ends.
 Copies and pickles of it are of the original class, so they need neither this package nor PopTorch to be read.
@@ -21,7 +21,7 @@ _LINK = "_ignite_ipu_link"
 
 
 class StateKeeper(Protocol):
-    """What a linked optimizer asks for its state."""
+    """Keeper of the state that a linked optimizer shows."""
 
     def refresh_state(self) -> None:
         """Bring the optimizer's host state up to date."""

@@ -277,7 +277,7 @@ class OptimizerLink:
 
     @property
     def loaded(self) -> bool:
-        """Whether a state was loaded that the device has not trained with yet."""
+        """True if a state was loaded that the device has not trained with yet."""
         ask = self.conversion.passed_through and not self._given_up
         return self._loaded or (ask and bool(self._device.ipu_state_is_dirty))
 

@@ -1,4 +1,4 @@
-"""What became of every attribute of an optimizer, for a person to read."""
+"""Fate of every attribute of an optimizer in a conversion, for a person to read."""
 
 from __future__ import annotations
 

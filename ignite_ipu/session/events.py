@@ -1,4 +1,4 @@
-"""What happens between host and device, as Ignite events."""
+"""Ignite events of what happens between host and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts for GPUs wrap models in, which an IPU's compiler and replicas do themselves."""
+"""Wrappers that scripts for GPUs put around models, whose work an IPU's compiler and replicas do."""
 
 from __future__ import annotations
 

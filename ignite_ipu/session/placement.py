@@ -1,4 +1,4 @@
-"""How one program's model is put on several IPUs: checked before a compile, and hooked in while it compiles."""
+"""Placement of one program's model on several IPUs: checked before a compile, and hooked in while it compiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ESTIMATED = ("pipelined", "sharded")
 
 
 class Placing:
-    """Where the layers of one program's model run.
+    """Placement of the layers of one program's model.
 
     Args:
         request: What was asked for.
@@ -75,7 +75,7 @@ class Placing:
 
     @property
     def ipus(self) -> Optional[int]:
-        """How many IPUs all replicas take, None while that is not known."""
+        """IPUs that all replicas take, None while that is not known."""
         return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
 
     def prepare(self, leaves: Sequence[Any]) -> Placed:

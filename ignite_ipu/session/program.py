@@ -95,7 +95,7 @@ class Program:
 
     @property
     def ready(self) -> bool:
-        """Whether the program is compiled and on its IPUs."""
+        """True if the program is compiled and on its IPUs."""
         return self._executor is not None and self._executor.isAttachedToDevice()
 
     @property
@@ -105,7 +105,7 @@ class Program:
 
     @property
     def ipus(self) -> Optional[int]:
-        """How many IPUs all replicas take, None while "auto" has not planned them."""
+        """IPUs that all replicas take, None while "auto" has not planned them."""
         return check_ipus(self.options) if self.placing is None else self.placing.ipus
 
     def rows_for(self, samples: int) -> int:

@@ -52,7 +52,7 @@ class Programs:
         yield from self.evaluations
 
     def with_trainer(self) -> Trained:
-        """Return how the model is trained.
+        """Return `trained`.
 
         Raises:
             SessionError: It has no trainer.

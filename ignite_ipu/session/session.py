@@ -48,7 +48,7 @@ def session_of(engine: Engine) -> Optional[IPUSession]:
 
 
 class IPUSession:
-    """What the engines over one model share: `IPUSession.of(model)` is the `ipu` of its trainer and its evaluators.
+    """State that the engines over one model share: `IPUSession.of(model)` is the `ipu` of its trainer and evaluators.
 
     Args:
         model: The user's model, on the CPU.
@@ -93,7 +93,7 @@ class IPUSession:
 
     @property
     def trained(self) -> Optional[Trained]:
-        """How the model is trained, None without a trainer."""
+        """The program that trains and those kept aside, None without a trainer."""
         return self._programs.trained
 
     @property
@@ -112,7 +112,7 @@ class IPUSession:
         return self._programs.active
 
     def with_trainer(self) -> Trained:
-        """Return how the model is trained.
+        """Return `trained`.
 
         Raises:
             SessionError: It has no trainer.
@@ -213,7 +213,7 @@ class IPUSession:
 
     @property
     def has_engines(self) -> bool:
-        """Whether engines have been made over this model."""
+        """True if engines have been made over this model."""
         return bool(self.hooks.engines)
 
     # -- running --------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class IPUSession:
         self.weights.notice_edits()
         self.changes.follow(program)
         if self._looks != self.weights.looks:
-            # Somebody touched a parameter, which is also how one is frozen.
+            # Somebody accessed a parameter, which is also how one is frozen.
             self._looks = self.weights.looks
             trained.follow_trainable()
         leaves = program.arguments(x, y)
@@ -299,7 +299,7 @@ class IPUSession:
         """See at the start of an epoch whether the programs still fit the model.
 
         Layers that were frozen or unfrozen make the training program be compiled again. It takes a look at every
-        parameter, so it is done in a step only after somebody touched one.
+        parameter, so it is done in a step only after somebody accessed one.
 
         Raises:
             SessionError: Some were replaced, added or removed.

@@ -1,1 +1,1 @@
-"""What a resumed run needs: accumulations, the position in the data, deterministic engines."""
+"""Needs of a resumed run: accumulations, the position in the data, deterministic engines."""

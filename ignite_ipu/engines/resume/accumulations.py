@@ -1,4 +1,4 @@
-"""What handlers add up over an epoch or a run, as plain data: metrics, stores of outputs, counters of patience.
+"""Sums of handlers over an epoch or a run, as plain data: metrics, stores of outputs, counters of patience.
 
 Ignite resets them when a run starts and when an epoch does, also when a run resumes in the middle of one. A checkpoint
 that holds them lets the resumed run end with the values of the uninterrupted one.

@@ -42,7 +42,7 @@ class RewindableSampler:
 
 
 class DeterministicRuns(DeterministicEngine):
-    """What differs from Ignite's deterministic engine: how data is set up, and where in it a resumed run starts.
+    """Differences from Ignite's deterministic engine: how data is set up, and where in it a resumed run starts.
 
     Its state dictionary holds the same random states, as plain data that a checkpoint can be read back with.
     """

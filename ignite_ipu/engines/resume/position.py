@@ -1,4 +1,4 @@
-"""Where in its data an engine is, so that a resumed run goes on with the batch that would have come next.
+"""Position of an engine in its data, so that a resumed run goes on with the batch that would have come next.
 
 Ignite starts the data anew when a run resumes in the middle of an epoch. Here the pass over the data is started with
 the random states it had, the batches that were used are drawn and dropped, and then the states of the interruption set.

@@ -1,4 +1,4 @@
-"""What `Recovery` decides about device faults, and the tally of a run."""
+"""Decisions of `Recovery` about device faults, and the tally of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RETRY, RESET, EXIT, STOP = "retry", "reset", "exit", "stop"
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What was done about one fault.
+    """Decision about one fault.
 
     Attributes:
         iteration: Of the trainer.
@@ -40,7 +40,7 @@ class Decision:
 
 @dataclasses.dataclass
 class RecoveryStatus:
-    """What a `Recovery` handler has done so far; it is `trainer.state.recovery`.
+    """Tally of a `Recovery` handler; it is `trainer.state.recovery`.
 
     Attributes:
         faults: Device calls that failed.

@@ -1,4 +1,4 @@
-"""How a run ends that was not finished: the exit codes, and the command that goes on with it."""
+"""Exit codes of runs that were not finished, and the command that goes on with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What using the tensors of a wrapped model means, beside PopTorch's download of the newest weights.
+"""Access to the tensors of a wrapped model, which does more than PopTorch's download of the newest weights.
 
 PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, which download the newest
 weights whatever a tensor is asked for. The same classes do three things more here, and those of `watch_parameters` do
@@ -24,7 +24,7 @@ from torch import nn
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.session.hooks import SessionHooks
 
-__all__ = ["Touches", "is_watched", "unwatch_parameters", "watch_parameters"]
+__all__ = ["AccessTracker", "is_watched", "unwatch_parameters", "watch_parameters"]
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
@@ -37,21 +37,21 @@ _METADATA = frozenset(
         *("__class__", "__torch_function__", "__torch_dispatch__"),
     )
 )
-_HOLDER = "_ignite_ipu_touches"
+_HOLDER = "_ignite_ipu_accesses"
 
 
-class Touches:
-    """What happened to the tensors of a wrapped model since they were last looked at.
+class AccessTracker:
+    """Accesses to the tensors of a wrapped model since they were last looked at.
 
     Args:
         tensors: Its parameters and buffers.
-        before_first: A bound method, held weakly: called before the first download that a touch causes since `forget`.
-        hooks: The session's, held weakly, which may refuse a touch that shows values.
+        before_first: A bound method, held weakly: called before the first download by access since `forget`.
+        hooks: The session's, held weakly, which may refuse an access that shows values.
         on_host: Whether nobody trains, so that memory which was handed out stays that of the newest values.
 
     Attributes:
-        any: Whether somebody touched a tensor, in any way that may have written into it.
-        read: Whether somebody touched one in a way that downloads.
+        any: Whether somebody accessed a tensor, in any way that may have written into it.
+        read: Whether somebody accessed one in a way that downloads.
         ended: Whether nobody asks any more.
     """
 
@@ -94,11 +94,11 @@ class Touches:
 
     @property
     def serves(self) -> bool:
-        """Whether there is still somebody who asks."""
+        """True while somebody asks."""
         return not self.ended and self._before_first() is not None
 
     def note(self, reads: bool) -> None:
-        """Take notice of a touch, which may read values or asks for none."""
+        """Take notice of an access, which may read values or asks for none."""
         self.any = True
         if not reads:
             return
@@ -128,14 +128,14 @@ def _classes_of(tensors: Iterable[torch.Tensor]) -> Set[Any]:
     return set(map(type, tensors)) - {torch.Tensor, nn.Parameter}
 
 
-def _watch(tensor_class: Any, touches: Touches) -> None:
-    known: Optional[List[Touches]] = tensor_class.__dict__.get(_HOLDER)
+def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
+    known: Optional[List[AccessTracker]] = tensor_class.__dict__.get(_HOLDER)
     if known is not None:
         # Models have weights in common, or a program that was set aside trains again.
         known[:] = [each for each in known if each.serves]
-        known.append(touches)
+        known.append(accesses)
         return
-    holder = [touches]
+    holder = [accesses]
     setattr(tensor_class, _HOLDER, holder)
     download = tensor_class.__getattribute__
     # Any tensor of the class serves to ask PopTorch for the newest weights.
@@ -145,28 +145,28 @@ def _watch(tensor_class: Any, touches: Touches) -> None:
         if name in _METADATA or not hasattr(torch.Tensor, name):
             with torch._C.DisableTorchFunctionSubclass():
                 return object.__getattribute__(self, name)
-        for touches in holder:
-            touches.note(reads=True)
+        for accesses in holder:
+            accesses.note(reads=True)
         found = download(self, name)
         if name in _UNCOUNTED:
-            for touches in holder:
-                touches.note_exposed(self, found)
+            for accesses in holder:
+                accesses.note_exposed(self, found)
         return found
 
     def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         reads = _name(func) not in _METADATA
-        for touches in holder:
-            touches.note(reads)
+        for accesses in holder:
+            accesses.note(reads)
         if reads:
             download(any_of_them, "__class__")
         if func == _SET_DATA and not _same_memory(*args):
-            for touches in holder:
-                touches.note_replaced()
+            for accesses in holder:
+                accesses.note_replaced()
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         if _name(func) in _UNCOUNTED and isinstance(args[0], tensor_class):
-            for touches in holder:
-                touches.note_exposed(args[0], found)
+            for accesses in holder:
+                accesses.note_exposed(args[0], found)
         return found
 
     tensor_class.__getattribute__ = getattribute
@@ -218,7 +218,7 @@ def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Watched(nn.Parameter):
-    """What all such classes have in common."""
+    """Base of the classes that `watch_parameters` makes."""
 
 
 def is_watched(tensor_class: type) -> bool:

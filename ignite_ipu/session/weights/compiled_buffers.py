@@ -20,7 +20,7 @@ __all__ = ["CompiledBuffers"]
 
 
 class CompiledBuffers:
-    """What one compiled program has of its module's buffers as constants.
+    """Constants that one compiled program has of its module's buffers.
 
     Args:
         weights: Who knows when somebody wrote on the host.

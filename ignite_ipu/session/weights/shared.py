@@ -22,7 +22,7 @@ _newest = 0
 
 @dataclasses.dataclass
 class _Other:
-    """What is known of another model.
+    """Another model.
 
     Attributes:
         seen: How often it had been when it was asked last.

@@ -1,4 +1,4 @@
-"""Who holds the newest weights of a model: the host, the training program or an inference program."""
+"""Places of a model's weights, host, training program and inference programs, and which of them has the newest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ignite_ipu.program.guards.registrations import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import plain, version_of
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.weights.access import Touches, unwatch_parameters, watch_parameters
+from ignite_ipu.session.weights.access import AccessTracker, unwatch_parameters, watch_parameters
 
 __all__ = ["Weights", "named_tensors"]
 
@@ -62,7 +62,7 @@ class Weights:
         self._inference: List[_Copy] = []
         self._host_is_stale = False
         self.looks = self.edits = 0
-        self._touches: Optional[Touches] = None
+        self._accesses: Optional[AccessTracker] = None
         self._silent: List[int] = []  # while nobody trains: where the tensors are that cannot tell
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
@@ -76,7 +76,7 @@ class Weights:
 
     @property
     def training_is_stale(self) -> bool:
-        """Whether the host has weights that the training program has not."""
+        """True if the host has weights that the training program has not."""
         return self._training is not None and self._training.stale
 
     def add(self, executor: Executor, training: bool) -> None:
@@ -84,8 +84,8 @@ class Weights:
         copy = _Copy(executor)
         if training:
             self._training = copy
-            self._forget_touches()
-            self._touches = Touches(self._tensors, self._note_first_touch, self._hooks)
+            self._forget_accesses()
+            self._accesses = AccessTracker(self._tensors, self._note_first_access, self._hooks)
         else:
             self._inference.append(copy)
             if self._training is None:
@@ -94,23 +94,23 @@ class Weights:
     def _watch(self) -> bool:
         """Notice writes that PyTorch does not count, while nobody trains; returns whether some may have been missed."""
         watch_parameters(self._tensors)
-        if self._touches is not None and self._touches.watches(self._tensors):
+        if self._accesses is not None and self._accesses.watches(self._tensors):
             return False
-        self._forget_touches()
-        self._touches = Touches(self._tensors, self._note_first_touch, self._hooks, on_host=True)
+        self._forget_accesses()
+        self._accesses = AccessTracker(self._tensors, self._note_first_access, self._hooks, on_host=True)
         self._silent = [number for number, tensor in enumerate(self._tensors) if type(tensor) is torch.Tensor]
         return True
 
     def unwatch(self) -> None:
         """Let parameters be ordinary ones, for PopTorch to wrap or for whoever goes on with them natively."""
         if self._training is None:
-            self._forget_touches()
+            self._forget_accesses()
             unwatch_parameters(self._tensors)
 
-    def _forget_touches(self) -> None:
-        if self._touches is not None:
-            self._touches.ended = True
-        self._touches = None
+    def _forget_accesses(self) -> None:
+        if self._accesses is not None:
+            self._accesses.ended = True
+        self._accesses = None
 
     def include(self, step: nn.Module) -> bool:
         """Take charge of what the module of a training program holds beside the model: a loss's buffers and parameters.
@@ -141,7 +141,7 @@ class Weights:
         self._inference = [copy for copy in self._inference if copy.executor is not executor]
         if self._training is not None and self._training.executor is executor:
             self._training = None
-            self._forget_touches()
+            self._forget_accesses()
             self._host_is_stale = False
         if not self._inference:
             self.unwatch()
@@ -164,21 +164,21 @@ class Weights:
     def notice_edits(self) -> bool:
         """Find out whether somebody wrote into the host's weights, and tell.
 
-        Costs a look at every tensor if somebody touched one since the last time; else one at the buffers if nobody
+        Costs a look at every tensor if somebody accessed one since the last time; else one at the buffers if nobody
         trains, and next to nothing if somebody does.
 
         Raises:
             LostEditError: Somebody wrote through a tensor that shares a weight's memory while the device had newer
                 weights.
         """
-        touches = self._touches
-        if touches is not None and not touches.any and not self._watched and not self._silently_edited(touches):
+        accesses = self._accesses
+        if accesses is not None and not accesses.any and not self._watched and not self._silently_edited(accesses):
             return False
         self.looks += 1
         edited = self._differ()
         edited |= bool(self._watched) and self._watched_changed()
-        if touches is not None:
-            touches.forget()
+        if accesses is not None:
+            accesses.forget()
         if self._training is None and self._inference:
             edited |= self._watch()
         if self._lost:
@@ -198,21 +198,21 @@ class Weights:
     def has_unsent(self) -> bool:
         """Tell whether the host has weights that the training program has not, noticed or not; nothing is noticed.
 
-        For use while somebody touches a weight, whose write is still to come.
+        For use while somebody accesses a weight, whose write is still to come.
         """
-        touches = self._touches
-        return self.training_is_stale or (touches is not None and touches.any and not self._lost and self._differ())
+        accesses = self._accesses
+        return self.training_is_stale or (accesses is not None and accesses.any and not self._lost and self._differ())
 
     def _differ(self) -> bool:
         """Tell whether a tensor was written since edits were noticed last."""
-        touches = self._touches
-        return _count_edits(self._tensors) != self._versions or (touches is not None and touches.uncounted_write())
+        accesses = self._accesses
+        return _count_edits(self._tensors) != self._versions or (accesses is not None and accesses.uncounted_write())
 
-    def _silently_edited(self, touches: Touches) -> bool:
+    def _silently_edited(self, accesses: AccessTracker) -> bool:
         """Tell whether a tensor may have been written that cannot tell: a buffer, while nobody trains."""
         if self._training is not None:
             return False
-        if not touches.watches(self._tensors):
+        if not accesses.watches(self._tensors):
             return True
         now = _count_edits([self._tensors[number] for number in self._silent])
         return now != [self._versions[number] for number in self._silent]
@@ -255,9 +255,9 @@ class Weights:
         if not self._host_is_stale or self._training is None:
             return False
         self._hooks.check_shown()
-        if self._touches is not None:
+        if self._accesses is not None:
             # From now on, who has a tensor with the memory of a weight may write into the newest values.
-            self._touches.note(reads=True)
+            self._accesses.note(reads=True)
         copied = self._training.executor.copyWeightsToHostIfNeeded()
         self._host_is_stale = False
         if copied:
@@ -267,8 +267,8 @@ class Weights:
     def show(self) -> None:
         """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
         self.to_host()
-        if self._touches is not None:
-            self._touches.note(reads=False)
+        if self._accesses is not None:
+            self._accesses.note(reads=False)
 
     def read(self) -> List[torch.Tensor]:
         """Return copies of the newest weights and buffers, parameters first, for `put_back`."""
@@ -319,8 +319,8 @@ class Weights:
         self._hooks.fire(IPUEvents.WEIGHTS_TO_DEVICE)
         return True
 
-    def _note_first_touch(self) -> None:
-        """See what was written without a touch: a touch downloads, and so overwrites it."""
+    def _note_first_access(self) -> None:
+        """See what was written without an access: an access downloads, and so overwrites it."""
         if self._host_is_stale:
             pairs = zip(self._names, self._versions, _count_edits(self._tensors))
             self._lost += [name for name, before, after in pairs if before != after]

@@ -23,7 +23,7 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_trainer, ipu_step
 from ignite_ipu.handlers import IPUStats, RecompileWatch
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.weights.access import Touches
+from ignite_ipu.session.weights.access import AccessTracker
 from ignite_ipu.session.weights.tracker import Weights
 from tests.supervised import task
 
@@ -132,8 +132,8 @@ def test_a_reducer_that_was_registered_for_a_class_is_replaced():
     copyreg.pickle(Wrapped, lambda tensor: (dict, ()))
     try:
         weights = Weights(nn.Linear(1, 1))
-        touches = Touches([parameter], weights.host_changed, SessionHooks())
-        assert type(pickle.loads(pickle.dumps(parameter))) is nn.Parameter and touches.any
+        accesses = AccessTracker([parameter], weights.host_changed, SessionHooks())
+        assert type(pickle.loads(pickle.dumps(parameter))) is nn.Parameter and accesses.any
     finally:
         del copyreg.dispatch_table[Wrapped]
 
