@@ -136,39 +136,23 @@ def create_ipu_trainer(
         PlanError: The pipeline does not suit the model, the options or the IPUs.
         ProcessesError: Several processes would not train one model together.
     """
+    on_host: Dict[str, Any] = {
+        "non_blocking": non_blocking,
+        "prepare_batch": prepare_batch,
+        "output_transform": output_transform,
+    }
+    compiled: Dict[str, Any] = {"model_transform": model_transform, "model_fn": model_fn}
+    also: Dict[str, Any] = {"deterministic": deterministic, "amp_mode": amp_mode, "scaler": scaler}
     if backend.choice() == "native":
-        native: IPUTrainer = native_trainer(
-            model,
-            optimizer,
-            loss_fn,
-            device,
-            max_grad_norm=max_grad_norm,
-            non_blocking=non_blocking,
-            prepare_batch=prepare_batch,
-            model_transform=model_transform,
-            output_transform=output_transform,
-            deterministic=deterministic,
-            amp_mode=amp_mode,
-            scaler=scaler,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            model_fn=model_fn,
-        )
+        steps = {"max_grad_norm": max_grad_norm, "gradient_accumulation_steps": gradient_accumulation_steps}
+        native: IPUTrainer = native_trainer(model, optimizer, loss_fn, device, **on_host, **compiled, **also, **steps)
         return native
-    refuse_unsupported(
-        device=device, deterministic=deterministic, loader_mode=loader_mode, amp_mode=amp_mode, scaler=scaler
-    )
+    refuse_unsupported(device=device, loader_mode=loader_mode, **also)
     model = unwrapped(model)
     session = IPUSession.of(model)
     session.refuse_second_trainer()
     predictions = output_transform is not loss_item
-    step = TrainingStep(
-        model,
-        loss_fn,
-        model_fn=model_fn,
-        model_transform=model_transform,
-        predictions=predictions,
-        half=amp_mode is not None,
-    )
+    step = TrainingStep(model, loss_fn, predictions=predictions, half=amp_mode is not None, **compiled)
     request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)
     factors = {
         "device_iterations": device_iterations,
@@ -195,13 +179,7 @@ def create_ipu_trainer(
     )
     session.prepare_training(step, conversion, training, request, share_ipus)
     last_calls = None if drop_last else LastCalls(session)
-    process = ipu_training_step(
-        session,
-        non_blocking=non_blocking,
-        prepare_batch=prepare_batch,
-        output_transform=output_transform,
-        train=None if last_calls is None else last_calls.train,
-    )
+    process = ipu_training_step(session, train=None if last_calls is None else last_calls.train, **on_host)
     loaders = Loaders(training, training=True, drop_last=drop_last, mode=loader_mode, rewindable=deterministic)
     engine = DeterministicIPUTrainer if deterministic else IPUTrainer
     trainer = engine(process, session, lambda: loaders, None if last_calls is None else lambda: last_calls.made)
@@ -266,18 +244,15 @@ def create_ipu_evaluator(
         OptionsError, SessionError: The options or the model cannot.
         PlanError: The pipeline does not suit the model.
     """
+    functions: Dict[str, Any] = {
+        "non_blocking": non_blocking,
+        "prepare_batch": prepare_batch,
+        "model_transform": model_transform,
+        "output_transform": output_transform,
+        "model_fn": model_fn,
+    }
     if backend.choice() == "native":
-        native: IPUEngine = native_evaluator(
-            model,
-            metrics,
-            device,
-            non_blocking=non_blocking,
-            prepare_batch=prepare_batch,
-            model_transform=model_transform,
-            output_transform=output_transform,
-            amp_mode=amp_mode,
-            model_fn=model_fn,
-        )
+        native: IPUEngine = native_evaluator(model, metrics, device, amp_mode=amp_mode, **functions)
         return native
     refuse_unsupported(device=device, amp_mode=amp_mode, loader_mode=loader_mode)
     model = unwrapped(model)
@@ -306,17 +281,9 @@ def create_ipu_evaluator(
         return made[1]
 
     _refuse_sum(current_options(), training=False)
+    half = amp_mode is not None
     process = ipu_evaluation_step(
-        session,
-        options=current_options,
-        pipeline=request,
-        non_blocking=non_blocking,
-        prepare_batch=prepare_batch,
-        model_transform=model_transform,
-        output_transform=output_transform,
-        model_fn=model_fn,
-        half=amp_mode is not None,
-        model=model,
+        session, options=current_options, pipeline=request, half=half, model=model, **functions
     )
     evaluator = IPUEngine(process, session, loaders)
     for name, metric in (metrics or {}).items():

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Sized, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sized
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -149,7 +149,7 @@ class Loaders:
             "are, pass a torch.utils.data.DataLoader with a batch_size, or join %d of them into one element.",
             what,
             self._micro_batches,
-            _factors(BatchGeometry.from_options(self._options, 1)),
+            BatchGeometry.from_options(self._options, 1).factors(),
             self._micro_batches,
         )
 
@@ -236,8 +236,8 @@ class Loaders:
         if theirs.global_batch_size != ours.global_batch_size and self._training:
             raise LoaderError(
                 f"The poptorch.DataLoader was made with options that put {theirs.global_batch_size} micro-batches into "
-                f"a device call ({_factors(theirs)}), but the model is compiled for {ours.global_batch_size} "
-                f"({_factors(ours)}). Make the loader with trainer.ipu.training.options, or say all factors in the "
+                f"a device call ({theirs.factors()}), but the model is compiled for {ours.global_batch_size} "
+                f"({ours.factors()}). Make the loader with trainer.ipu.training.options, or say all factors in the "
                 "options that both are made with."
             )
         if not self._training and getattr(loader, "drop_last", False):
@@ -444,15 +444,6 @@ def _index_count(batch_sampler: Any) -> Optional[int]:
         return len(batch_sampler.sampler)
     except (AttributeError, TypeError):
         return None
-
-
-def _factors(geometry: BatchGeometry) -> str:
-    names: List[Tuple[str, int]] = [
-        ("deviceIterations", geometry.device_iterations),
-        ("gradientAccumulation", geometry.gradient_accumulation),
-        ("replicationFactor", geometry.replication_factor),
-    ]
-    return " x ".join(f"{name} {value}" for name, value in names)
 
 
 @contextlib.contextmanager

@@ -168,6 +168,13 @@ class BatchGeometry:
         """Return `returned_rows` as an index tensor, or None where they are all rows in order; made once."""
         return _row_index(self, getattr(output_mode, "name", output_mode), return_period)
 
+    def factors(self, between: str = " x ") -> str:
+        """Return the factors of a call that options say, with their names there."""
+        return (
+            f"deviceIterations {self.device_iterations}{between}gradientAccumulation {self.gradient_accumulation}"
+            f"{between}replicationFactor {self.replication_factor}"
+        )
+
     def explain(self) -> str:
         """Return the arithmetic of one call in a sentence."""
         replicas = f"{self.replication_factor} (replicationFactor)"

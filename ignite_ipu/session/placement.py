@@ -16,6 +16,7 @@ from ignite_ipu.pipeline.placing.configure import save_memory
 from ignite_ipu.pipeline.placing.placement import Placement, Planned
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import check_ipus, is_simulated
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.training_step import TrainingStep
@@ -139,11 +140,7 @@ class Placing:
         comparison = compare(
             _profile(self._step, leaves, self._micro_batches, self._training, "blocks"),
             cast(int, request.ipus),  # "auto" asks for them
-            optimizer=self._optimizer or "sgd",
-            machine=request.machine,
-            replicas=options.replication_factor,
-            accumulation=options.Training.gradient_accumulation,
-            device_iterations=options.device_iterations,
+            **self._setting,
         )
         plan = Comparison(tuple(filter(self._is_asked_for, comparison.plans))).best
         placement = plan.placement()
@@ -183,10 +180,9 @@ class Placing:
     def _estimate(self, placement: Placement, leaves: Sequence[Any]) -> Plan:
         from ignite_ipu.pipeline import Strategy, plan_placement
 
-        options = self._options
         if placement.execution not in _ESTIMATED:
             raise PlanError(f"memory_per_ipu cannot be checked: nothing estimates {placement.execution} execution.")
-        location = _optimizer_location(options)
+        location = _optimizer_location(self._options)
         strategy = Strategy(
             placement.execution == "pipelined",
             offload_optimizer=location.get("onChip") == 0,
@@ -196,19 +192,23 @@ class Placing:
         return plan_placement(
             _profile(self._step, leaves, self._micro_batches, self._training, names),
             placement,
-            replicas=options.replication_factor,
             strategy=strategy,
-            optimizer=self._optimizer or "sgd",
-            machine=self.request.machine,
-            accumulation=options.Training.gradient_accumulation,
-            device_iterations=options.device_iterations,
+            **self._setting,
         )
 
     @property
+    def _setting(self) -> Dict[str, Any]:
+        return {
+            "optimizer": self._optimizer or "sgd",
+            "machine": self.request.machine,
+            "replicas": self._options.replication_factor,
+            "accumulation": self._options.Training.gradient_accumulation,
+            "device_iterations": self._options.device_iterations,
+        }
+
+    @property
     def _micro_batches(self) -> int:
-        options = self._options
-        slots = options.replication_factor // options.input_group_size
-        return int(options.device_iterations * options.Training.gradient_accumulation * slots)
+        return BatchGeometry.from_options(self._options, 1).input_micro_batches
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any, Callable, Hashable, List, Optional, Sequence
 
 import torch
@@ -43,6 +44,7 @@ class Program:
     Attributes:
         geometry: The arithmetic of one call, None before first use.
         mode: Name of the output mode, as PopTorch resolves it.
+        calls: The arithmetic of a call with micro-batches of one sample.
         device_iterations: Of the options; weight updates in one call of a training program.
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
@@ -65,9 +67,10 @@ class Program:
         self.training = link is not None
         self.geometry: Optional[BatchGeometry] = None
         self.mode: str = output_mode(asked, self.training).name
+        self.calls = BatchGeometry.from_options(asked, 1)
         self.device_iterations = asked.device_iterations
         self.micro_batches_per_replica = self.device_iterations * asked.Training.gradient_accumulation
-        self.micro_batches = BatchGeometry.from_options(asked, 1).input_micro_batches
+        self.micro_batches = self.calls.input_micro_batches
         self.drawn: List[str] = []
         self._executor: Optional[Executor] = None  # without a program in it after a compilation that failed
         self._compiled: Optional[CompiledProgram] = None
@@ -313,7 +316,7 @@ class Program:
         return executor
 
     def _geometry_of(self, batch: Any) -> BatchGeometry:
-        return BatchGeometry.from_options(self.options, row_count(batch) // self.micro_batches)
+        return dataclasses.replace(self.calls, micro_batch_size=row_count(batch) // self.micro_batches)
 
     def _placed_options(self, leaves: Sequence[Any]) -> Options:
         if self.placing is None:

@@ -7,8 +7,6 @@ from typing import List, Optional
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.poptorch_types import Options
-from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.programs import Programs
@@ -26,7 +24,7 @@ def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
     lines = [f"IPUSession of {type(model).__name__} on {backend.name()}"]
     if programs.trained is not None:
         lines += _training(programs.trained, programs, data)
-    lines += [f"  evaluation  {_factors(program.options)}" for program in programs.evaluations]
+    lines += [f"  evaluation  {program.calls.factors(', ')}" for program in programs.evaluations]
     lines.append(f"  weights     {_weights(programs)}")
     return "\n".join(lines)
 
@@ -34,7 +32,7 @@ def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
 def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List[str]:
     program, conversion = trained.program, trained.link.conversion
     lines = [
-        f"  training    {_factors(program.options)}",
+        f"  training    {program.calls.factors(', ')}",
         f"  batch       {data or _batch(program)}",
         f"  outputs     {output_mode(program.options, training=True).name}: of every call, "
         f"{'predictions and losses' if getattr(program.step, 'predictions', True) else 'losses'} come back",
@@ -49,19 +47,11 @@ def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List
     return lines
 
 
-def _factors(options: Options) -> str:
-    accumulation = options.Training.gradient_accumulation
-    return (
-        f"deviceIterations {options.device_iterations}, gradientAccumulation {accumulation}, "
-        f"replicationFactor {options.replication_factor}"
-    )
-
-
 def _batch(program: Program) -> str:
     geometry = program.geometry
     if geometry is not None:
         return geometry.explain()
-    unit = BatchGeometry.from_options(program.options, 1)
+    unit = program.calls
     return (
         f"b (the loader's batch_size) x {unit.global_batch_size} = {unit.global_batch_size} b samples per device call, "
         f"{unit.accumulated_batch_size} b per weight update"
