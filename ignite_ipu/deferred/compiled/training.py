@@ -234,6 +234,13 @@ class CapturedTraining:
         if WAITING:
             write_known()
 
+    def expects(self, loss: Loss) -> bool:
+        """Tell whether the last update was made from such a loss, of one micro-batch, and nothing else."""
+        last = self._last
+        if last is None or last.count > 1:
+            return False
+        return last.graph is self._graphs.micro_batch([loss]).graph
+
     def _follow_buffers(self) -> None:
         self._edits = self.session.weights.edits
         program = self.session.training

@@ -186,9 +186,10 @@ class Value:
         tensor: The tensor, None until it is known.
         handle: Weakly, the deferred tensor that the user holds.
         consumers: Weakly, the operations that read it.
+        early: What ran the update for it before it went backward; None for all others.
     """
 
-    __slots__ = ("__weakref__", "consumers", "handle", "index", "operation", "shape", "tensor", "viewed")
+    __slots__ = ("__weakref__", "consumers", "early", "handle", "index", "operation", "shape", "tensor", "viewed")
 
     def __init__(self, operation: Operation, index: int, shape: Shape) -> None:
         self.operation = operation
@@ -198,6 +199,7 @@ class Value:
         self.handle: Callable[[], Optional[torch.Tensor]] = _nobody
         self.consumers: List[weakref.ref[Operation]] = []
         self.viewed = shape.aliases
+        self.early: Optional[Captured] = None
 
     @property
     def known(self) -> bool:

@@ -40,6 +40,15 @@ class Captured(Protocol):
     def run_early(self, value: Any, what: str) -> None:
         """Run the update before `optimizer.step()`, for a value that somebody reads."""
 
+    def confirm(self, line: Line) -> None:
+        """Take that the loss goes backward for which the update has run already."""
+
+    def computes_on_host(self) -> bool:
+        """Tell whether the host has the newest weights."""
+
+    def called_with(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return what a call of the model gives on the host, without a trace there."""
+
     def joined(self, others: Sequence[Any], line: Line) -> List[Any]:
         """Return what trains this and other models that the loss at a line is computed by, joined where one does."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, NoReturn, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -17,9 +17,9 @@ from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeviceGradient", "DeviceGradients"]
+__all__ = ["DeviceGradient", "DeviceGradients", "refuse_uncleared"]
 
 # What converts or moves the parameters of a module, each with its gradient.
 _CONVERSION = nn.Module._apply.__code__
@@ -205,6 +205,15 @@ class DeviceGradients:
             for _, parameter in self._named:
                 if type(gradient_of(parameter)) is DeviceGradient:
                     set_gradient(parameter, None)
+
+
+def refuse_uncleared(before: Line) -> NoReturn:
+    """Refuse an update from gradients of the update before, made at a line."""
+    raise CaptureError(
+        f"The update at {current_line()} would use the gradients of the one made at {before} again, because "
+        "nothing has cleared them since; they were on the device, and are gone. Call optimizer.zero_grad() after "
+        "every optimizer.step(); to accumulate gradients over several backward calls, call step() once after them."
+    )
 
 
 def _of_the_host(parameter: torch.Tensor) -> bool:

@@ -5,16 +5,18 @@ Until that step comes, PyTorch would have the weights of before; the device has 
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import torch
 
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALLS, Loss, ancestors
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
-from ignite_ipu.errors import CaptureError, EarlyReadError
+from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["EarlyUpdate", "check_early_read"]
+__all__ = ["EarlyUpdate", "check_early_read", "expected_loss", "not_frozen"]
 
 
 class EarlyUpdate:
@@ -22,12 +24,33 @@ class EarlyUpdate:
 
     Args:
         line: Where the value was read.
+        awaited: Whether it ran even before `backward()`, which is still to come.
+        uncleared: Where the update before was made, if its gradients had not been cleared when this one ran.
+
+    Attributes:
+        line, awaited, uncleared: As given; cleared gradients and `backward()` change them.
     """
 
-    __slots__ = ("line",)
+    __slots__ = ("awaited", "line", "uncleared")
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, awaited: bool = False, uncleared: Optional[Line] = None) -> None:
         self.line = line
+        self.awaited = awaited
+        self.uncleared = uncleared
+
+    def check_confirmed(self) -> None:
+        """Refuse to go on without the `backward()` that the update ran ahead of.
+
+        Raises:
+            CaptureError: It has not come.
+        """
+        if self.awaited:
+            raise CaptureError(
+                f"The value read at {self.line} made the update run before backward(), since in the step before its "
+                f"loss went backward next, and now, at {current_line()}, that has not happened: the weights on the "
+                "device have an update that PyTorch would not have made. Read values after backward(), or load the "
+                "last checkpoint and leave a loop that skips updates to the host."
+            )
 
     def error(self, rest: str) -> CaptureError:
         """Return the error for what does not go with the update; `rest` says what it is and what to do."""
@@ -44,6 +67,32 @@ class EarlyUpdate:
             "would have those of before the update. Call optimizer.step() first, or read the value after "
             "optimizer.step()."
         )
+
+
+def expected_loss(value: Value, line: Line) -> Optional[Loss]:
+    """Return what goes backward next, as far as what was recorded tells.
+
+    It is the last scalar with gradients that is computed by the same calls of the model, and the only such one.
+    """
+    waiting: List[Value] = []
+    for operation in ancestors(value):
+        if operation.model is not None:
+            waiting += [result for result in map(_alive, operation.results) if result is not None]
+    seen: Dict[int, Value] = {}
+    last: List[Value] = []
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen[id(current)] = current
+        consumers = [consumer for consumer in map(_alive, current.consumers) if consumer is not None]
+        following = [result for each in consumers for result in map(_alive, each.results) if result is not None]
+        following = [result for result in following if result.shape.requires_grad]
+        waiting += following
+        scalar = not current.shape.size or max(current.shape.size) == 1
+        if scalar and current.shape.requires_grad and not following and current.handle() is not None:
+            last.append(current)
+    return Loss(last[0], ancestors(last[0]), line) if len(last) == 1 else None
 
 
 def check_early_read(
@@ -81,6 +130,18 @@ def check_early_read(
         )
 
 
+def not_frozen(model: Any) -> EarlyReadError:
+    """Return the error for a call, with a value of a step that has not run, of a captured model outside of the step."""
+    with torch._C.DisableTorchFunctionSubclass():
+        names = [name for name, parameter in model.model.named_parameters() if parameter.requires_grad]
+    return EarlyReadError(
+        f"{model.name} was called at {current_line()}, in evaluation mode or without gradients, with a value of the "
+        f"training step before the step has run, and is not frozen: {listed(names)} requires gradients. Call it "
+        "after optimizer.step(); or, as a part of the step, in training mode (layers in it may be in evaluation "
+        "mode), or with requires_grad_(False) on all its parameters."
+    )
+
+
 def _left_by_its_step(losses: Sequence[Loss]) -> Optional[str]:
     """Return why an update is not complete whose last loss an engine's step function has left; None for others."""
     if not losses or losses[-1].call in (None, CALLS.current):
@@ -90,3 +151,7 @@ def _left_by_its_step(losses: Sequence[Loss]) -> Optional[str]:
         "gradients accumulate (handlers read in iterations that make an update, as by "
         "Events.ITERATION_COMPLETED(every=...))"
     )
+
+
+def _alive(reference: Callable[[], Any]) -> Any:
+    return reference()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, cast
 
 import torch
 from torch import nn
@@ -21,8 +21,8 @@ from ignite_ipu.deferred.graph.signatures import SignaturesByModes, seen_before
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import Structure, flatten, flatten_call
 from ignite_ipu.deferred.model.capturing_class import release_class
-from ignite_ipu.deferred.model.device_gradients import DeviceGradients
-from ignite_ipu.deferred.model.early_reads import EarlyUpdate, check_early_read
+from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
+from ignite_ipu.deferred.model.early_reads import EarlyUpdate, check_early_read, expected_loss, not_frozen
 from ignite_ipu.deferred.model.held import held_parameters, is_trained, release_optimizer
 from ignite_ipu.deferred.model.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.model.transforms import refuse_transforms
@@ -31,7 +31,7 @@ from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
 from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results, deferred_values
-from ignite_ipu.errors import CaptureError, EarlyReadError, listed
+from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
@@ -138,7 +138,7 @@ class CapturedModel:
                 output = whole.evaluation.run(args, kwargs, self.model)
                 return with_gradients(output, (args, kwargs), is_trained(self.model)) if grad else output
             if not self.is_frozen:
-                raise self._not_frozen()
+                raise not_frozen(self)
         self._observer.called(self, recorded=True)
         return self._record(args, kwargs, self._signatures[grad])
 
@@ -151,16 +151,6 @@ class CapturedModel:
         """Whether no parameter of the model requires gradients."""
         with torch._C.DisableTorchFunctionSubclass():
             return not any(parameter.requires_grad for parameter in self.model.parameters())
-
-    def _not_frozen(self) -> EarlyReadError:
-        with torch._C.DisableTorchFunctionSubclass():
-            names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        return EarlyReadError(
-            f"{self.name} was called at {current_line()}, in evaluation mode or without gradients, with a value of the "
-            f"training step before the step has run, and is not frozen: {listed(names)} requires gradients. Call it "
-            "after optimizer.step(); or, as a part of the step, in training mode (layers in it may be in evaluation "
-            "mode), or with requires_grad_(False) on all its parameters."
-        )
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: SignaturesByModes) -> Any:
         whole, line = self.whole, current_line(above=3)
@@ -255,6 +245,7 @@ class CapturedModel:
     def backward(self, loss: Loss) -> None:
         """Take a loss that went backward."""
         if self._early is not None:
+            self._early.check_confirmed()
             raise self._early.error(
                 f"now another loss went backward at {loss.line} without that step: the update was made from one "
                 "micro-batch where several were meant. When gradients accumulate, keep loss.detach() and read it after "
@@ -300,6 +291,7 @@ class CapturedModel:
         if self._gradients.gone:
             self._follow_gradients("step()")
         if self._early is not None:
+            self._early.check_confirmed()
             link = self.session.link
             if link is not None and link.changes():
                 raise self._early.error(
@@ -316,16 +308,9 @@ class CapturedModel:
             self.uncleared = line
         else:
             if self.uncleared is not None:
-                self._refuse_uncleared(self.uncleared)
+                refuse_uncleared(self.uncleared)
             self._check_not_zeroed()
             self._gradients.refuse_those_of_the_host()
-
-    def _refuse_uncleared(self, before: Line) -> NoReturn:
-        raise CaptureError(
-            f"The update at {current_line()} would use the gradients of the one made at {before} again, because "
-            "nothing has cleared them since; they were on the device, and are gone. Call optimizer.zero_grad() after "
-            "every optimizer.step(); to accumulate gradients over several backward calls, call step() once after them."
-        )
 
     def _check_not_zeroed(self) -> None:
         if self.training.zeroed is not None and self.training.prepared:
@@ -346,6 +331,10 @@ class CapturedModel:
         Raises:
             CaptureError: The update has run already, for a value that was read.
         """
+        if self._early is not None and self._early.awaited:
+            self._early.uncleared = None
+            self.training.zeroed = None if set_to_none else current_line()
+            return
         if self._early is not None:
             raise self._early.error(
                 f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after optimizer.step()."
@@ -365,14 +354,44 @@ class CapturedModel:
             EarlyReadError: The value's loss has not gone backward, or the update is not complete.
         """
         line = current_line()
-        check_early_read(self, self.postponed, value, what, line)
+        if self._early is not None:
+            self._early.check_confirmed()
+        loss = None if self.pending or self._early or self.postponed() else expected_loss(value, line)
+        if loss is None or not self.training.expects(loss):
+            loss = None
+            check_early_read(self, self.postponed, value, what, line)
         if self.training.optimizer is None:
             self._find_optimizer()
         # Which may train several models as one.
         whole = self.whole
+        uncleared = None
+        if loss is not None:
+            # Gradients of the update before may still be cleared: natively there are none of this one yet.
+            uncleared, whole.uncleared = whole.uncleared, None
+            whole.backward(loss)
+            loss.value.early = whole
         whole._run()
-        whole._early = EarlyUpdate(line)
+        whole._early = EarlyUpdate(line, loss is not None, uncleared)
         whole.session.hooks.withhold(whole._early)
+
+    def confirm(self, line: Line) -> None:
+        """Take that the loss goes backward for which the update has run already.
+
+        Raises:
+            CaptureError: Gradients of the update before have not been cleared.
+        """
+        if self._early is not None:
+            if self._early.uncleared is not None:
+                refuse_uncleared(self._early.uncleared)
+            self._early.awaited = False
+
+    def computes_on_host(self) -> bool:
+        """Tell whether the host has the newest weights."""
+        return self.whole._early is None and self.whole.session.weights.host_is_newest
+
+    def called_with(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return what a call of the model gives on the host, without a trace there."""
+        return called_on_host(self.model, structure, tensors, self.whole.session.weights, self.name).output
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer than before make the coming updates.
@@ -449,7 +468,7 @@ class CapturedModel:
 
     def _run(self) -> None:
         if self.uncleared is not None:
-            self._refuse_uncleared(self.uncleared)
+            refuse_uncleared(self.uncleared)
         losses, self.pending = self.pending, []
         if self._buffer_writes.waiting:
             self._buffer_writes.check_update(losses, self)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
-from ignite_ipu.deferred.graph.operations import Input, Operation, Value
+import torch
+
+from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.graph.structure import flatten, unflatten
+from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line, current_line
 
@@ -20,6 +24,10 @@ def mark_loss(value: Value) -> None:
         CaptureError: It is no scalar, or was computed from no captured model or from several, or from dropped values.
     """
     line = current_line(above=2)
+    if value.early is not None:
+        value.early.confirm(line)
+        value.early = None
+        return
     if value.known:
         raise CaptureError(
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
@@ -71,15 +79,52 @@ def awaits_backward(value: Value) -> bool:
     return not calls.keys() <= gone
 
 
-def run_for_read(value: Value, what: str) -> None:
-    """Run what a value that somebody reads depends on.
+def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
+    """Run what a value that somebody reads depends on; or return it, where the host computes it for this one read.
 
     Raises:
         EarlyReadError: That is not possible yet, or never.
     """
     operations = ancestors(value)
-    for model in _models_of(operations, what, current_line()):
+    models = _models_of(operations, what, current_line())
+    checks = called_by(DISTRIBUTIONS)  # which ask in every step
+    if not checks and awaits_backward(value) and all(model.computes_on_host() for model in models):
+        found = _computed_on_host(value, operations)
+        if found is not None:
+            return found
+    for model in models:
         model.run_early(value, what)
+    return None
+
+
+def _computed_on_host(value: Value, operations: Sequence[Operation]) -> Optional[torch.Tensor]:
+    """Return a value of a training step that has not run, and leave the step to the device.
+
+    Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
+    kept. None where the loop itself draws: what is sampled, as an action, has to be what the step samples.
+    """
+    results: Dict[Operation, List[torch.Tensor]] = {}
+
+    def tensor_of(leaf: Any) -> Any:
+        if type(leaf) is Value:
+            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
+        return leaf.value if type(leaf) is Number else torch.Tensor.detach(leaf.tensor)
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunctionSubclass():
+        before = torch.get_rng_state()
+        for operation in operations:
+            leaves = [tensor_of(leaf) for leaf in operation.leaves]
+            structure, function = operation.signature.structure, operation.signature.function
+            if function is not None:
+                args, kwargs = unflatten(structure, leaves)
+                output = function(*args, **kwargs)
+            else:
+                assert operation.model is not None
+                output = operation.model.called_with(structure, leaves)
+            results[operation] = []
+            flatten(output, results[operation])
+        drawn = not torch.equal(before, torch.get_rng_state())
+    return None if drawn else results[value.operation][value.index]
 
 
 def _ancestors_with_gradients(value: Value) -> List[Operation]:

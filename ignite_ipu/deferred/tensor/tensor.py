@@ -470,9 +470,8 @@ def _if_known(leaf: Any) -> Any:
 
 
 def _read(value: Value, what: str) -> torch.Tensor:
-    if not value.known:
-        run_for_read(value, what)
-    return value.get()
+    found = None if value.known else run_for_read(value, what)
+    return value.get() if found is None else found
 
 
 _SIGNATURES = Signatures(DeferredTensor)

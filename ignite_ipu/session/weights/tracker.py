@@ -75,6 +75,11 @@ class Weights:
         return self._tensors
 
     @property
+    def host_is_newest(self) -> bool:
+        """Whether nobody has trained since the host's copy was brought or written."""
+        return not self._host_is_stale
+
+    @property
     def training_is_stale(self) -> bool:
         """True if the host has weights that the training program has not."""
         return self._training is not None and self._training.stale

@@ -75,7 +75,10 @@ print(torch.allclose(found, expected, atol=1e-6), torch.equal(found, again))
             "model(x).sum().backward()\na.step()\nb.step()",
             "optimizer",
         ),
-        ("torch.optim.SGD(model.parameters(), 0.1)\nprint(model(x).sum().item())", "before the step has run"),
+        (
+            "torch.optim.SGD(model.parameters(), 0.1)\nprint(torch.bernoulli(model(x).sigmoid()).sum())",
+            "before the step has run",
+        ),
         ("torch.autograd.grad(model(x).sum(), [x])", "gradients exist inside"),
         ("nn.DataParallel(model)", "--replication-factor"),
         ("nn.utils.clip_grad_value_(model.parameters(), 1.0)", "global norm"),

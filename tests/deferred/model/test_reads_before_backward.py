@@ -1,0 +1,178 @@
+"""Values that are read before `backward()`, as by `losses.append(loss.item())` in the middle of a step."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import nn
+
+from ignite_ipu import IPUAccelerator
+from ignite_ipu.deferred import CaptureError, EarlyReadError
+from tests.accelerate_state import forget
+
+X = torch.randn(5, 8, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[..., 0] > 0).long()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+def train(accelerator: Any, body: Callable[..., Any], *layers: nn.Module) -> List[Any]:
+    """Train for five steps; returns what was read, and the weights and buffers at the end."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(6, 16), *layers, nn.Tanh(), nn.Linear(16, 2))
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+    read: List[Any] = []
+    for x, y in zip(X, Y):
+        body(accelerator, model, optimizer, x, y, read)
+    state = {name: value for name, value in model.state_dict().items() if "tracked" not in name}
+    return [*read, *state.values()]
+
+
+def loss_first(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    read.append(loss.item())
+    accelerator.backward(loss)
+    optimizer.step()
+
+
+def cleared_in_between(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    loss = F.cross_entropy(model(x), y)
+    read.append(float(loss.detach()))
+    optimizer.zero_grad()
+    accelerator.backward(loss)
+    optimizer.step()
+
+
+def metric_and_parts(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    output = model(x)
+    first, second = F.cross_entropy(output, y), output.square().mean()
+    loss = first + 0.1 * second
+    read += [(output.argmax(1) == y).float().mean().item(), first.item(), second.item(), loss.item()]
+    optimizer.zero_grad()
+    accelerator.backward(loss)
+    read.append(loss.item())
+    optimizer.step()
+
+
+def checked_for_nan(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    if not torch.isfinite(loss):
+        raise ArithmeticError("diverged")
+    accelerator.backward(loss)
+    read.append(loss.detach())
+    optimizer.step()
+
+
+BODIES = [loss_first, cleared_in_between, metric_and_parts, checked_for_nan]
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("layer", [nn.Identity, lambda: nn.BatchNorm1d(16)], ids=["plain", "statistics of batches"])
+def test_values_and_weights_are_the_native_ones(body: Callable[..., Any], layer: Callable[[], nn.Module]) -> None:
+    """The host computes the first value; the device then makes the update when it is read, and gives it."""
+    expected = train(Accelerator(cpu=True), body, layer())
+    forget()
+    found = train(IPUAccelerator(), body, layer())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_random_layers_drop_in_the_value_what_they_drop_in_the_update() -> None:
+    """From the second step on the value is the loss that is trained with, not another draw's."""
+    accelerator = IPUAccelerator()
+    seen = []
+
+    def body(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+        loss = F.cross_entropy(model(x), y)
+        before = loss.item()
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        optimizer.step()
+        seen.append((before, loss.item()))
+
+    train(accelerator, body, nn.Dropout(0.5))
+    assert all(before == after for before, after in seen[1:])
+
+
+def test_what_is_drawn_in_the_loop_decides_nothing_that_the_device_draws_again() -> None:
+    """An action that is sampled and read before there is a loss would be another one in the step."""
+
+    def body(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+        actions = torch.bernoulli(torch.sigmoid(model(x)))
+        read.append(actions.tolist())
+
+    with pytest.raises(EarlyReadError, match="before the step has run"):
+        train(IPUAccelerator(), body)
+
+
+def test_it_costs_no_copy_of_weights() -> None:
+    """From the second step on there is one device call a step, as without the read."""
+    accelerator = IPUAccelerator()
+    downloads: List[int] = []
+
+    def body(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+        loss_first(accelerator, model, optimizer, x, y, read)
+        downloads.append(accelerator._captured()[0].session.weights.host_is_newest)
+
+    train(accelerator, body)
+    assert downloads == [False] * 5
+
+
+@pytest.mark.parametrize("then", ["read", "backward", "step", "evaluate", "save"])
+def test_an_update_that_the_loop_then_skips_is_never_kept_in_silence(then: str) -> None:
+    """As `if loss.item() > limit: continue`; whatever comes next says which line made the update run."""
+    accelerator = IPUAccelerator()
+    model: Any = nn.Linear(6, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    read: List[Any] = []
+    for number in range(2):
+        loss_first(accelerator, model, optimizer, X[number], Y[number], read)
+    optimizer.zero_grad()
+    F.cross_entropy(model(X[2]), Y[2]).item()  # and nothing else
+    going_on = {
+        "read": lambda: F.cross_entropy(model(X[3]), Y[3]).item(),
+        "backward": lambda: accelerator.backward(F.cross_entropy(model(X[3]), Y[3])),
+        "step": optimizer.step,
+        "evaluate": lambda: model.eval()(X[3]),
+        "save": model.state_dict,
+    }
+    with pytest.raises(CaptureError, match=r"made the update run before "):
+        going_on[then]()
+
+
+def never_cleared(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    loss = F.cross_entropy(model(x), y)
+    read.append(loss.item())
+    accelerator.backward(loss)
+    optimizer.step()
+
+
+def test_gradients_that_are_not_cleared_are_refused() -> None:
+    """As without the read: the device has none of the update before to add to."""
+    with pytest.raises(CaptureError, match=r"nothing has cleared them since"):
+        train(IPUAccelerator(), never_cleared)
+
+
+def accumulating(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    loss = F.cross_entropy(model(x), y)
+    read.append(loss.item())
+    accelerator.backward(loss)
+    if len(read) % 2 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_accumulation_is_refused_once_the_device_has_the_weights() -> None:
+    """A value of a micro-batch comes with the update, which is made when all have gone backward."""
+    with pytest.raises(EarlyReadError, match=r"has not gone backward\. Move the line after backward"):
+        train(IPUAccelerator(), accumulating)
