@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import warnings
+from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import fx, nn
+from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.emulator.compiler.batching import Batching
 from ignite_ipu.emulator.compiler.graph import Fold, Graph, build, fold_constants, live
@@ -29,26 +31,27 @@ from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors
 from ignite_ipu.emulator.values.wrapping import plain
 
 Hook = Callable[[], None]
-_PRE_COMPILE: Dict[int, Hook] = {}
-_POST_COMPILE: Dict[int, Hook] = {}
-_HANDLES = itertools.count()
-
-# Slots of a module that hold its own tensors, as (dictionary, name).
-_Slot = Tuple[Dict[str, Any], str]
+_PRE_COMPILE: OrderedDict[int, Hook] = OrderedDict()
+_POST_COMPILE: OrderedDict[int, Hook] = OrderedDict()
+_NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class HookHandle:
-    """Removes the hook it was returned for."""
+class _Slot(NamedTuple):
+    """A place in which a module holds a parameter or buffer of its own."""
 
-    def __init__(self, hooks: Dict[int, Hook], number: int) -> None:
-        self._hooks, self._number = hooks, number
+    module: nn.Module
+    kind: str
+    name: str
+    full_name: str
+    original: torch.Tensor
 
-    def remove(self) -> None:
-        """Forget the hook; a second call does nothing."""
-        self._hooks.pop(self._number, None)
+    @property
+    def tensors(self) -> Dict[str, Any]:
+        tensors: Dict[str, Any] = self.module.__dict__[self.kind]
+        return tensors
 
 
-def registerPreCompileHook(hook: Hook) -> HookHandle:
+def registerPreCompileHook(hook: Hook) -> RemovableHandle:
     """Call `hook()` before any executor's forward is traced.
 
     Raises:
@@ -57,7 +60,7 @@ def registerPreCompileHook(hook: Hook) -> HookHandle:
     return _register(_PRE_COMPILE, hook)
 
 
-def registerPostCompileHook(hook: Hook) -> HookHandle:
+def registerPostCompileHook(hook: Hook) -> RemovableHandle:
     """Call `hook()` after any executor's forward was traced, also when that failed.
 
     Raises:
@@ -106,8 +109,8 @@ def trace(
         stand_ins, slots = _move_to_ipu(capture, model, training, per_replica)
         inputs = _traced_inputs(capture, arguments, batching)
         try:
-            for (tensors, name), original in slots.items():
-                tensors[name] = stand_ins[id(original)]
+            for slot in slots:
+                slot.tensors[slot.name] = stand_ins[id(slot.original)]
             capture.host_tensors = functools.partial(_on_host, slots)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(explained())
@@ -116,9 +119,9 @@ def trace(
                 stack.enter_context(module_scopes(capture, model, naming))
                 structure = call_sites.called(model, naming.excludes, inputs.positional, inputs.keyword)
         finally:
-            replaced = _restore(slots, stand_ins)
+            changed = _restored(slots, stand_ins)
             added = taken_off(model)
-    _check_identity(model, replaced)
+    _check_identity(changed)
     support.check(capture, live(capture, structure, capture.losses))
     structure = _host_outputs(structure)
     if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
@@ -139,12 +142,12 @@ def tensors_by_name(capture: Capture) -> Dict[str, Any]:
     return {node.meta.get("name", node.name): node for node in capture.graph.nodes if "memory" in node.meta}
 
 
-def _register(hooks: Dict[int, Hook], hook: Hook) -> HookHandle:
+def _register(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
     if not callable(hook):
         raise RuntimeError(f"A compile hook must be callable, got {hook!r}.")
-    number = next(_HANDLES)
-    hooks[number] = hook
-    return HookHandle(hooks, number)
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
 
 
 @contextlib.contextmanager
@@ -160,61 +163,35 @@ def _compile_hooks() -> Iterator[None]:
 
 def _move_to_ipu(
     capture: Capture, model: nn.Module, training: bool, per_replica: Sequence[str]
-) -> Tuple[Dict[int, IpuTensor], Dict[_Slot, torch.Tensor]]:
+) -> Tuple[Dict[int, IpuTensor], List[_Slot]]:
     """Make a stand-in for every parameter and buffer, and list the places where they are registered."""
     stand_ins: Dict[int, IpuTensor] = {}
-    slots: Dict[Any, torch.Tensor] = {}
-    found: List[Tuple[_Slot, torch.Tensor]] = []
+    slots: List[_Slot] = []
     for prefix, module in model.named_modules():
-        own = module.__dict__
         for kind in ("_parameters", "_buffers"):
-            for name, tensor in own[kind].items():
+            for name, tensor in module.__dict__[kind].items():
                 if tensor is None:
                     continue
-                found.append(((own[kind], name), tensor))
+                full_name = f"{prefix}.{name}" if prefix else name
+                slots.append(_Slot(module, kind, name, full_name, tensor))
                 if id(tensor) not in stand_ins:
-                    full_name = f"{prefix}.{name}" if prefix else name
-                    stand_ins[id(tensor)] = _stand_in(capture, full_name, tensor, kind, training, per_replica)
-    for slot, tensor in found:
-        slots[_Place(*slot)] = tensor
+                    _check_on_host(full_name, tensor)
+                    stand_ins[id(tensor)] = _stand_in(capture, slots[-1], training, full_name in per_replica)
+                    stand_ins[id(tensor)].origin.meta["name"] = full_name
     return stand_ins, slots
 
 
-class _Place(Tuple[Dict[str, Any], str]):
-    """A slot, compared by the identity of its dictionary."""
-
-    def __new__(cls, tensors: Dict[str, Any], name: str) -> _Place:
-        return super().__new__(cls, (tensors, name))
-
-    def __hash__(self) -> int:
-        return hash((id(self[0]), self[1]))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Place) and self[0] is other[0] and self[1] == other[1]
-
-
-def _stand_in(
-    capture: Capture, name: str, tensor: torch.Tensor, kind: str, training: bool, per_replica: Sequence[str]
-) -> IpuTensor:
-    _check_on_host(name, tensor)
-    traced = _traced_state(capture, name, tensor, kind, training, per_replica)
-    traced.origin.meta["name"] = name
-    return traced
-
-
-def _traced_state(
-    capture: Capture, name: str, tensor: torch.Tensor, kind: str, training: bool, per_replica: Sequence[str]
-) -> IpuTensor:
+def _stand_in(capture: Capture, slot: _Slot, training: bool, per_replica: bool) -> IpuTensor:
+    name, tensor = slot.full_name, slot.original
     host = plain(tensor)
     if not host.is_floating_point():
         logger.warning("%s is of type %s: it was downgraded to constant, its value is compiled in.", name, host.dtype)
         return capture.add_constant(tensor, name)
-    if kind == "_buffers":
+    if slot.kind == "_buffers":
         return capture.add_buffer(name, tensor)
-    shown = host[0] if name in per_replica else host
     with torch._C.DisableTorchFunctionSubclass():
         requires_grad = training and bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
-    return capture.add_weight(name, tensor, requires_grad, shown)
+    return capture.add_weight(name, tensor, requires_grad, host[0] if per_replica else host)
 
 
 def _check_on_host(name: str, tensor: torch.Tensor) -> None:
@@ -247,46 +224,42 @@ def _traced_inputs(capture: Capture, arguments: Arguments, batching: Batching) -
     return Arguments(positional, keyword, arguments.names)
 
 
-def _restore(slots: Dict[Any, torch.Tensor], stand_ins: Dict[int, IpuTensor]) -> List[Tuple[_Slot, str]]:
+def _restored(slots: Sequence[_Slot], stand_ins: Mapping[int, IpuTensor]) -> List[Tuple[_Slot, str]]:
     """Put the tensors back, and return the slots that forward changed, with what became of them."""
-    replaced: List[Tuple[_Slot, str]] = []
-    for (tensors, name), original in slots.items():
-        if name not in tensors:
-            replaced.append(((tensors, name), "removed from"))
-        elif tensors[name] is not stand_ins[id(original)]:
-            replaced.append(((tensors, name), "reassigned within"))
-        tensors[name] = original
-    return replaced
+    removed = [(slot, "removed from") for slot in slots if slot.name not in slot.tensors]
+    replaced = [
+        (slot, "reassigned within")
+        for slot in slots
+        if slot.tensors.get(slot.name, stand_ins[id(slot.original)]) is not stand_ins[id(slot.original)]
+    ]
+    for slot in slots:
+        slot.tensors[slot.name] = slot.original
+    return [*removed, *replaced]
 
 
 @contextlib.contextmanager
-def _on_host(slots: Dict[Any, torch.Tensor]) -> Iterator[None]:
+def _on_host(slots: Sequence[_Slot]) -> Iterator[None]:
     """Give the model its own tensors in the `with` block, and those of the trace after it."""
-    traced = {place: place[0][place[1]] for place in slots}
-    for (tensors, name), original in slots.items():
-        tensors[name] = original
+    traced = [slot.tensors[slot.name] for slot in slots]
+    for slot in slots:
+        slot.tensors[slot.name] = slot.original
     try:
         yield
     finally:
-        for (tensors, name), tensor in traced.items():
-            tensors[name] = tensor
+        for slot, tensor in zip(slots, traced):
+            slot.tensors[slot.name] = tensor
 
 
-def _check_identity(model: nn.Module, replaced: List[Tuple[_Slot, str]]) -> None:
-    for (tensors, name), change in replaced:
-        for prefix, module in model.named_modules():
-            own = module.__dict__
-            kind = "Buffer" if own["_buffers"] is tensors else "Parameter" if own["_parameters"] is tensors else None
-            if kind is None:
-                continue
-            if kind == "Buffer" and isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
-                continue
-            full_name = f"{prefix}.{name}" if prefix else name
-            raise python_error(
-                f"{kind} {full_name} is {change} the model when its forward is called. The device keeps one "
-                "tensor for it: change it in place instead, for example with copy_().",
-                Refusal.REPLACED_TENSOR,
-            )
+def _check_identity(changed: Sequence[Tuple[_Slot, str]]) -> None:
+    for slot, change in changed:
+        if slot.kind == "_buffers" and isinstance(slot.module, _NORMALISATIONS):
+            continue
+        raise python_error(
+            f"{'Buffer' if slot.kind == '_buffers' else 'Parameter'} {slot.full_name} is {change} the model when its "
+            "forward is called. The device keeps one tensor for it: change it in place instead, for example with "
+            "copy_().",
+            Refusal.REPLACED_TENSOR,
+        )
 
 
 def _host_outputs(structure: Any) -> Any:
@@ -295,8 +268,6 @@ def _host_outputs(structure: Any) -> Any:
     def freeze(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, IpuTensor):
             return tensor
-        import warnings
-
         warnings.warn(
             "Output expected to be on the IPU but it is on the CPU: its value of the trace is returned on every call.",
             stacklevel=2,
