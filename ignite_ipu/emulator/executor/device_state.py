@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, List, Optional
 
+from ignite_ipu.emulator.device import faults
 from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.device.faults import Fault
 from ignite_ipu.emulator.executor.observation import Observation
@@ -44,12 +45,26 @@ class DeviceState:
         self.random_is_stale = False
         self.fault: Optional[Fault] = None
 
+    def check_answers(self) -> None:
+        """Fail if the device has stopped to answer."""
+        if self.fault is not None:
+            raise self.fault.error()
+
+    def fail_on_demand(self, kind: str, program: Optional[Program]) -> None:
+        """Fail as somebody has asked for this "call" or "copy" to, or if the device has stopped to answer."""
+        self.check_answers()
+        fault = faults.next_fault(kind)
+        if fault is not None:
+            self.fault = fault if fault.lasting and program is not None and program.attached else None
+            raise fault.error()
+
     def load(self, program: Program, owner: object) -> None:
         """Take the IPUs for `owner` and upload everything.
 
         Raises:
             Error: No IPUs are free.
         """
+        self.fail_on_demand("copy", program)
         with self._observation.call("attachToDevice"):
             self._weights.fetch()
             self._weights.follow_model(program)
@@ -71,6 +86,7 @@ class DeviceState:
     def read_random(self, program: Program) -> Optional[List[int]]:
         """Return the random state, the device's if that has moved on; None if there is none to be known yet."""
         if self.random_is_stale:
+            self.fail_on_demand("copy", program)
             self.random, self.random_is_stale = program.random.read(), False
         return None if self.random is None else list(self.random)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
 
-from ignite_ipu.emulator.device import faults
 from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.enums import ConnectionType
 from ignite_ipu.emulator.errors import Error, python_error
@@ -84,8 +82,6 @@ class PoplarExecutor:
             self.PoptorchParameter = wrapping.parameter_class
             self.PoptorchBuffer = wrapping.buffer_class
 
-    # -- the user's model -----------------------------------------------------------------------------------------
-
     def __getattr__(self, attr: str) -> Any:
         if attr.startswith("_") and "_user_model" not in self.__dict__:
             raise AttributeError(attr)
@@ -128,8 +124,6 @@ class PoplarExecutor:
             self.copyWeightsToDevice()
         return result
 
-    # -- weights --------------------------------------------------------------------------------------------------
-
     @unaffected
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Download the weights when the device's are newer than the host's, and tell whether that happened."""
@@ -147,7 +141,7 @@ class PoplarExecutor:
         """
         program = self._compiled("copyWeightsToHost")
         if program.attached:
-            self._fail_on_demand("copy")
+            self._device_state.fail_on_demand("copy", program)
         self._weight_copies.to_host(program)
 
     @unaffected
@@ -160,7 +154,7 @@ class PoplarExecutor:
         program = self._compiled("copyWeightsToDevice")
         self._weight_copies.device_is_newer = False
         if program.attached:
-            self._fail_on_demand("copy")
+            self._device_state.fail_on_demand("copy", program)
             self._weight_copies.to_device(program, self._optimizer)
 
     @unaffected
@@ -172,8 +166,6 @@ class PoplarExecutor:
         """
         program = self._compiled("copyNamedBuffersToDevice")
         self._weight_copies.buffers_to_device(program, self._options._Popart._value("updatableNamedBuffers", []))
-
-    # -- optimizer ------------------------------------------------------------------------------------------------
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the optimizer's hyper-parameters again and send them to the device if they changed.
@@ -189,12 +181,15 @@ class PoplarExecutor:
                     f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker': an inference "
                     "executor has no optimizer to set."
                 )
-            fail = functools.partial(self._fail_on_demand, "copy")
-            self._optimizer = OptimizerTracker(optimizer, self._options, self._meter, self._optimizer_state_dict, fail)
+            self._optimizer = OptimizerTracker(
+                optimizer,
+                self._options,
+                self._meter,
+                self._optimizer_state_dict,
+                lambda: self._device_state.fail_on_demand("copy", self._program),
+            )
         else:
             self._optimizer.set(optimizer)
-
-    # -- compiling ------------------------------------------------------------------------------------------------
 
     def isCompiled(self) -> bool:
         """Tell whether there is a compiled program."""
@@ -244,8 +239,6 @@ class PoplarExecutor:
             raise python_error("Please set showCompilationProgressBar in Options to obtain the compilation time.")
         return timedelta(seconds=self._observation.compilation_seconds)
 
-    # -- running --------------------------------------------------------------------------------------------------
-
     @unaffected
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on one batch and return what forward returned, stacked as the output mode says.
@@ -273,8 +266,6 @@ class PoplarExecutor:
         with observation.call("modelExecution"):
             return self._run(program, arguments, args)
 
-    # -- devices --------------------------------------------------------------------------------------------------
-
     def isAttachedToDevice(self) -> bool:
         """Tell whether the executor holds its IPUs."""
         return self._program is not None and self._program.attached
@@ -287,12 +278,12 @@ class PoplarExecutor:
             AssertionError: The device is offline.
             Error: Not compiled, already attached, or no IPUs are free.
         """
-        self._compiled("attachToDevice")
-        if self._options.connection_type == ConnectionType.Never:
+        program = self._compiled("attachToDevice")
+        if self._is_offline:
             raise AssertionError("Trying to attach to an offline device (ConnectionType.Never).")
         if self.isAttachedToDevice():
             raise python_error("Device is already attached.")
-        self._attach()
+        self._device_state.load(program, self)
 
     @unaffected
     def detachFromDevice(self) -> None:
@@ -333,7 +324,7 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled.
         """
-        return self._read_random(self._compiled("rng_state"))
+        return self._device_state.read_random(self._compiled("rng_state"))
 
     @rng_state.setter
     def rng_state(self, state: List[int]) -> None:
@@ -341,10 +332,8 @@ class PoplarExecutor:
         # Noted first: of a device that does not answer, nothing newer is expected then.
         self._device_state.set_random(state)
         if program.attached:
-            self._check_answers()
+            self._device_state.check_answers()
             program.random.write(state)
-
-    # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
         """Write the compiled program, and with `export_model` the model, to a file that `poptorch.load` reads.
@@ -357,9 +346,8 @@ class PoplarExecutor:
         model: Optional[Dict[str, Any]] = None
         if export_model:
             self.copyWeightsToHostIfNeeded()
-            model = {"model": self._user_model, "optimizer": None}
-            if self._optimizer is not None:
-                model["optimizer"] = self._optimizer.read_back()
+            optimizer = None if self._optimizer is None else self._optimizer.read_back()
+            model = {"model": self._user_model, "optimizer": optimizer}
         random_state = self.rng_state if save_rng_state else None
         saving.save(filename, program, self._options, self._training, model, random_state)
 
@@ -379,8 +367,6 @@ class PoplarExecutor:
             return
         file = saving.read_executable(filename, self._training)
         self._compile(file.compiled_arguments(), file.give_to)
-
-    # -- timing ---------------------------------------------------------------------------------------------------
 
     def cycleCount(self) -> int:
         """Refuse: only IPUs count cycles, and with that asked for no model compiles here.
@@ -412,19 +398,17 @@ class PoplarExecutor:
         """Return (min, max, average) seconds that the outputs took to reach the host."""
         return self._device_calls.times.latency(crossing=True)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
-
     def _run(self, program: Program, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
         """Run on `arguments`, or on `given` alone where these are tensors known to fit."""
         if not program.attached:
-            self._attach()
+            self._device_state.load(program, self)
         if not self._training:
             self._weight_copies.refresh(self.copyWeightsToDevice)
         if arguments is not None:
             check_call(program.arguments, arguments)
         if self._optimizer is not None and self._optimizer.has_pending_state:
             self._device_state.load_optimizer(program, self.copyWeightsToHostIfNeeded)
-        self._fail_on_demand("call")
+        self._device_state.fail_on_demand("call", program)
         if arguments is not None:
             given = arguments.tensors_like(program.arguments)
         inputs = self._device_calls.transfer.to_device(program.graph.inputs, given)
@@ -461,7 +445,7 @@ class PoplarExecutor:
             self._weight_copies.wrap_again()
             try:
                 if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
-                    self._attach()
+                    self._device_state.load(program, self)
             except Error:
                 self._program = None
                 raise
@@ -492,37 +476,15 @@ class PoplarExecutor:
         name = options_name(self._options, self._training)
         return cache.lookup(self._options, self._training, compiled_in, name, self._meter)
 
-    def _attach(self) -> None:
-        program = self._compiled("attachToDevice")
-        self._fail_on_demand("copy")
-        self._device_state.load(program, self)
-
     def _detach(self, program: Program) -> None:
         # Each of these may fail, and then the IPUs are not given back.
-        self._read_random(program)
+        self._device_state.read_random(program)
         self.copyWeightsToHostIfNeeded()
         if self._optimizer is not None:
             self._optimizer.keep_state()
         self._device_state.leave(program)
 
-    def _read_random(self, program: Program) -> Optional[List[int]]:
-        if self._device_state.random_is_stale:
-            self._fail_on_demand("copy")
-        return self._device_state.read_random(program)
-
     def _optimizer_state_dict(self) -> Dict[str, Any]:
         """Return the newest state of the optimizer, which has this method in the place of its own `state_dict`."""
         assert self._optimizer is not None
         return self._optimizer.state_dict()
-
-    def _check_answers(self) -> None:
-        """Fail if the device has stopped to answer."""
-        if self._device_state.fault is not None:
-            raise self._device_state.fault.error()
-
-    def _fail_on_demand(self, kind: str) -> None:
-        self._check_answers()
-        fault = faults.next_fault(kind)
-        if fault is not None:
-            self._device_state.fault = fault if fault.lasting and self.isAttachedToDevice() else None
-            raise fault.error()

@@ -142,8 +142,6 @@ class Program:
         """Take over tensors that the model has in the place of those compiled for, and tell whether there are any."""
         return self._host.follow()
 
-    # -- device ---------------------------------------------------------------------------------------------------
-
     @property
     def attached(self) -> bool:
         """Whether the program's IPUs are held and loaded; a graph without work for an IPU always counts as attached."""
@@ -272,8 +270,6 @@ class Program:
             "optimizer_state": 0 if self._step is None else self._step.optimizer.state_bytes,
         }
 
-    # -- results --------------------------------------------------------------------------------------------------
-
     def returned(self, outputs: List[torch.Tensor]) -> Any:
         """Return what forward returns, with the tensors of this call, from what `run` returned."""
         graph = self.graph
@@ -314,8 +310,6 @@ class Program:
     def update_tensors(self) -> List[str]:
         """Return the names of what an update has besides the graph: gradients, and parameters after it."""
         return [f"{kind}{name}" for name in self._trained for kind in _OF_UPDATES]
-
-    # -- inside ---------------------------------------------------------------------------------------------------
 
     def _traced(
         self, model: nn.Module, arguments: Arguments, per_replica: Sequence[str], cache: Optional[Cache]

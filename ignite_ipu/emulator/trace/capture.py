@@ -58,8 +58,6 @@ class Capture(Trace):
         super().__init__(placement, Autocast(self.precision.policy))
         self._grad_mode = True
 
-    # -- what the graph takes -------------------------------------------------------------------------------------
-
     def add_input(self, name: str, tensor: torch.Tensor) -> IpuTensor:
         """Return the traced stand-in for one micro-batch of an input."""
         self.inputs[name] = self._placeholder(f"input_{name}", tensor, requires_grad=False)
@@ -101,8 +99,6 @@ class Capture(Trace):
         self._stand_ins[id(tensor)] = traced
         self._kept.append(tensor)
         return traced
-
-    # -- tracing --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def tracing(self, training: bool) -> Iterator[None]:
@@ -188,8 +184,6 @@ class Capture(Trace):
         node.meta["writes"] = {memory_of(traced.meta) for traced in written}
         self._writers.update(dict.fromkeys(node.meta["writes"], node))
         return self._wrap(result, node)
-
-    # -- the parts of a call --------------------------------------------------------------------------------------
 
     def _infer(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
         args, kwargs = map_leaves((args, kwargs), _to_meta)
