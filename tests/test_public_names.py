@@ -10,7 +10,12 @@ import pytest
 
 import ignite_ipu.handlers
 
-PACKAGES = ("ignite_ipu.handlers", "ignite_ipu.checkpoints", "ignite_ipu.pipeline", "ignite_ipu.handlers.recovery.exit")
+PACKAGES = (
+    "ignite_ipu.handlers",
+    "ignite_ipu.checkpoints",
+    "ignite_ipu.pipeline",
+    "ignite_ipu.handlers.recovery.decisions",
+)
 
 
 @pytest.mark.parametrize("name", PACKAGES)

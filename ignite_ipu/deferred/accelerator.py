@@ -46,7 +46,7 @@ from ignite_ipu.deferred.tensor.gradient_refusals import refuse_weights_of_the_h
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.errors import CaptureError, UnsupportedArgumentError
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.gpu_wrappers import unwrapped
+from ignite_ipu.session.processes import unwrapped
 
 __all__ = ["IPUAccelerator"]
 

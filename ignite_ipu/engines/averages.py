@@ -19,8 +19,8 @@ from ignite_ipu.errors import BatchError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows
-from ignite_ipu.session.gpu_wrappers import unwrapped
 from ignite_ipu.session.inference import Evaluation
+from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.session import IPUSession
 

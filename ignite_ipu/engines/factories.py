@@ -6,15 +6,14 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
+from ignite.engine import create_supervised_evaluator, create_supervised_trainer
 from ignite.metrics import Metric
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.engines.arguments import refuse_unsupported
 from ignite_ipu.engines.engine import DeterministicIPUTrainer, IPUEngine, IPUTrainer
 from ignite_ipu.engines.last_calls import LastCalls, refuse_to_train_all
 from ignite_ipu.engines.loaders import Loaders
-from ignite_ipu.engines.native import native_evaluator, native_trainer
 from ignite_ipu.engines.steps import (
     PrepareBatch,
     call_model,
@@ -24,7 +23,7 @@ from ignite_ipu.engines.steps import (
     predictions_and_targets,
     unchanged,
 )
-from ignite_ipu.errors import OptionsError
+from ignite_ipu.errors import OptionsError, UnsupportedArgumentError
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
@@ -33,10 +32,10 @@ from ignite_ipu.program.options import output_mode as _output_mode
 from ignite_ipu.program.options import place_tensors
 from ignite_ipu.program.options import training_options as _training_options
 from ignite_ipu.program.training_step import TrainingStep
-from ignite_ipu.session.gpu_wrappers import unwrapped
+from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["create_ipu_evaluator", "create_ipu_trainer"]
+__all__ = ["create_ipu_evaluator", "create_ipu_trainer", "native_evaluator", "native_trainer", "refuse_unsupported"]
 
 
 def create_ipu_trainer(
@@ -315,3 +314,89 @@ def _with_plan(
         "replication_factor": options is not None and options.replication_factor != 1,
     }
     return {name: planned.get(name) if value is None and not said[name] else value for name, value in factors.items()}
+
+
+def refuse_unsupported(
+    device: Optional[Union[str, torch.device]] = None,
+    deterministic: bool = False,
+    amp_mode: Optional[str] = None,
+    scaler: Any = False,
+    loader_mode: Optional[Any] = None,
+) -> None:
+    """Refuse what a factory cannot honour.
+
+    Raises:
+        UnsupportedArgumentError: `device` is another one than the IPU, or an argument has a value that means nothing
+            there.
+    """
+    if device is not None and torch.device(device).type != "ipu":
+        raise UnsupportedArgumentError(
+            f"device={device!r}: these engines run on IPUs, and PopTorch moves model and batches there by itself. "
+            'Leave device out, or pass "ipu".'
+        )
+    if amp_mode not in (None, "amp"):
+        raise UnsupportedArgumentError(
+            f'amp_mode={amp_mode!r}: it means a library for another device. Use "amp", which runs matrix products '
+            "and convolutions in half precision, or call model.half() and convert the inputs in the data set."
+        )
+    if scaler and scaler is not True:
+        raise UnsupportedArgumentError(
+            f"scaler={scaler!r}: a GradScaler inspects gradients on the host, where an IPU's never are. Pass "
+            "scaler=True, with which the device scales the loss by itself, or loss_scaling=... instead."
+        )
+    if scaler and amp_mode is None:
+        raise UnsupportedArgumentError(
+            'scaler=True with amp_mode=None: in single precision no gradient needs it. Pass amp_mode="amp", too, or '
+            "leave scaler out."
+        )
+    modes = backend.poptorch().DataLoaderMode
+    if loader_mode is not None and loader_mode not in tuple(modes):
+        raise UnsupportedArgumentError(
+            f"loader_mode={loader_mode!r}: it says in which process batches are made. Use one of "
+            f"{', '.join(f'poptorch.DataLoaderMode.{mode.name}' for mode in modes)}."
+        )
+    if deterministic and loader_mode is not None and loader_mode is not modes.Sync:
+        raise UnsupportedArgumentError(
+            f"deterministic=True with loader_mode={loader_mode!r}: an asynchronous loader prepares batches ahead in "
+            "another process, where the seeds that the engine sets do not reach. Use DataLoaderMode.Sync."
+        )
+
+
+def native_trainer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_fn: Any,
+    device: Optional[Union[str, torch.device]],
+    *,
+    max_grad_norm: Optional[float] = None,
+    **arguments: Any,
+) -> Any:
+    """Return Ignite's own trainer for a native run, on the device that the model is on unless told another.
+
+    Raises:
+        ValueError: `max_grad_norm` is given, and Ignite's trainer does not clip.
+    """
+    if max_grad_norm is not None:
+        raise ValueError(
+            f"max_grad_norm={max_grad_norm!r}: Ignite's own trainer does not clip gradients, and this run is native "
+            "(IGNITE_IPU_BACKEND=native). Run it on the emulator or an IPU."
+        )
+    return create_supervised_trainer(model, optimizer, loss_fn, device=_device(model, device), **arguments)
+
+
+def native_evaluator(
+    model: nn.Module,
+    metrics: Optional[Dict[str, Metric]],
+    device: Optional[Union[str, torch.device]],
+    **arguments: Any,
+) -> Any:
+    """Return Ignite's own evaluator for a native run, as `native_trainer` does."""
+    return create_supervised_evaluator(model, metrics=metrics, device=_device(model, device), **arguments)
+
+
+def _device(model: nn.Module, device: Optional[Union[str, torch.device]]) -> Optional[Union[str, torch.device]]:
+    """Return the device that batches go to: the model's own, since migrated code has moved the model already."""
+    if device is not None and torch.device(device).type != "ipu":
+        return device
+    parameter = next(model.parameters(), None)
+    return None if parameter is None else parameter.device

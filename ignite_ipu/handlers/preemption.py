@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Sequence
 
 from ignite.engine import Engine, Events
 
-from ignite_ipu.handlers.recovery.exit import EXIT_PREEMPTED, Preempted, resume_command
+from ignite_ipu.handlers.recovery.decisions import EXIT_PREEMPTED, Preempted, resume_command
 from ignite_ipu.handlers.recovery.handler import Recovery
 from ignite_ipu.session.events import IPUEvents
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -17,10 +17,17 @@ from ignite_ipu import backend
 from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.checks import clipping_problem
 from ignite_ipu.optimizers.kinds import Kind, kind_of_device, kind_of_torch
-from ignite_ipu.optimizers.receipt import Receipt, Row
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
-__all__ = ["Conversion", "convert_optimizer", "hyper_parameter", "refuse_what_the_device_lacks", "remedy_for"]
+__all__ = [
+    "Conversion",
+    "Receipt",
+    "Row",
+    "convert_optimizer",
+    "hyper_parameter",
+    "refuse_what_the_device_lacks",
+    "remedy_for",
+]
 
 # Arguments of torch's classes that choose how torch computes the update, not what it is.
 _IMPLEMENTATION = ("foreach", "fused", "capturable")
@@ -343,3 +350,54 @@ def _values(optimizer: torch.optim.Optimizer, name: str) -> str:
 
 def _text(value: Any) -> str:
     return f"{float(value):g} (tensor)" if isinstance(value, torch.Tensor) else str(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One attribute.
+
+    Attributes:
+        attribute: Its name.
+        value: Its value, or one for each parameter group.
+        fate: `kept`, `mapped` to something that does the same, `dropped`, or `refused`.
+        on_device: `variable`, `constant` or `compiled in`; empty for what does not reach the device.
+        note: Why, in a few words.
+    """
+
+    attribute: str
+    value: str
+    fate: str
+    on_device: str = ""
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Receipt:
+    """The rows of one conversion; `str()` gives them as a table."""
+
+    title: str
+    rows: Tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __getitem__(self, attribute: str) -> Row:
+        for row in self.rows:
+            if row.attribute == attribute:
+                return row
+        raise KeyError(attribute)
+
+    def attributes(self, *, fate: str = "", on_device: str = "") -> List[str]:
+        """Return the names of the attributes with this fate or role."""
+        return [
+            row.attribute
+            for row in self.rows
+            if (not fate or row.fate == fate) and (not on_device or row.on_device == on_device)
+        ]
+
+    def __str__(self) -> str:
+        header = ("attribute", "value", "fate", "on device", "note")
+        cells = [header, *[(row.attribute, row.value, row.fate, row.on_device, row.note) for row in self.rows]]
+        widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+        return "\n".join([self.title, *lines])

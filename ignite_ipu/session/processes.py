@@ -8,8 +8,9 @@ is divided among the processes, so that nothing here can make up for it.
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
 from ignite_ipu.poptorch_types import Options
 
-__all__ = ["check_same_weights", "describe_processes"]
+__all__ = ["check_same_weights", "describe_processes", "unwrapped"]
 
 
 def connected() -> Tuple[int, int]:
@@ -91,3 +92,28 @@ def check_same_weights(model: nn.Module) -> None:
             f"The processes do not start from the same weights: in rank {rank}, {where}. Seed all processes alike "
             "before the model is made (ignite.utils.manual_seed), or load one checkpoint in each."
         )
+
+
+_logger = logging.getLogger("ignite_ipu")
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model inside `DistributedDataParallel` and `torch.compile`; any other as it is.
+
+    Raises:
+        ProcessesError: It is wrapped in `DataParallel`, which means replicas.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        # By name, because its class takes long to import.
+        elif type(model).__module__.startswith("torch._dynamo."):
+            model = model._orig_mod
+            _logger.warning("torch.compile of the %s is left out: PopTorch compiles it.", type(model).__name__)
+        elif isinstance(model, nn.DataParallel):
+            raise ProcessesError(
+                "The model is wrapped in DataParallel, which spreads a batch over GPUs. Pass the model inside "
+                "(model.module), and replication_factor=... for as many replicas on IPUs."
+            )
+        else:
+            return model

@@ -199,7 +199,7 @@ def test_auto_model_wraps_natively_only(monkeypatch):
 
 
 def test_native_engines_run_where_the_model_is():
-    from ignite_ipu.engines.native import native_evaluator, native_trainer
+    from ignite_ipu.engines.factories import native_evaluator, native_trainer
 
     model = nn.Linear(3, 2)
     trainer = native_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), None)
@@ -210,7 +210,7 @@ def test_native_engines_run_where_the_model_is():
 
 
 def test_native_engines_do_not_pretend_to_clip():
-    from ignite_ipu.engines.native import native_trainer
+    from ignite_ipu.engines.factories import native_trainer
 
     model = nn.Linear(3, 2)
     with pytest.raises(ValueError, match="does not clip"):

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator
 
 from ignite_ipu.checkpoints import check_complete, newest_checkpoint
 from ignite_ipu.handlers import Preemption, Recovery
-from ignite_ipu.handlers.recovery.exit import EXIT_PREEMPTED
+from ignite_ipu.handlers.recovery.decisions import EXIT_PREEMPTED
 from ignite_ipu.migration.commands import migrate as migrate_command
 from ignite_ipu.migration.rewrites import all_rewrites
 from tests.resilience.children import Child, kill_somewhere

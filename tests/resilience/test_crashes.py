@@ -20,7 +20,7 @@ from ignite_ipu.checkpoints import (
     write_checkpoint,
 )
 from ignite_ipu.handlers import Preemption, Recovery
-from ignite_ipu.handlers.recovery.exit import EXIT_PREEMPTED
+from ignite_ipu.handlers.recovery.decisions import EXIT_PREEMPTED
 from tests.resilience.children import Child
 from tests.resilience.crashes import killed_while_migrating, killed_while_training, preempted
 from tests.resilience.training import Run

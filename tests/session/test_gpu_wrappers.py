@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu import create_ipu_trainer
 from ignite_ipu.errors import ProcessesError, SessionError
-from ignite_ipu.session.gpu_wrappers import unwrapped
+from ignite_ipu.session.processes import unwrapped
 from tests.supervised import assert_same_weights, network, task
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shlex
+import sys
 from pathlib import Path
 from typing import List, Optional
 
 from ignite_ipu import backend
 
-__all__ = ["Decision", "RecoveryStatus"]
+__all__ = [
+    "EXIT_PREEMPTED",
+    "EXIT_RESET_NEEDED",
+    "Decision",
+    "Preempted",
+    "RecoveryStatus",
+    "ResetNeeded",
+    "resume_command",
+]
 
 _KEPT_DECISIONS = 100
 _LONGEST_WAIT = 60.0
@@ -87,3 +98,28 @@ def decide(
         action = RESET if has_reset else EXIT
     wait = min(backoff * 2 ** (attempt - 1), _LONGEST_WAIT) if action in (RETRY, RESET) else 0.0
     return Decision(iteration, str(error), needed, attempt, action, wait)
+
+
+EXIT_PREEMPTED = 75
+EXIT_RESET_NEEDED = 76
+
+
+class Preempted(SystemExit):
+    """The process was asked to end; the run's state is saved. Exits with 75, the temporary failure of sysexits.h."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_PREEMPTED)
+
+
+class ResetNeeded(SystemExit):
+    """IPUs need a reset that only an operator can do; the run's state is saved. Exits with 76."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_RESET_NEEDED)
+
+
+def resume_command() -> str:
+    """Return the command line of this process, for a shell: the same command goes on with the run."""
+    arguments = list(getattr(sys, "orig_argv", [])) or [sys.executable, *sys.argv]
+    arguments[0] = sys.executable or arguments[0]
+    return f"cd {shlex.quote(os.getcwd())} && {' '.join(map(shlex.quote, arguments))}"

@@ -14,8 +14,16 @@ from ignite.engine import Engine, Events
 from ignite_ipu import backend
 from ignite_ipu.errors import RecoveryError
 from ignite_ipu.handlers.recovery.copies import GuardedCopies
-from ignite_ipu.handlers.recovery.decisions import EXIT, RESET, STOP, Decision, RecoveryStatus, decide
-from ignite_ipu.handlers.recovery.exit import ResetNeeded, resume_command
+from ignite_ipu.handlers.recovery.decisions import (
+    EXIT,
+    RESET,
+    STOP,
+    Decision,
+    RecoveryStatus,
+    ResetNeeded,
+    decide,
+    resume_command,
+)
 from ignite_ipu.handlers.recovery.images import RunImages
 from ignite_ipu.handlers.recovery.replay import Replay, Snapshot
 from ignite_ipu.session.events import IPUEvents

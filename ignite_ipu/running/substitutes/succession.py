@@ -13,7 +13,7 @@ from torch import nn
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import Line
-from ignite_ipu.session.gpu_wrappers import unwrapped
+from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import IPUSession, known_session
 
 __all__ = ["EngineWeights", "Succession"]

@@ -19,7 +19,7 @@ from ignite_ipu import IPUEvents, create_ipu_averages_evaluator, create_ipu_trai
 from ignite_ipu.checkpoints import CheckpointError, read_checkpoint
 from ignite_ipu.errors import RecoveryError
 from ignite_ipu.handlers import Recovery
-from ignite_ipu.handlers.recovery.exit import EXIT_RESET_NEEDED, resume_command
+from ignite_ipu.handlers.recovery.decisions import EXIT_RESET_NEEDED, resume_command
 from tests.supervised import assert_same_weights, pair, task, train_natively
 
 
