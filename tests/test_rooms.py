@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import ROOT, circles, draw, imports, rooms
+from tests.architecture import PACKAGES, ROOT, circles, draw, imports, rooms
 
 FLOORS = (
     ("emulator", "errors", "poptorch_types"),
@@ -44,10 +44,15 @@ def test_the_emulator_is_asked_for_by_few():
     assert strange == set()
 
 
-@pytest.mark.parametrize("package", ["ignite_ipu.pipeline"])
+@pytest.mark.parametrize("package", [f"ignite_ipu.{name}" for name in PACKAGES])
 def test_rooms_within_a_package_are_in_no_circle(package):
     """They lie above each other, too."""
     assert circles(rooms(MODULES, package)) == []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports within functions and for types count as others do."""
+    assert circles(MODULES) == []
 
 
 def test_the_picture_shows_the_rooms_that_there_are(tmp_path):
