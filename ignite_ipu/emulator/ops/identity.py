@@ -69,7 +69,7 @@ def _alias(name: str, tensor: torch.Tensor) -> torch.Tensor:
     trace = active()
     if trace is None:
         return tensor
-    aliased: torch.Tensor = trace.record(_KERNELS[name], tensor)
+    aliased: torch.Tensor = trace.record(KERNELS[name], tensor)
     return aliased
 
 
@@ -81,4 +81,10 @@ def _kernel(name: str) -> Any:
     return kernel
 
 
-_KERNELS = {name: _kernel(name) for name in ("nop", "recomputationCheckpoint", "set_available_memory")}
+KERNELS = {
+    name: _kernel(name)
+    for name in (
+        *("nop", "recomputationCheckpoint", "set_available_memory"),
+        *("set_overlap_for_input", "set_overlap_for_output"),
+    )
+}

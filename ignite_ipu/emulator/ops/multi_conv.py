@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
 from ignite_ipu.emulator.enums import MultiConvPlanType
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.options.guarded import checked
 from ignite_ipu.emulator.trace.active import Trace, active
 
 _PARTIALS = (torch.float32, torch.float16)
@@ -30,12 +31,8 @@ class MultiConv:
     """
 
     def __init__(self) -> None:
-        self._available_memory: Optional[List[float]] = None
-        self._partials: Optional[List[torch.dtype]] = None
-        self._dithering: Optional[List[bool]] = None
-        self._plan: Optional[MultiConvPlanType] = None
-        self._reserved_tiles: Optional[int] = None
-        self._back_off: Optional[float] = None
+        self._for_each: Dict[str, List[Any]] = {}
+        self._for_all: Dict[str, Any] = {}
         self._entered: List[Tuple[Optional[Trace], int]] = []
 
     def availableMemoryProportions(self, value: Union[float, List[float], None]) -> MultiConv:
@@ -44,14 +41,9 @@ class MultiConv:
         Raises:
             AssertionError: It is neither a float nor a list of floats.
         """
-        if value is None:
-            self._available_memory = None
-            return self
-        values = _as_list(value)
-        if not values or not all(isinstance(each, float) for each in values):
+        if value is not None and not _all(value, lambda each: isinstance(each, float)):
             raise AssertionError(f"Invalid available memory proportion {value!r}: pass a float or a list of floats.")
-        self._available_memory = values
-        return self
+        return self._set_for_each("availableMemoryProportions", value)
 
     def partialsTypes(self, value: Union[torch.dtype, List[torch.dtype]]) -> MultiConv:
         """Set the types in which the convolutions add up.
@@ -59,11 +51,9 @@ class MultiConv:
         Raises:
             ValueError: One is neither `torch.float` nor `torch.half`.
         """
-        values = _as_list(value)
-        if not values or not all(each in _PARTIALS for each in values):
+        if not _all(value, lambda each: each in _PARTIALS):
             raise ValueError(f"Invalid partials types {value!r}: pass torch.float or torch.half, or a list of them.")
-        self._partials = values
-        return self
+        return self._set_for_each("partialsTypes", value)
 
     def enableConvDithering(self, value: Union[bool, List[bool], None]) -> MultiConv:
         """Spread the convolutions over the tiles, or not; None leaves it to the compiler again.
@@ -71,14 +61,9 @@ class MultiConv:
         Raises:
             ValueError: It is neither a bool nor a list of bools.
         """
-        if value is None:
-            self._dithering = None
-            return self
-        values = _as_list(value)
-        if not values or not all(isinstance(each, bool) for each in values):
+        if value is not None and not _all(value, lambda each: isinstance(each, bool)):
             raise ValueError(f"Convolution dithering must be bool or list of bools, got {value!r}.")
-        self._dithering = values
-        return self
+        return self._set_for_each("enableConvDithering", value)
 
     def planType(self, value: Optional[MultiConvPlanType]) -> MultiConv:
         """Choose whether the convolutions run at the same time; None leaves it to the compiler again.
@@ -88,7 +73,7 @@ class MultiConv:
         """
         if value is not None and not isinstance(value, MultiConvPlanType):
             raise AssertionError(f"Invalid plan type {value!r}: pass a poptorch.MultiConvPlanType.")
-        self._plan = value
+        self._for_all["planType"] = value
         return self
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
@@ -97,9 +82,7 @@ class MultiConv:
         Raises:
             AssertionError: It is no int.
         """
-        if not isinstance(value, int):
-            raise AssertionError(f"perConvReservedTiles takes an int, got {value!r}.")
-        self._reserved_tiles = value
+        self._for_all["perConvReservedTiles"] = checked("perConvReservedTiles", value, int)
         return self
 
     def cycleBackOff(self, value: float) -> MultiConv:
@@ -108,9 +91,7 @@ class MultiConv:
         Raises:
             AssertionError: It is no float.
         """
-        if not isinstance(value, float):
-            raise AssertionError(f"cycleBackOff takes a float, got {value!r}.")
-        self._back_off = value
+        self._for_all["cycleBackOff"] = checked("cycleBackOff", value, float)
         return self
 
     def __enter__(self) -> None:
@@ -132,21 +113,27 @@ class MultiConv:
         convolutions = [node for node in nodes if node.meta.get("operator") in _CONVOLUTIONS]
         if not convolutions:
             raise backend_error("Unexpected end_multi_conv: there is no convolution inside poptorch.MultiConv.")
-        settings = {
-            "availableMemoryProportions": self._available_memory,
-            "partialsTypes": self._partials,
-            "enableConvDithering": self._dithering,
-        }
-        for name, values in settings.items():
-            if values is not None and len(values) not in (1, len(convolutions)):
+        for name, values in self._for_each.items():
+            if len(values) not in (1, len(convolutions)):
                 raise backend_error(
                     f"MultiConv.{name} has {len(values)} values for {len(convolutions)} convolutions: give one for all "
                     "of them, or one for each."
                 )
-        common = {"planType": self._plan, "perConvReservedTiles": self._reserved_tiles, "cycleBackOff": self._back_off}
+        common = {name: value for name, value in self._for_all.items() if value is not None}
         for index, node in enumerate(convolutions):
-            own = {name: values[index % len(values)] for name, values in settings.items() if values is not None}
-            node.meta["multi_conv"] = {**own, **{name: each for name, each in common.items() if each is not None}}
+            own = {name: values[index % len(values)] for name, values in self._for_each.items()}
+            node.meta["multi_conv"] = {**own, **common}
+
+    def _set_for_each(self, name: str, value: Any) -> MultiConv:
+        self._for_each.pop(name, None)
+        if value is not None:
+            self._for_each[name] = _as_list(value)
+        return self
+
+
+def _all(value: Any, allowed: Callable[[Any], bool]) -> bool:
+    values = _as_list(value)
+    return bool(values) and all(allowed(each) for each in values)
 
 
 def _as_list(value: Any) -> List[Any]:

@@ -10,6 +10,7 @@ from torch import fx
 
 from ignite_ipu.emulator.enums import OutputMode, OverlapMode
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.ops.identity import KERNELS
 from ignite_ipu.emulator.trace.active import Trace, active
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors
@@ -74,7 +75,7 @@ def _mark_input(trace: Trace, mode: OverlapMode, tensor: torch.Tensor) -> torch.
                 "everywhere else."
             )
 
-    return _recorded(trace, _overlap_input, mode, tensor, check)
+    return _recorded(trace, "set_overlap_for_input", mode, tensor, check)
 
 
 def _mark_output(trace: Trace, mode: OverlapMode, tensor: torch.Tensor) -> torch.Tensor:
@@ -92,14 +93,12 @@ def _mark_output(trace: Trace, mode: OverlapMode, tensor: torch.Tensor) -> torch
                 "Return what set_overlap_for_output returned, once."
             )
 
-    marked = _recorded(trace, _overlap_output, mode, tensor, check)
+    marked = _recorded(trace, "set_overlap_for_output", mode, tensor, check)
     return marked
 
 
-def _recorded(
-    trace: Trace, kernel: Callable[..., Any], mode: OverlapMode, tensor: torch.Tensor, misuse: _Misuse
-) -> IpuTensor:
-    marked: IpuTensor = trace.record(kernel, tensor)
+def _recorded(trace: Trace, name: str, mode: OverlapMode, tensor: torch.Tensor, misuse: _Misuse) -> IpuTensor:
+    marked: IpuTensor = trace.record(KERNELS[name], tensor)
     marked.node.meta["overlap"] = mode
     marks = next((check for check in trace.checks if isinstance(check, _Marks)), None)
     if marks is None:
@@ -146,15 +145,3 @@ def _check_options(returns: bool, options: Any, placement: Any) -> None:
             "Overlapped IO, of inputs too, needs the output mode All or Sum for all outputs, and it is "
             f"{OutputMode(options.output_mode).name}: call options.outputMode(poptorch.OutputMode.All)."
         )
-
-
-def _overlap_input(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view_as(tensor)
-
-
-def _overlap_output(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view_as(tensor)
-
-
-_overlap_input.__name__ = "set_overlap_for_input"
-_overlap_output.__name__ = "set_overlap_for_output"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from typing import Dict, Iterator, Tuple
 
 
@@ -55,24 +56,21 @@ class HyperParameters:
 
     entries: Tuple[Tuple[str, HyperParameter], ...]
 
-    def __post_init__(self) -> None:
+    @functools.cached_property
+    def _by_name(self) -> Dict[str, HyperParameter]:
         # The maths asks for the same few values on every update.
-        object.__setattr__(self, "_by_name", dict(self.entries))
+        return dict(self.entries)
 
     def __getitem__(self, name: str) -> float:
-        return self._table()[name].value
+        return self._by_name[name].value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table())
+        return iter(self._by_name)
 
     def get(self, name: str) -> HyperParameter:
         """Return the value of `name` with its constancy."""
-        return self._table()[name]
+        return self._by_name[name]
 
     def absent(self, name: str) -> bool:
         """Return whether `name` is compiled in as zero, so that the device needs neither it nor its state."""
         return self.get(name) == HyperParameter(0.0, constant=True)
-
-    def _table(self) -> Dict[str, HyperParameter]:
-        table: Dict[str, HyperParameter] = self.__dict__["_by_name"]
-        return table

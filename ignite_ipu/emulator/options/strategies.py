@@ -6,7 +6,7 @@ other. None of it changes a result: it decides what compiles, how many IPUs that
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from ignite_ipu.emulator.enums import AutoStage, Liveness
 from ignite_ipu.emulator.options.guarded import checked
@@ -96,15 +96,17 @@ class Phase:
         return f"Phase({', '.join(map(repr, self.stages))})"
 
 
-class _StagesManager(Protocol):
+class _Stages:
     """Answers where a block met in a trace goes."""
 
-    def restart(self) -> None: ...
+    def restart(self) -> None:
+        """Forget the blocks that were met."""
 
-    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where: ...
+    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
+        raise NotImplementedError
 
 
-class _AutomaticStages:
+class _AutomaticStages(_Stages):
     """Makes a stage of each block as it is met."""
 
     def __init__(self, mode: AutoStage) -> None:
@@ -130,7 +132,7 @@ class _AutomaticStages:
         return Where(ipu_id, 0, ipu_id)
 
 
-class _ListedStages:
+class _ListedStages(_Stages):
     """Knows the stage of every block beforehand."""
 
     def __init__(self, stages: List[Stage], found: Dict[BlockId, Tuple[int, int, Stage]]) -> None:
@@ -139,9 +141,6 @@ class _ListedStages:
 
     def __repr__(self) -> str:
         return ", ".join(map(repr, self._stages))
-
-    def restart(self) -> None:
-        pass
 
     def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
         if block_id not in self._found:
@@ -158,7 +157,9 @@ class _IExecutionStrategy:
     PopTorch cannot pickle a strategy whose stages are listed; every strategy pickles here.
     """
 
-    def __init__(self, stages_manager: _StagesManager, block_map: Dict[BlockId, Stage]) -> None:
+    _backend_options: Dict[str, Union[int, bool]] = {}
+
+    def __init__(self, stages_manager: _Stages, block_map: Dict[BlockId, Stage]) -> None:
         self._stages_manager = stages_manager
         self._block_map = block_map
 
@@ -182,7 +183,9 @@ class _IExecutionStrategy:
 
     def backendOptions(self) -> Dict[str, Union[int, bool]]:
         """Return the entries this strategy adds to `Options.toDict()`."""
-        raise NotImplementedError(f"{type(self).__name__} is abstract: use one of PopTorch's four strategies.")
+        if not self._backend_options:
+            raise NotImplementedError(f"{type(self).__name__} is abstract: use one of PopTorch's four strategies.")
+        return dict(self._backend_options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._stages_manager!r})"
@@ -221,6 +224,8 @@ class PipelinedExecution(_IExecutionStrategy):
         TypeError: An argument is none of these.
     """
 
+    _backend_options = {"execution_mode": 0}
+
     def __init__(self, *args: Any) -> None:
         if not args or (len(args) == 1 and isinstance(args[0], AutoStage)):
             super().__init__(_AutomaticStages(args[0] if args else AutoStage.SameAsIpu), {})
@@ -230,15 +235,11 @@ class PipelinedExecution(_IExecutionStrategy):
         found = {block: (number, 0, stage) for number, stage in enumerate(stages) for block in stage.blocks}
         super().__init__(_ListedStages(stages, found), block_map)
 
-    def backendOptions(self) -> Dict[str, Union[int, bool]]:
-        return {"execution_mode": 0}
-
 
 class ShardedExecution(PipelinedExecution):
     """Stages run one after the other, so one IPU works at a time; takes what `PipelinedExecution` takes."""
 
-    def backendOptions(self) -> Dict[str, Union[int, bool]]:
-        return {"execution_mode": 1}
+    _backend_options = {"execution_mode": 1}
 
 
 class _IPhasedExecution(_IExecutionStrategy):
@@ -250,6 +251,8 @@ class _IPhasedExecution(_IExecutionStrategy):
     Raises:
         AssertionError: There is none, a block is in two stages, or a list mixes kinds.
     """
+
+    _backend_options = {"execution_mode": 2}
 
     def __init__(self, *phases: Union[Phase, List[Stage], List[BlockId]]) -> None:
         if not phases:
@@ -300,7 +303,7 @@ class _IPhasedExecution(_IExecutionStrategy):
 
     def backendOptions(self) -> Dict[str, Union[int, bool]]:
         return {
-            "execution_mode": 2,
+            **super().backendOptions(),
             "separate_backward_phase": self._separate_backward_phase,
             "tensors_liveness": self._tensors_liveness.value,
         }
@@ -309,8 +312,7 @@ class _IPhasedExecution(_IExecutionStrategy):
 class ParallelPhasedExecution(_IPhasedExecution):
     """Phases alternate between two groups of IPUs, so that one loads while the other computes."""
 
-    def backendOptions(self) -> Dict[str, Union[int, bool]]:
-        return {**super().backendOptions(), "serial_phases_execution": False}
+    _backend_options = {"execution_mode": 2, "serial_phases_execution": False}
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
         """Keep tensors off the chip between the forward and the backward pass; returns the strategy."""
@@ -322,10 +324,9 @@ class ParallelPhasedExecution(_IPhasedExecution):
 class SerialPhasedExecution(_IPhasedExecution):
     """Phases run one after the other on one group of IPUs."""
 
+    _backend_options = {"execution_mode": 2, "serial_phases_execution": True}
+
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
         """Say when tensors leave the chip; returns the strategy."""
         self._tensors_liveness = checked("setTensorsLiveness", liveness, Liveness)
         return self
-
-    def backendOptions(self) -> Dict[str, Union[int, bool]]:
-        return {**super().backendOptions(), "serial_phases_execution": True}
