@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, Optional, Set, Union
+from typing import Dict, Iterable, Iterator, List, Optional, Set, Union
 
 from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted
 
@@ -111,9 +111,9 @@ class Model:
         return None
 
 
-def find_models(tree: ast.Module, names: Names) -> List[Model]:
-    """Return the models a file defines, in the order of the text, through inheritance within the file."""
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+def find_models(nodes: Iterable[ast.AST], names: Names) -> List[Model]:
+    """Return the models that a file's nodes define, in the order of the text, through inheritance within the file."""
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     models: Dict[str, Model] = {}
     visiting: Set[str] = set()
 

@@ -58,13 +58,13 @@ def dotted(node: Optional[ast.AST]) -> Optional[str]:
 
 
 class Names:
-    """The imports of a module, and what they make of its names."""
+    """The imports among a module's nodes, and what they make of its names."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, nodes: Iterable[ast.AST]) -> None:
         self.imports: Dict[str, str] = {}
         self.bound: Set[str] = set()
         self._starred: List[str] = []
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if alias.asname:

@@ -22,6 +22,12 @@ _DEEPEST = 200
 class ParsedFile:
     """A parsed file.
 
+    Attributes:
+        tree: The module.
+        every: All its nodes, outer ones first.
+        parents: The node around each node.
+        names: The imports, and what they make of names.
+
     Raises:
         SourceError: The text is not Python of the running interpreter's version.
     """
@@ -35,13 +41,14 @@ class ParsedFile:
         except (ValueError, RecursionError, MemoryError) as error:
             raise SourceError(f"cannot be parsed: {error}") from None
         self.parents = _parents(self.tree)
-        self.names = Names(self.tree)
+        self.every: List[ast.AST] = [self.tree, *self.parents]
+        self.names = Names(self.every)
 
     @cached_property
     def by_type(self) -> Dict[Type[ast.AST], List[ast.AST]]:
         """All nodes, in the order of the text, by their class."""
         table: Dict[Type[ast.AST], List[ast.AST]] = {}
-        for node in ast.walk(self.tree):
+        for node in self.every:
             table.setdefault(type(node), []).append(node)
         for nodes in table.values():
             if nodes and hasattr(nodes[0], "lineno"):
@@ -58,10 +65,14 @@ class ParsedFile:
         """Yield the calls of these functions or classes; a name ending in `.*` stands for all below it."""
         exact = {name for name in names if not name.endswith(".*")}
         prefixes = tuple(name[:-1] for name in names if name.endswith(".*"))
-        for call in self.nodes(ast.Call):
-            name = self.names.called(call)
-            if name is not None and (name in exact or (prefixes and name.startswith(prefixes))):
+        for call, name in self.named_calls:
+            if name in exact or (prefixes and name.startswith(prefixes)):
                 yield call, name
+
+    @cached_property
+    def named_calls(self) -> List[Tuple[ast.Call, str]]:
+        """The calls whose function or class is known, with its documented name, in the order of the text."""
+        return [(call, name) for call in self.nodes(ast.Call) for name in [self.names.called(call)] if name is not None]
 
     def decorators(self, *names: str) -> Iterator[Tuple[ast.expr, str]]:
         """Yield the decorators that are these functions, not calls of them."""
@@ -109,13 +120,13 @@ class ParsedFile:
     @cached_property
     def models(self) -> List[Model]:
         """The classes whose `forward` an IPU would compile."""
-        return find_models(self.tree, self.names)
+        return find_models(self.every, self.names)
 
     @cached_property
     def assigned(self) -> List[Tuple[str, ast.expr]]:
         """The source of each target that something is assigned to, with its value; tuples element by element."""
         found: List[Tuple[str, ast.expr]] = []
-        for node in ast.walk(self.tree):
+        for node in self.every:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     found += _pairs(target, node.value)

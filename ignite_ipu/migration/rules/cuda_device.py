@@ -17,13 +17,12 @@ def check(program: Program) -> Iterator[Hit]:
     for call, _ in method_calls(program.nodes(ast.Call), "cuda"):
         if program.names.resolve(call.func) is None and not is_guarded(program, call):
             yield Hit(call, ".cuda() moves to a GPU")
-    for call in program.nodes(ast.Call):
-        if program.names.called(call) == "torch.cuda.is_available":
-            yield Hit(call, "a device is chosen by asking for a GPU")
-        if program.names.called(call) in ("ignite.distributed.device", "torch.cuda.current_device"):
-            yield Hit(call, f"{program.names.called(call)}() is a GPU where there is one")
-        if program.names.called(call) == "torch.cuda.set_device":
-            yield Hit(call, "torch.cuda.set_device chooses a GPU", "Leave it out; an IPU has no current device.")
+    for call, _ in program.calls("torch.cuda.is_available"):
+        yield Hit(call, "a device is chosen by asking for a GPU")
+    for call, name in program.calls("ignite.distributed.device", "torch.cuda.current_device"):
+        yield Hit(call, f"{name}() is a GPU where there is one")
+    for call, _ in program.calls("torch.cuda.set_device"):
+        yield Hit(call, "torch.cuda.set_device chooses a GPU", "Leave it out; an IPU has no current device.")
     for node in program.nodes(ast.Constant):
         if gpu_name(program, node) is not None and _names_a_device(program, node) and not is_guarded(program, node):
             yield Hit(node, f"{node.value!r} is a GPU")

@@ -17,11 +17,8 @@ def check(program: Program) -> Iterator[Hit]:
     training = program.training
     if not (training.loss_functions or training.trainers or training.executors):
         return
-    for call in program.nodes(ast.Call):
-        name = program.names.called(call) or ""
-        is_loss = name.startswith("torch.nn.") and name.lower().replace("_", "").endswith(
-            ("loss", "entropy", "entropywithlogits", "div", "withlogits")
-        )
+    for call, name in program.calls("torch.nn.*"):
+        is_loss = name.lower().replace("_", "").endswith(("loss", "entropy", "entropywithlogits", "div", "withlogits"))
         reduction = constant(argument(call, "reduction"))
         if reduction == "none" and _is_reduced(program, call):
             continue

@@ -26,9 +26,8 @@ def check(program: Program) -> Iterator[Hit]:
 
 def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:
     """Yield layers and losses wherever they stand, and the other operators of traced code."""
-    for call in program.nodes(ast.Call):
-        name = program.names.called(call)
-        if name is not None and name.startswith("torch.nn.") and (name[9:10].isupper() or is_loss(name)):
+    for call, name in program.calls("torch.nn.*"):
+        if name[9:10].isupper() or is_loss(name):
             yield call, name
     for fact in program.facts_of("call"):
         layer = fact.name.startswith("torch.nn.") and fact.name[9:10].isupper()

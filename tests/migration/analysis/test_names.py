@@ -13,7 +13,7 @@ def resolved(imports: str, name: str) -> object:
     tree = ast.parse(f"{imports}\n{name}")
     statement = tree.body[-1]
     assert isinstance(statement, ast.Expr)
-    return Names(tree).resolve(statement.value)
+    return Names(ast.walk(tree)).resolve(statement.value)
 
 
 @pytest.mark.parametrize(
