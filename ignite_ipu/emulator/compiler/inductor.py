@@ -7,8 +7,7 @@ rounding, as the kernels are fused.
 A micro-batch's forward and backward passes become one function (`compiled_step`), an inference graph likewise: they are
 traced once on stand-ins without values, down to PyTorch's kernels, and handed to inductor without the guards that
 torch.compile puts around code that it knows nothing of. What cannot be traced so, because it asks for values or acts on
-the host, is compiled by torch.compile, which breaks it in such places: only the forward pass then, and what autograd
-makes of it.
+the host, runs by PyTorch's own operators.
 """
 
 from __future__ import annotations
@@ -75,17 +74,16 @@ def compiled(graph: Graph, name: str) -> Graph:
                 check_kernels(graph)
                 function = whole(lambda *given: own_memory(graph.run(*given), given), arguments, name)
             except Untraceable as reason:
-                function = forward_alone(graph, name, reason).run
+                function = graph.run
+                left_alone(name, reason)
         return function(*arguments)
 
     return dataclasses.replace(graph, run=run)
 
 
-def forward_alone(graph: Graph, name: str, reason: Untraceable) -> Graph:
-    """Return the graph with a function that torch.compile compiles, breaking it where it must, when it first runs."""
-    logger.info("%s cannot be compiled as a whole: %s. torch.compile compiles its forward pass in parts.", name, reason)
-    run = torch.compile(graph.run, dynamic=False, options={"fallback_random": True})
-    return dataclasses.replace(graph, run=run)
+def left_alone(name: str, reason: Untraceable) -> None:
+    """Say why a program is not compiled."""
+    logger.info("%s cannot be compiled: %s. It runs by PyTorch's own operators.", name, reason)
 
 
 def check_kernels(graph: Graph) -> None:

@@ -14,8 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.emulator.compiler.batching import Batching
 from ignite_ipu.emulator.compiler.graph import Fold, Graph, build, fold_constants, live
-from ignite_ipu.emulator.compiler.naming import DEFAULT as DEFAULT_NAMING
-from ignite_ipu.emulator.compiler.naming import Naming, module_scopes
 from ignite_ipu.emulator.errors import Refusal, backend_error, python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import call_sites, losses
@@ -23,6 +21,7 @@ from ignite_ipu.emulator.trace.active import active
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.explanations import explained
 from ignite_ipu.emulator.trace.operators import support
+from ignite_ipu.emulator.trace.patches import module_calls_followed
 from ignite_ipu.emulator.trace.precision import Precision
 from ignite_ipu.emulator.trace.refusals import refuse_compiled_modules
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
@@ -84,7 +83,8 @@ def trace(
     anchors: Sequence[str] = (),
     precision: Optional[Precision] = None,
     fold: Optional[Fold] = None,
-    naming: Naming = DEFAULT_NAMING,
+    location_excludes: Sequence[str] = (),
+    module_scopes: bool = True,
 ) -> Tuple[Graph, Capture]:
     """Run `forward` once on the first micro-batch's shapes and return the graph.
 
@@ -96,7 +96,8 @@ def trace(
         anchors: Names of further tensors to return.
         precision: Number formats and checks; None takes the defaults.
         fold: Provides what depends on constants alone; None computes it.
-        naming: What operators are called after.
+        location_excludes: Parts of file names: a stack frame of such a file is not the user's code.
+        module_scopes: Whether modules open name scopes.
 
     Raises:
         Error: What forward does cannot be compiled, or it replaced a parameter or buffer; or one of these is lazy or
@@ -104,7 +105,7 @@ def trace(
     """
     refuse_compiled_modules(model)
     capture = Capture(placement, precision)
-    capture.location_excludes = naming.excludes
+    capture.location_excludes = tuple(location_excludes)
     with _compile_hooks():
         stand_ins, slots = _move_to_ipu(capture, model, training, per_replica)
         inputs = _traced_inputs(capture, arguments, batching)
@@ -116,8 +117,9 @@ def trace(
                 stack.enter_context(explained())
                 stack.enter_context(capture.tracing(training))
                 stack.enter_context(capture.autocast.module_calls())
-                stack.enter_context(module_scopes(capture, model, naming))
-                structure = call_sites.called(model, naming.excludes, inputs.positional, inputs.keyword)
+                if module_scopes:
+                    stack.enter_context(_module_scopes(capture, model))
+                structure = call_sites.called(model, capture.location_excludes, inputs.positional, inputs.keyword)
         finally:
             changed = _restored(slots, stand_ins)
             added = taken_off(model)
@@ -159,6 +161,23 @@ def _compile_hooks() -> Iterator[None]:
     finally:
         for hook in list(_POST_COMPILE.values()):
             hook()
+
+
+@contextlib.contextmanager
+def _module_scopes(capture: Capture, model: nn.Module) -> Iterator[None]:
+    """Let each sub-module of `model` that is called in the `with` block open a scope, named as in its parent."""
+    names = {id(module): name.rpartition(".")[2] for name, module in model.named_modules() if name}
+
+    def enter(module: nn.Module) -> None:
+        if id(module) in names:
+            capture.scope.append(names[id(module)])
+
+    def leave(module: nn.Module) -> None:
+        if id(module) in names:
+            capture.scope.pop()
+
+    with module_calls_followed(enter, leave):
+        yield
 
 
 def _move_to_ipu(

@@ -10,8 +10,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.emulator.compiler import saved_values
-from ignite_ipu.emulator.compiler.graph import Graph
-from ignite_ipu.emulator.compiler.inductor import Run, Untraceable, check_kernels, forward_alone, own_memory, whole
+from ignite_ipu.emulator.compiler.inductor import Run, Untraceable, check_kernels, left_alone, own_memory, whole
 from ignite_ipu.emulator.runtime.training_step import TrainingStep
 
 Tensors = Sequence[torch.Tensor]
@@ -27,18 +26,18 @@ class Compiled:
             and then the gradients.
         used: For each trainable weight, whether the loss depends on it.
         folded: Whether the share of a mean is in the loss gradient.
-        in_parts: The graph to run instead where nothing can be compiled as a whole.
+        is_refused: Whether it cannot be compiled.
     """
 
     name: str
     run: Optional[Run] = None
     used: Tuple[bool, ...] = ()
     folded: bool = False
-    in_parts: Optional[Graph] = None
+    is_refused: bool = False
 
 
 class CompiledStep(TrainingStep):
-    """A `TrainingStep` that is compiled when it first runs: as a whole or, where that is impossible, forward in parts.
+    """A `TrainingStep` that is compiled when it first runs, where that is possible.
 
     Args:
         compiled: What was compiled for the program before; what this step compiles is added.
@@ -56,18 +55,16 @@ class CompiledStep(TrainingStep):
     def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
         """Run one micro-batch forward and backward, and return what the graph returns."""
         executable, compiled = self._executable, self._compiled
-        if executable.graph is not self._graph:  # compiled in parts, or somebody watches the operators of this run
+        if compiled.is_refused or executable.graph is not self._graph:  # somebody watches the operators of this run
             return super().run(batch, replica)
         arguments = (*batch, *executable.arguments[replica])
-        if compiled.run is None and compiled.in_parts is None:
+        if compiled.run is None:
             try:
                 compiled.run = self._function(arguments)
             except Untraceable as reason:
-                compiled.in_parts = forward_alone(self._graph, compiled.name, reason)
-        if compiled.run is None:
-            assert compiled.in_parts is not None
-            executable.graph = compiled.in_parts
-            return super().run(batch, replica)
+                compiled.is_refused = True
+                left_alone(compiled.name, reason)
+                return super().run(batch, replica)
         if self._used is None:
             self._used, self._folded = compiled.used, compiled.folded
             self._leaves = tuple(itertools.compress(self._leaves, self._used))

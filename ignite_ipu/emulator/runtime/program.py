@@ -10,9 +10,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Seque
 import torch
 from torch import fx, nn
 
-from ignite_ipu.emulator.compiler import batching, naming
-from ignite_ipu.emulator.compiler.graph import Graph, on_the_host
-from ignite_ipu.emulator.compiler.graph_dump import dump
+from ignite_ipu.emulator.compiler import batching
+from ignite_ipu.emulator.compiler.graph import Graph, dump, on_the_host
 from ignite_ipu.emulator.compiler.inductor import compiled as torch_compiled
 from ignite_ipu.emulator.compiler.inductor import wanted as torch_compile_wanted
 from ignite_ipu.emulator.compiler.placement import Placement
@@ -325,7 +324,8 @@ class Program:
                 [name for name in self._anchors.values() if not self._comes_from_update(name)],
                 self.precision,
                 fold=None if cache is None else cache.fold,
-                naming=naming.from_options(self._options),
+                location_excludes=self._options._source_location_excludes,
+                module_scopes=self._options._module_namescope_enabled,
             )
         finally:
             self.placement.close()

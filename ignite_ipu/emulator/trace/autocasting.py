@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace import module_calls
 from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.patches import module_calls_followed
 from ignite_ipu.emulator.values.custom_types import map_tensors
 
 Operation = Union[str, type, Callable[..., Any]]
@@ -192,7 +192,7 @@ class Autocast:
             self._marks.pop()
             self.settings.pop()
 
-        with module_calls.followed(enter, leave):
+        with module_calls_followed(enter, leave):
             yield
 
     def cast(self, capture: Trace, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:

@@ -17,20 +17,19 @@ from torch import fx
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import (
     call_rewrites,
-    composites,
     freezing,
     losses,
     number_formats,
+    overrides,
     type_inference,
 )
 from ignite_ipu.emulator.trace.active import Trace, active, may_vary, memory_of, running
 from ignite_ipu.emulator.trace.autocasting import Autocast
 from ignite_ipu.emulator.trace.call_sites import ACCESSORS, identifier, name_of, source
-from ignite_ipu.emulator.trace.custom_functions import forward_only
-from ignite_ipu.emulator.trace.forgotten_arguments import found_again
 from ignite_ipu.emulator.trace.isolation import Turn, replaced
-from ignite_ipu.emulator.trace.moves import MOVES, moved, names_ipu, put_on_ipu, range_noticed
+from ignite_ipu.emulator.trace.moves import MOVES, moved, names_ipu, put_on_ipu
 from ignite_ipu.emulator.trace.operators import support, table
+from ignite_ipu.emulator.trace.patches import forward_only, range_noticed
 from ignite_ipu.emulator.trace.precision import NORMALISATIONS, Precision, in_float, in_strided_groups
 from ignite_ipu.emulator.trace.refusals import foreign, refuse, refuse_differentiation
 from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
@@ -115,7 +114,7 @@ class Capture(Trace):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        return self.call(func, args, found_again(func, args, kwargs or {}))
+        return self.call(func, args, overrides.found_again(func, args, kwargs or {}))
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         refuse_differentiation()
@@ -132,8 +131,8 @@ class Capture(Trace):
             with self.outside():
                 return func(*args, **kwargs)
         refuse(name, args, kwargs)
-        if composites.is_traced_by_parts(func, (args, kwargs), self.dtypes_of):
-            return composites.unfolded(func)(*args, **kwargs)
+        if overrides.is_traced_by_parts(func, (args, kwargs), self.dtypes_of):
+            return overrides.unfolded(func)(*args, **kwargs)
         changed = freezing.called(self, name, args, kwargs)
         if changed is not None:
             return changed

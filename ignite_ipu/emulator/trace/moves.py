@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace.active import Trace, active
-from ignite_ipu.emulator.trace.isolation import replaced
+from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import illegal_move
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
@@ -44,19 +42,6 @@ _FACTORIES = frozenset(
 MOVES = ("to", "type_as")  # the host's tensor and one on the IPU may meet in these
 _FROM_DATA = frozenset(("tensor", "as_tensor", "from_numpy"))
 _CPU = torch.device("cpu")
-
-
-@contextlib.contextmanager
-def range_noticed() -> Iterator[None]:
-    """Let `torch.range` tell the running trace that it is called; it is the one factory that does not."""
-    original = torch.range
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        trace = active()
-        return original(*args, **kwargs) if trace is None else trace.call(original, args, kwargs)
-
-    with replaced(torch, "range", called):
-        yield
 
 
 def names_ipu(value: Any) -> bool:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from ignite_ipu.emulator.trace.operators import arguments
-from ignite_ipu.emulator.trace.operators import page as operator_page
 from ignite_ipu.emulator.trace.operators import table as operator_table
+from tests.emulator.trace.operators import page as operator_page
 
 PAGE = Path(__file__).parents[4] / "docs" / "operators.md"
 
 
 def test_the_page_is_the_one_in_the_documentation():
-    """`python -m ignite_ipu.emulator.trace.operators.page > docs/operators.md` writes it."""
+    """`python -m tests.emulator.trace.operators.page > docs/operators.md` writes it."""
     assert PAGE.read_text(encoding="utf-8") == operator_page.page()
 
 

@@ -1,14 +1,13 @@
-"""Code of the user's for the backward pass, in a trace: the device has a backward pass of its own, and runs none of it.
-
-It differentiates the forward of a custom `autograd.Function`, and modules' backward hooks are not called.
-"""
+"""Functions of PyTorch that behave otherwise while a model is traced, in the thread that traces it."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Tuple
+import functools
+from typing import Any, Callable, Iterator, Tuple
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
 
@@ -18,10 +17,43 @@ from ignite_ipu.emulator.trace.isolation import replaced
 
 
 @contextlib.contextmanager
-def forward_only() -> Iterator[None]:
-    """Make `Function.apply` run nothing but the forward in the `with` block, in the thread that traces.
+def module_calls_followed(enter: Callable[[nn.Module], None], leave: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Call `enter` before each call of a module in the `with` block and `leave` after it, also where it raises."""
+    # PyTorch's hooks will not do: after a forward that raises, older versions call none, and newer ones not always.
+    original: Any = nn.Module.__call__
 
-    Modules set no backward hooks up there either.
+    @functools.wraps(original)
+    def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if active() is None:
+            return original(module, *args, **kwargs)
+        enter(module)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            leave(module)
+
+    with replaced(nn.Module, "__call__", called):
+        yield
+
+
+@contextlib.contextmanager
+def range_noticed() -> Iterator[None]:
+    """Let `torch.range` tell the running trace that it is called; it is the one factory that does not."""
+    original = torch.range
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        trace = active()
+        return original(*args, **kwargs) if trace is None else trace.call(original, args, kwargs)
+
+    with replaced(torch, "range", called):
+        yield
+
+
+@contextlib.contextmanager
+def forward_only() -> Iterator[None]:
+    """Make `Function.apply` run nothing but the forward in the `with` block, and modules set no backward hooks up.
+
+    The device has a backward pass of its own, which runs no code of the user's.
     """
     original = torch.autograd.Function.__dict__["apply"]
     set_up_hook: Any = BackwardHook._apply_on_tensors

@@ -1,4 +1,4 @@
-"""The page "Which operators compile", written from the table: `python -m ignite_ipu.emulator.trace.operators.page`."""
+"""The page "Which operators compile", written from the table: `python -m tests.emulator.trace.operators.page`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEAD = """\
 # Which operators compile
 
 What PopTorch 3.3 compiles of PyTorch 2.0, the version that it is built for. The emulator refuses by this table,
-`ignite-ipu check` and `check --run` report by it. Written by `python -m ignite_ipu.emulator.trace.operators.page`.
+`ignite-ipu check` and `check --run` report by it. Written by `python -m tests.emulator.trace.operators.page`.
 
 - Functions, methods and layers of PyTorch that consist of operators below compile as well.
 - What depends on constants alone is computed while compiling, whether it is below or not: `torch.ones(n, n).tril()` is
