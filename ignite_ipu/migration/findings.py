@@ -7,6 +7,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Iterator, Optional
 
+from ignite_ipu.migration.source.file import one_side
+
 if TYPE_CHECKING:
     from ignite_ipu.migration.program import Program
 
@@ -51,8 +53,8 @@ class Rule:
         summary: What the rule looks for, one line.
         rationale: Why it matters on an IPU.
         remedy: What to do about it.
-        example: A smallest program that breaks the rule, and the same program mended, as their difference: lines of
-            the first alone begin with `- `, of the second alone with `+ `, and all others with two spaces.
+        example: A smallest program that breaks the rule and the same program mended, as their difference, which
+            `one_side` takes apart.
         check: Yields the places that break the rule. None when only a trace shows them (`check --run`); the example
             then has a factory `make`.
     """
@@ -73,15 +75,12 @@ class Rule:
     @property
     def bad(self) -> str:
         """The program that breaks the rule."""
-        return self._without("+")
+        return one_side(self.example, "+")
 
     @property
     def good(self) -> str:
         """The program mended."""
-        return self._without("-")
-
-    def _without(self, mark: str) -> str:
-        return "".join(f"{line[2:]}\n" for line in self.example.splitlines() if not line.startswith(mark))
+        return one_side(self.example, "-")
 
 
 def each_fact(kind: str, message: str) -> Callable[[Program], Iterator[Hit]]:

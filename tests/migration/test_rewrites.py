@@ -8,6 +8,7 @@ import pytest
 
 from ignite_ipu.migration.commands.pages import rewrites_page
 from ignite_ipu.migration.rewrites import ORDER, all_rewrites
+from ignite_ipu.migration.source.file import one_side
 
 ROOT = Path(__file__).parents[2]
 REWRITES = list(all_rewrites().values())
@@ -21,12 +22,13 @@ def test_registry_holds_every_module_under_its_name():
 
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda rewrite: rewrite.name)
 def test_example(rewrite, rewritten):
-    assert rewritten(rewrite.name, rewrite.before) == rewrite.after
+    assert rewritten(rewrite.name, one_side(rewrite.example, "+")) == one_side(rewrite.example, "-")
 
 
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda rewrite: rewrite.name)
 def test_second_run_changes_nothing(rewrite, rewritten):
-    assert rewritten(rewrite.name, rewrite.after) == rewrite.after
+    after = one_side(rewrite.example, "-")
+    assert rewritten(rewrite.name, after) == after
 
 
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda rewrite: rewrite.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from typing import Dict
@@ -78,10 +77,7 @@ def rewrites_page() -> str:
         "They are applied in this order. Each leaves alone what it does not fully understand.\n",
     ]
     for rewrite in all_rewrites().values():
-        before, after = rewrite.before.splitlines(), rewrite.after.splitlines()
-        lines = [line for line in difflib.ndiff(before, after) if not line.startswith("?")]
-        diff = "\n".join(line.rstrip() for line in lines)
-        parts.append(f"## {rewrite.name}\n\n{rewrite.summary}\n\n```diff\n{diff}\n```\n")
+        parts.append(f"## {rewrite.name}\n\n{rewrite.summary}\n\n```diff\n{rewrite.example}```\n")
     return "\n".join(parts)
 
 

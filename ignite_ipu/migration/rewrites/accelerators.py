@@ -15,17 +15,13 @@ def apply(editor: Editor) -> None:
 REWRITE = Rewrite(
     name="accelerators",
     summary="accelerate's Accelerator becomes IPUAccelerator.",
-    before="""\
-from accelerate import Accelerator
+    example="""\
+- from accelerate import Accelerator
++ from ignite_ipu import IPUAccelerator
 
-accelerator = Accelerator(gradient_accumulation_steps=4)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-""",
-    after="""\
-from ignite_ipu import IPUAccelerator
-
-accelerator = IPUAccelerator(gradient_accumulation_steps=4)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+- accelerator = Accelerator(gradient_accumulation_steps=4)
++ accelerator = IPUAccelerator(gradient_accumulation_steps=4)
+  model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 """,
     apply=apply,
 )

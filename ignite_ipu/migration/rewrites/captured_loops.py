@@ -47,34 +47,21 @@ def _preceded(call: str) -> Edit:
 REWRITE = Rewrite(
     name="captured-loops",
     summary="Training loops written out by hand stay as they are: their models and optimizers are prepared.",
-    before="""\
-import torch
-from torch import nn
+    example="""\
+  import torch
+  from torch import nn
++ from ignite_ipu import ipu_prepare
 
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
-""",
-    after="""\
-import torch
-from torch import nn
-from ignite_ipu import ipu_prepare
-
-model = nn.Linear(4, 2)
-criterion = nn.CrossEntropyLoss()
-optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
-model.train()
-for x, y in loader:
-    optimizer.zero_grad()
-    loss = criterion(model(x), y)
-    loss.backward()
-    optimizer.step()
+  model = nn.Linear(4, 2)
+  criterion = nn.CrossEntropyLoss()
+- optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
++ optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+  model.train()
+  for x, y in loader:
+      optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
+      optimizer.step()
 """,
     apply=apply,
 )

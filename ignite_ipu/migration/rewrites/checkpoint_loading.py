@@ -29,16 +29,12 @@ def _located(name: str) -> Edit:
 REWRITE = Rewrite(
     name="checkpoint-loading",
     summary="torch.load is told where the tensors are to go.",
-    before="""\
-import torch
+    example="""\
+  import torch
++ from ignite_ipu import host_device
 
-state = torch.load("model.pt")
-""",
-    after="""\
-import torch
-from ignite_ipu import host_device
-
-state = torch.load("model.pt", map_location=host_device())
+- state = torch.load("model.pt")
++ state = torch.load("model.pt", map_location=host_device())
 """,
     apply=apply,
 )

@@ -43,16 +43,12 @@ def _moved(name: str, positional: bool) -> Edit:
 REWRITE = Rewrite(
     name="device-moves",
     summary="x.cuda() becomes x.to(host_device()).",
-    before="""\
-import torch
+    example="""\
+  import torch
++ from ignite_ipu import host_device
 
-x = torch.zeros(2).cuda(non_blocking=True)
-""",
-    after="""\
-import torch
-from ignite_ipu import host_device
-
-x = torch.zeros(2).to(host_device(), non_blocking=True)
+- x = torch.zeros(2).cuda(non_blocking=True)
++ x = torch.zeros(2).to(host_device(), non_blocking=True)
 """,
     apply=apply,
 )

@@ -105,18 +105,13 @@ def _argument_of(arguments: ast.arguments, default: ast.expr) -> Optional[str]:
 REWRITE = Rewrite(
     name="device-strings",
     summary="Choices and names of GPUs become host_device().",
-    before="""\
-import torch
+    example="""\
+  import torch
++ from ignite_ipu import host_device
 
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-model = torch.nn.Linear(2, 2).to(device)
-""",
-    after="""\
-import torch
-from ignite_ipu import host_device
-
-device = host_device()
-model = torch.nn.Linear(2, 2).to(device)
+- device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
++ device = host_device()
+  model = torch.nn.Linear(2, 2).to(device)
 """,
     apply=apply,
 )

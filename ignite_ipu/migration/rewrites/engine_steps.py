@@ -15,42 +15,25 @@ def apply(editor: Editor) -> None:
 REWRITE = Rewrite(
     name="engine-steps",
     summary="Process functions that train are given to ipu_step.",
-    before="""\
-import torch
-from ignite.engine import Engine
+    example="""\
+  import torch
+  from ignite.engine import Engine
++ from ignite_ipu import ipu_step
 
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def train_step(engine, batch):
-    optimizer.zero_grad()
-    loss = model(batch[0]).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+  model = torch.nn.Linear(4, 1)
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-trainer = Engine(train_step)
-""",
-    after="""\
-import torch
-from ignite.engine import Engine
-from ignite_ipu import ipu_step
-
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+  def train_step(engine, batch):
+      optimizer.zero_grad()
+      loss = model(batch[0]).pow(2).mean()
+      loss.backward()
+      optimizer.step()
+      return loss.item()
 
 
-def train_step(engine, batch):
-    optimizer.zero_grad()
-    loss = model(batch[0]).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-trainer = Engine(ipu_step(train_step))
+- trainer = Engine(train_step)
++ trainer = Engine(ipu_step(train_step))
 """,
     apply=apply,
 )

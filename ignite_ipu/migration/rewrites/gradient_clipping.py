@@ -15,19 +15,14 @@ def apply(editor: Editor) -> None:
 REWRITE = Rewrite(
     name="gradient-clipping",
     summary="Gradients are clipped by norm on the device.",
-    before="""\
-from torch.nn.utils import clip_grad_norm_
+    example="""\
+- from torch.nn.utils import clip_grad_norm_
++ from ignite_ipu import ipu_clip_grad_norm_
 
-loss.backward()
-clip_grad_norm_(model.parameters(), 1.0)
-optimizer.step()
-""",
-    after="""\
-from ignite_ipu import ipu_clip_grad_norm_
-
-loss.backward()
-ipu_clip_grad_norm_(model.parameters(), 1.0)
-optimizer.step()
+  loss.backward()
+- clip_grad_norm_(model.parameters(), 1.0)
++ ipu_clip_grad_norm_(model.parameters(), 1.0)
+  optimizer.step()
 """,
     apply=apply,
 )

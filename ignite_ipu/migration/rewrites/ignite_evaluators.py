@@ -18,18 +18,14 @@ def apply(editor: Editor) -> None:
 REWRITE = Rewrite(
     name="ignite-evaluators",
     summary="create_supervised_evaluator becomes create_ipu_evaluator.",
-    before="""\
-from ignite.engine import create_supervised_evaluator
-from ignite.metrics import Accuracy
-from ignite_ipu import host_device
+    example="""\
+- from ignite.engine import create_supervised_evaluator
+  from ignite.metrics import Accuracy
+- from ignite_ipu import host_device
++ from ignite_ipu import create_ipu_evaluator
 
-evaluator = create_supervised_evaluator(model, {"accuracy": Accuracy()}, host_device())
-""",
-    after="""\
-from ignite.metrics import Accuracy
-from ignite_ipu import create_ipu_evaluator
-
-evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
+- evaluator = create_supervised_evaluator(model, {"accuracy": Accuracy()}, host_device())
++ evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
 """,
     apply=apply,
 )

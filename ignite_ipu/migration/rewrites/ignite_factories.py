@@ -18,21 +18,16 @@ def apply(editor: Editor) -> None:
 REWRITE = Rewrite(
     name="ignite-factories",
     summary="create_supervised_trainer becomes create_ipu_trainer.",
-    before="""\
-from ignite.engine import Events, create_supervised_trainer
-from ignite_ipu import host_device
+    example="""\
+- from ignite.engine import Events, create_supervised_trainer
++ from ignite.engine import Events
+- from ignite_ipu import host_device
++ from ignite_ipu import create_ipu_trainer, host_device
 
-device = host_device()
-trainer = create_supervised_trainer(model, optimizer, criterion, device=device)
-trainer.add_event_handler(Events.EPOCH_COMPLETED, report)
-""",
-    after="""\
-from ignite.engine import Events
-from ignite_ipu import create_ipu_trainer, host_device
-
-device = host_device()
-trainer = create_ipu_trainer(model, optimizer, criterion)
-trainer.add_event_handler(Events.EPOCH_COMPLETED, report)
+  device = host_device()
+- trainer = create_supervised_trainer(model, optimizer, criterion, device=device)
++ trainer = create_ipu_trainer(model, optimizer, criterion)
+  trainer.add_event_handler(Events.EPOCH_COMPLETED, report)
 """,
     apply=apply,
 )

@@ -40,26 +40,18 @@ def _with_enabled(native: str) -> Edit:
 REWRITE = Rewrite(
     name="mixed-precision",
     summary="autocast and GradScaler are enabled in native runs only.",
-    before="""\
-import torch
+    example="""\
+  import torch
++ from ignite_ipu import is_native
 
-scaler = torch.amp.GradScaler("cuda", enabled=use_amp)
-with torch.autocast("cuda"):
-    loss = criterion(model(x), y)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-""",
-    after="""\
-import torch
-from ignite_ipu import is_native
-
-scaler = torch.amp.GradScaler("cuda", enabled=use_amp and is_native())
-with torch.autocast("cuda", enabled=is_native()):
-    loss = criterion(model(x), y)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+- scaler = torch.amp.GradScaler("cuda", enabled=use_amp)
++ scaler = torch.amp.GradScaler("cuda", enabled=use_amp and is_native())
+- with torch.autocast("cuda"):
++ with torch.autocast("cuda", enabled=is_native()):
+      loss = criterion(model(x), y)
+  scaler.scale(loss).backward()
+  scaler.step(optimizer)
+  scaler.update()
 """,
     apply=apply,
 )

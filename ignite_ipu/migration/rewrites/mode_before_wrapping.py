@@ -51,17 +51,12 @@ def _text(source: str) -> Edit:
 REWRITE = Rewrite(
     name="mode-before-wrapping",
     summary="PopTorch code: a model's mode is set before the model is wrapped.",
-    before="""\
-import poptorch
+    example="""\
+  import poptorch
 
-inference_model = poptorch.inferenceModel(model)
-model.eval()
-""",
-    after="""\
-import poptorch
-
-model.eval()
-inference_model = poptorch.inferenceModel(model)
++ model.eval()
+  inference_model = poptorch.inferenceModel(model)
+- model.eval()
 """,
     apply=apply,
 )

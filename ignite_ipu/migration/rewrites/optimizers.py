@@ -26,15 +26,11 @@ def _without_switches(node: cst.CSTNode) -> cst.CSTNode:
 REWRITE = Rewrite(
     name="optimizers",
     summary="Optimizers lose the arguments that only choose how a GPU computes them.",
-    before="""\
-import torch
+    example="""\
+  import torch
 
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-""",
-    after="""\
-import torch
-
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+- optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
++ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 """,
     apply=apply,
 )

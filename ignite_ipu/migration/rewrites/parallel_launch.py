@@ -22,18 +22,13 @@ def apply(editor: Editor) -> None:
 REWRITE = Rewrite(
     name="parallel-launch",
     summary="idist.Parallel launches on process_backend(), and models stay unwrapped.",
-    before="""\
-import ignite.distributed as idist
+    example="""\
+  import ignite.distributed as idist
++ from ignite_ipu import process_backend
 
-with idist.Parallel(backend="nccl") as parallel:
-    parallel.run(training)
-""",
-    after="""\
-import ignite.distributed as idist
-from ignite_ipu import process_backend
-
-with idist.Parallel(backend=process_backend("nccl")) as parallel:
-    parallel.run(training)
+- with idist.Parallel(backend="nccl") as parallel:
++ with idist.Parallel(backend=process_backend("nccl")) as parallel:
+      parallel.run(training)
 """,
     apply=apply,
 )

@@ -52,15 +52,13 @@ class Rewrite:
     Attributes:
         name: Also the module's, the test's and the docs page's.
         summary: What it changes, one line.
-        before: A smallest program, and
-        after: what becomes of it.
+        example: A smallest program and what becomes of it, as their difference, which `one_side` takes apart.
         apply: Makes the changes.
     """
 
     name: str
     summary: str
-    before: str
-    after: str
+    example: str
     apply: Callable[[Editor], None]
 
 
