@@ -37,7 +37,7 @@ except ImportError as error:
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.deferred.model.capturing import capture_model, captured
-from ignite_ipu.deferred.model.gradients import check_all_parameters, gradient_norm
+from ignite_ipu.deferred.model.device_gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
@@ -270,7 +270,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         one, all_of_them = (parameters,) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
         model = self._model_of(one)
         if not model.training.prepared:
-            check_all_parameters(model, all_of_them)
+            check_all_parameters(model.session.model, all_of_them)
         model.training.clip(float(max_norm), float(norm_type))
         return gradient_norm()
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.model.capturing import capture_model, captured
-from ignite_ipu.deferred.model.gradients import check_all_parameters, gradient_norm
+from ignite_ipu.deferred.model.device_gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import CaptureSettings
@@ -93,7 +93,7 @@ def ipu_clip_grad_norm_(
                 f"ipu_clip_grad_norm_ at {current_line()} was given parameters of {names}, which are trained apart: "
                 "clip those of each by a call of its own."
             )
-        check_all_parameters(model, tensors)
+        check_all_parameters(model.session.model, tensors)
     model.training.clip(float(max_norm), float(norm_type))
     return gradient_norm()
 

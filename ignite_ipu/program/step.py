@@ -10,9 +10,8 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError
-from ignite_ipu.program.forward.autograd_functions import own_backwards_refused
 from ignite_ipu.program.forward.eager import NATIVE, natively
-from ignite_ipu.program.forward.gradient_hooks import GradientHookGuard
+from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
 from ignite_ipu.program.forward.half_precision import half_products
 from ignite_ipu.program.forward.losses import LossGuard
 from ignite_ipu.program.forward.model_libraries import (

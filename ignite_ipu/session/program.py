@@ -17,7 +17,7 @@ from ignite_ipu.program.guards.randomness import Draws
 from ignite_ipu.program.guards.reads import reads_noted
 from ignite_ipu.program.options import check_ipus, output_mode
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.classes import classes_of, put_classes, unwrap_tensors
+from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.program.tensors.rows import row_count, select_rows
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks

@@ -16,7 +16,7 @@ from ignite_ipu.errors import SessionError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Executor, Options
-from ignite_ipu.program.forward.gradient_hooks import GradientHooks
+from ignite_ipu.program.forward.gradients import GradientHooks
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.events import IPUEvents

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Collection, Dict, Iterable, List, NoReturn, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, NoReturn, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.structure import words
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Shape
+from ignite_ipu.deferred.graph.structure import flatten, words
 from ignite_ipu.deferred.tensor.frames import frame_of
+from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeviceGradient", "DeviceGradients", "refuse_uncleared"]
+__all__ = ["DeviceGradient", "DeviceGradients", "check_all_parameters", "gradient_norm", "refuse_uncleared"]
 
 # What converts or moves the parameters of a module, each with its gradient.
 _CONVERSION = nn.Module._apply.__code__
@@ -235,3 +237,33 @@ def _error(arguments: List[Any]) -> CaptureError:
         f"The gradient of a parameter is used at {current_line()}, but gradients exist on the device "
         f"alone. To clip them, {gradient.remedy}. They are cleared by optimizer.zero_grad()."
     )
+
+
+def check_all_parameters(model: nn.Module, parameters: Union[torch.Tensor, Iterable[torch.Tensor]]) -> None:
+    """Refuse to clip the gradients of some parameters only.
+
+    Raises:
+        CaptureError: Parameters that are trained are missing.
+    """
+    given = {id(parameters)} if isinstance(parameters, torch.Tensor) else {id(each) for each in parameters}
+    with torch._C.DisableTorchFunctionSubclass():
+        named = list(model.named_parameters())
+        missing = [name for name, each in named if requires_grad(each) and id(each) not in given]
+    if given and missing:
+        raise CaptureError(
+            f"clip_grad_norm_ at {current_line()} leaves out {len(missing)} trained parameters ({missing[0]}, "
+            "...); a device clips the global norm of all. Pass model.parameters() of the prepared model."
+        )
+
+
+def gradient_norm() -> torch.Tensor:
+    """Return what stands for the norm of gradients that never leave the device."""
+    operation = Operation(_NORM, None, (), current_line())
+    operation.problem = "the norm of the gradients stays on the device; remove the line that reads it"
+    norm: torch.Tensor = deferred_results(operation)
+    return norm
+
+
+_NORM = CallSignature(
+    None, flatten(((), {}), []), False, flatten(torch.empty(()), []), [Shape((), (), torch.float32, False)]
+)

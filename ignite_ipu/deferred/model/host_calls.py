@@ -12,7 +12,7 @@ from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, Pa
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import natively
-from ignite_ipu.program.forward.gradient_hooks import GradientHookGuard
+from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.guards.attributes import PythonState, changed_by_every, changes_in_every_call
 from ignite_ipu.program.guards.randomness import Draws

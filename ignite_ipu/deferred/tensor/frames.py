@@ -13,7 +13,7 @@ from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Un
 
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.forward.autograd_functions import OWN_BACKWARD
+from ignite_ipu.program.forward.gradients import OWN_BACKWARD
 from ignite_ipu.program.user_code import OURS, current_line
 
 __all__ = [

@@ -1,16 +1,30 @@
-"""Reads what tensors of a wrapped model are, without touching them: a touch downloads the newest weights first.
+"""Tensors of wrapped models: reads without an access, which would download the newest weights first, and their classes.
 
 The getters and setters are PyTorch's own, for use under `torch._C.DisableTorchFunctionSubclass()`, which is entered
-once for many tensors. Outside of it they touch as everything else does.
+once for many tensors. Outside of it they access as everything else does. PopTorch gives the tensors of a model that it
+wraps classes of its own, which are taken off and put on again here.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
+from torch import nn
 
-__all__ = ["GRADIENT", "dtype_of", "gradient_of", "plain", "requires_grad", "set_gradient", "shape_of", "version_of"]
+__all__ = [
+    "GRADIENT",
+    "classes_of",
+    "dtype_of",
+    "gradient_of",
+    "plain",
+    "put_classes",
+    "requires_grad",
+    "set_gradient",
+    "shape_of",
+    "unwrap_tensors",
+    "version_of",
+]
 
 # The base class, so that these stay the originals when somebody replaces `torch.Tensor.grad`.
 _OF_TENSORS: Any = torch.Tensor.__base__
@@ -29,3 +43,29 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as an ordinary tensor; this one needs nothing around it."""
     with torch._C.DisableTorchFunctionSubclass():
         return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
+
+
+def unwrap_tensors(model: nn.Module) -> None:
+    """Give the parameters and buffers of a wrapped model back the classes they had before.
+
+    For use after a compilation that failed: PopTorch undoes a wrapping only when a compiled program is destroyed, and
+    refuses to wrap a wrapped model again.
+
+    Args:
+        model: The module that was handed to `poptorch.trainingModel`.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        wrapped = type(tensor)
+        if wrapped not in (torch.Tensor, nn.Parameter):
+            object.__setattr__(tensor, "__class__", wrapped.__mro__[1])
+
+
+def classes_of(model: nn.Module) -> List[type]:
+    """Return the classes of a wrapped model's parameters and buffers, for `put_classes`."""
+    return [type(tensor) for tensor in (*model.parameters(), *model.buffers())]
+
+
+def put_classes(model: nn.Module, classes: Sequence[type]) -> None:
+    """Tie the parameters and buffers of a model to the executor again whose classes these are."""
+    for tensor, tensor_class in zip((*model.parameters(), *model.buffers()), classes):
+        object.__setattr__(tensor, "__class__", tensor_class)

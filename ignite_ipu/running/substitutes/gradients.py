@@ -13,9 +13,9 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError, DeferredTensor
-from ignite_ipu.deferred.model.gradients import check_all_parameters, gradient_norm
+from ignite_ipu.deferred.model.device_gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model.model import owner_of
-from ignite_ipu.program.forward.autograd_functions import OWN_BACKWARD, has_own_backward
+from ignite_ipu.program.forward.gradients import OWN_BACKWARD, has_own_backward
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
@@ -73,7 +73,7 @@ class _Gradients:
                 raise self._journal.refuse(line, what, "it has to get the parameters of one model that a loop trains.")
             (model,) = models
             try:
-                check_all_parameters(model, tensors)
+                check_all_parameters(model.session.model, tensors)
                 model.training.clip(float(max_norm), float(norm_type))
             except CaptureError as error:
                 raise self._journal.refuse(line, what, str(error)) from None

@@ -1,18 +1,35 @@
-"""Hooks on gradients in a model that is trained: gradients are on the device alone, so no hook ever sees one."""
+"""Gradients in a model that is trained, which are the device's alone: hooks on them, and backwards of functions' own.
+
+No hook ever sees a gradient. PopTorch differentiates the forward operators of a custom `autograd.Function` by itself,
+and its own backward never runs, so a gradient that is reversed, scaled or passed straight through would silently be
+another one. Functions of PyTorch and transformers are left alone: theirs are the derivatives of their forwards,
+computed in less memory.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
+from ignite_ipu import backend
 from ignite_ipu.errors import LossError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 
-__all__ = ["GradientHookGuard", "GradientHooks"]
+__all__ = ["OWN_BACKWARD", "GradientHookGuard", "GradientHooks", "has_own_backward", "own_backwards_refused"]
+
+OWN_BACKWARD = (
+    "{name} is an autograd.Function with a backward of its own, which no IPU runs: the device differentiates the "
+    "operators of its forward. Express it in torch operations whose derivatives are the gradients you mean (x.detach() "
+    "passes none: x + (f(x) - x).detach() is f(x) with the gradient of x), or register a custom operator with "
+    "poptorch.custom_op."
+)
+
+_DERIVATIVES = ("torch", "transformers")
 
 _OF_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 _ON_ALL: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in _OF_MODULES]
@@ -77,3 +94,25 @@ class GradientHooks:
             if any(module.__dict__.get(kind) for kind in _OF_MODULES)
         ]
         return [*names, "all modules"] if any(_ON_ALL) else names
+
+
+@contextlib.contextmanager
+def own_backwards_refused() -> Iterator[None]:
+    """Let `Function.apply` raise `LossError` in the `with` block, where gradients are to flow through it in a trace."""
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and has_own_backward(cls) and backend.poptorch().isRunningOnIpu():
+            raise LossError(OWN_BACKWARD.format(name=cls.__name__))
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(called)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+def has_own_backward(kind: Any) -> bool:
+    """Tell whether a subclass of `autograd.Function` may pass other gradients than the derivatives of its forward."""
+    return kind.backward is not torch.autograd.Function.backward and kind.__module__.split(".")[0] not in _DERIVATIVES
