@@ -50,7 +50,7 @@ class CaptureSettings:
     seed: Optional[int] = None
     share_ipus: bool = False
     half_products: bool = False
-    observer: CaptureObserver = dataclasses.field(default_factory=CaptureObserver)
+    observer: Optional[CaptureObserver] = None
 
     def base_options(self) -> Any:
         """Return the training options that every program's own are derived from.

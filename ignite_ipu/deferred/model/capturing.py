@@ -36,7 +36,8 @@ def capture_model(
         owners = {owner for owner in map(owner_of, model.parameters()) if owner is not None}
     part_of = next((owner for owner in owners if any(module is model for module in owner.model.modules())), None)
     capture = CapturedModel(model, settings, joined_by_optimizers, postponed, clip_remedy, part_of)
-    settings.observer.captured(capture)
+    if settings.observer is not None:
+        settings.observer.captured(capture)
     model.__dict__[CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = capturing_class(own_class)

@@ -132,14 +132,16 @@ class CapturedModel:
         grad = torch.is_grad_enabled()
         if not (grad and self.model.training):
             if not self.continues_a_step(args, kwargs):
-                self._observer.called(self, recorded=False)
+                if self._observer is not None:
+                    self._observer.called(self, recorded=False)
                 whole = self.whole
                 whole._buffer_writes.check_evaluation(self)
                 output = whole.evaluation.run(args, kwargs, self.model)
                 return with_gradients(output, (args, kwargs), is_trained(self.model)) if grad else output
             if not self.is_frozen:
                 raise not_frozen(self)
-        self._observer.called(self, recorded=True)
+        if self._observer is not None:
+            self._observer.called(self, recorded=True)
         return self._record(args, kwargs, self._signatures[grad])
 
     def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
@@ -261,7 +263,8 @@ class CapturedModel:
         if self.pending or self.training.accumulates or self.postponed() is not None:
             keep_inputs(loss.operations, {})
         self.pending.append(loss)
-        self._observer.went_backward(self)
+        if self._observer is not None:
+            self._observer.went_backward(self)
 
     def _follow_gradients(self, what: str) -> None:
         """Do with gradients on the device what the loop did with those on the host: it has taken some off.

@@ -33,7 +33,8 @@ def mark_loss(value: Value) -> None:
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
         )
     operations = ancestors(value)
-    models = _models_of(operations, "backward()", line)
+    parts = _models_of(operations, "backward()", line)
+    models = list(dict.fromkeys(parts.values()))
     if value.shape.size and max(value.shape.size) != 1:
         raise CaptureError(
             f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
@@ -45,11 +46,11 @@ def mark_loss(value: Value) -> None:
             "detached, or computed without gradients), so nothing would be trained."
         )
     if len(models) > 1:
-        parts = _parts_of(operations)
-        models = parts[0].joined(parts[1:], line)
+        first, *rest = parts
+        models = first.joined(rest, line)
     if len(models) != 1:
         names = " and ".join(sorted(model.name for model in models))
-        trained = _models_of(_ancestors_with_gradients(value), "backward()", line)
+        trained = list(set(_models_of(_ancestors_with_gradients(value), "backward()", line).values()))
         if len(trained) == 1:
             others = " and ".join(sorted(model.name for model in models if model is not trained[0]))
             raise CaptureError(
@@ -86,7 +87,7 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
         EarlyReadError: That is not possible yet, or never.
     """
     operations = ancestors(value)
-    models = _models_of(operations, what, current_line())
+    models = dict.fromkeys(_models_of(operations, what, current_line()).values())
     checks = called_by(DISTRIBUTIONS)  # which ask in every step
     if not checks and awaits_backward(value) and all(model.computes_on_host() for model in models):
         found = _computed_on_host(value, operations)
@@ -139,24 +140,19 @@ def _ancestors_with_gradients(value: Value) -> List[Operation]:
     return list(found)
 
 
-def _models_of(operations: Sequence[Operation], what: str, line: Line) -> List[Captured]:
-    """Return what runs the models that operations call or use weights of, for what `what` at a line asks.
+def _models_of(operations: Sequence[Operation], what: str, line: Line) -> Dict[Captured, Captured]:
+    """Return the models that operations call or use weights of, each with what runs it, for what `what` at a line asks.
 
     Raises:
         EarlyReadError: Some operation will never be run.
     """
+    found: Dict[Captured, Captured] = {}
     for operation in operations:
         if operation.problem is not None:
             raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
-    return list(dict.fromkeys(part.whole for part in _parts_of(operations)))
-
-
-def _parts_of(operations: Sequence[Operation]) -> List[Captured]:
-    found: Dict[Captured, None] = {}
-    for operation in operations:
         if operation.model is not None:
-            found[operation.model] = None
+            found[operation.model] = operation.model.whole
         for leaf in operation.leaves:
             if type(leaf) is Input and leaf.model is not None:
-                found[leaf.model] = None
-    return list(found)
+                found[leaf.model] = leaf.model.whole
+    return found

@@ -113,7 +113,8 @@ def opened_object(value: Any) -> Optional[Container]:
 
 def leaves_of(value: Any) -> Iterator[Any]:
     """Yield what is no list, tuple or mapping in a nested value, in order."""
-    container = opened(value)
+    # Tensors first: whether something else is a mapping takes longer to find out.
+    container = None if isinstance(value, torch.Tensor) else opened(value)
     if container is None:
         yield value
         return
@@ -123,6 +124,8 @@ def leaves_of(value: Any) -> Iterator[Any]:
 
 def tensors_in(value: Any) -> List[torch.Tensor]:
     """Return the tensors in the tuples, lists and mappings of a nested value, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
     return [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
 
 
