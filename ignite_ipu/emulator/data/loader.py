@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Union, cast
+import itertools
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Union, cast
 
+import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from ignite_ipu.emulator.data.accessor import AsynchronousDataAccessor, CombiningLoader
 from ignite_ipu.emulator.data.distributed import ProcessShare, ShuffledShare
-from ignite_ipu.emulator.data.grouping import join_groups
 from ignite_ipu.emulator.data.worker.orphans import Ending
 from ignite_ipu.emulator.enums import DataLoaderMode
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.values.custom_types import flatten_tensors, replace_tensors
 
 _AnySampler = Union["Sampler[Sequence[Any]]", Iterable[Sequence[Any]]]
 
@@ -160,7 +162,7 @@ class DataLoader(CombiningLoader):
             self._share_sampler.begin_epoch()
         batches: Iterator[Any] = super().__iter__()
         if self._joins_batches:
-            return join_groups(batches, self._join, self.batch_sampler_drop_last)
+            return _join_groups(batches, self._join, self.batch_sampler_drop_last)
         return batches
 
     @property
@@ -288,3 +290,28 @@ def _warn_of_repeats(dataset: Any, num_workers: int, worker_init_fn: Any) -> Non
             "worker_init_fn. Let one split the data by torch.utils.data.get_worker_info(), unless __iter__ does.",
             num_workers,
         )
+
+
+def _join_groups(batches: Iterator[Any], size: int, drop_last: bool) -> Iterator[Any]:
+    """Yield every `size` consecutive batches as one, concatenated along dimension 0 tensor by tensor.
+
+    Args:
+        batches: Structures of tensors, all built alike.
+        size: Batches in a group.
+        drop_last: Whether an incomplete group at the end is left out instead of joined as it is.
+    """
+    while True:
+        group = list(itertools.islice(batches, size))
+        if len(group) < size and (drop_last or not group):
+            return
+        yield _concatenated(group)
+
+
+def _concatenated(group: List[Any]) -> Any:
+    if len(group) == 1:
+        return group[0]
+    parts = [flatten_tensors(batch) for batch in group]
+    counts = sorted({len(part) for part in parts})
+    if len(counts) > 1:
+        raise ValueError(f"Batches with {counts} tensors cannot be joined: collate_fn must always build the same.")
+    return replace_tensors(group[0], iter([torch.cat(tensors) for tensors in zip(*parts)]))
