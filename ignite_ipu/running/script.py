@@ -126,6 +126,7 @@ def _run_substituted(program: Program, replication_factor: Optional[int], substi
     from ignite_ipu.running.substitutes.host_runs import substitute_averages, substitute_exports
     from ignite_ipu.running.substitutes.ignite_engines import substitute_ignite
     from ignite_ipu.running.substitutes.loops import substitute_loops
+    from ignite_ipu.running.substitutes.parallel import substitute_parallel
     from ignite_ipu.running.substitutes.refusals import refuse_unmappable, substitute_precision
     from ignite_ipu.running.substitutes.succession import EngineWeights
 
@@ -139,6 +140,7 @@ def _run_substituted(program: Program, replication_factor: Optional[int], substi
         substitute_cuda(substitutes)
         substitute_precision(substitutes)
         refuse_unmappable(substitutes)
+        substitute_parallel(substitutes)
         substitute_exports(substitutes)
         substitute_averages(substitutes)
         substitute_ignite(substitutes, trained, replication_factor)

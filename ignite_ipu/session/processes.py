@@ -98,22 +98,24 @@ _logger = logging.getLogger("ignite_ipu")
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the model inside `DistributedDataParallel` and `torch.compile`; any other as it is.
+    """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`; any other as it is.
 
     Raises:
-        ProcessesError: It is wrapped in `DataParallel`, which means replicas.
+        ProcessesError: It is in `DataParallel` over several devices, which means replicas.
     """
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
+        elif isinstance(model, nn.DataParallel) and len(model.device_ids) < 2:
+            model = model.module  # which is all that it is natively, on one device or none
         # By name, because its class takes long to import.
         elif type(model).__module__.startswith("torch._dynamo."):
             model = model._orig_mod
             _logger.warning("torch.compile of the %s is left out: PopTorch compiles it.", type(model).__name__)
         elif isinstance(model, nn.DataParallel):
             raise ProcessesError(
-                "The model is wrapped in DataParallel, which spreads a batch over GPUs. Pass the model inside "
-                "(model.module), and replication_factor=... for as many replicas on IPUs."
+                f"The model is in DataParallel over the devices {list(model.device_ids)}, which spreads a batch over "
+                "them. Pass the model inside (model.module), and replication_factor=... for as many replicas on IPUs."
             )
         else:
             return model

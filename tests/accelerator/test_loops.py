@@ -18,7 +18,7 @@ from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError, EarlyReadError, captured
 from ignite_ipu.deferred.accelerator import IPUAccelerator
 from ignite_ipu.emulator.device import faults
-from ignite_ipu.errors import ProcessesError, UnsupportedArgumentError
+from ignite_ipu.errors import UnsupportedArgumentError
 from tests.accelerate_state import forget
 from tests.half_precision import needs_half_precision
 
@@ -218,12 +218,12 @@ def test_prepared_losses_stay_what_they_are() -> None:
 
 
 def test_torch_compile_is_left_out() -> None:
-    """What comes back is the module inside, captured; one in DataParallel is refused."""
+    """What comes back is the module inside, captured; of DataParallel over one device, too."""
     model = network()
     accelerator = IPUAccelerator()
     assert accelerator.prepare(torch.compile(model)) is model and captured(model) is not None
-    with pytest.raises(ProcessesError, match="replication_factor"):
-        accelerator.prepare(nn.DataParallel(network()))
+    other = network()
+    assert accelerator.prepare(nn.DataParallel(other)) is other and captured(other) is not None
 
 
 def test_reading_a_loss_while_gradients_accumulate() -> None:

@@ -30,6 +30,12 @@ def test_torch_compile_is_left_out(caplog):
     assert_same_weights(compiled._orig_mod, trained(create_supervised_trainer, network()))
 
 
+def test_data_parallel_over_one_device_is_the_model_within():
+    """As natively on a machine with one GPU or none."""
+    wrapped = trained(create_ipu_trainer, nn.DataParallel(network()))
+    assert_same_weights(wrapped.module, trained(create_supervised_trainer, network()))
+
+
 def test_other_models_stay_as_they_are():
     model = network()
     assert unwrapped(model) is model
@@ -37,8 +43,10 @@ def test_other_models_stay_as_they_are():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_what_means_replicas_or_is_no_python_is_refused():
-    with pytest.raises(ProcessesError, match="replication_factor"):
-        unwrapped(nn.DataParallel(network()))
+    wrapped = nn.DataParallel(network())
+    wrapped.device_ids = [0, 1]
+    with pytest.raises(ProcessesError, match=r"over the devices \[0, 1\].*replication_factor"):
+        unwrapped(wrapped)
     for scripted in (torch.jit.script(network()), torch.jit.trace(network(), task()[:4][0])):
         with pytest.raises(SessionError, match=r"TorchScript.*Pass the module that it was made from"):
             trained(create_ipu_trainer, scripted)

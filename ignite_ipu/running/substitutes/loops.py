@@ -34,6 +34,7 @@ from ignite_ipu.running.substitutes.accelerator import substitute_accelerator
 from ignite_ipu.running.substitutes.data_edits import substitute_data
 from ignite_ipu.running.substitutes.gradients import substitute_gradients
 from ignite_ipu.running.substitutes.host_runs import is_exported
+from ignite_ipu.running.substitutes.parallel import within
 from ignite_ipu.running.substitutes.succession import EngineWeights
 from ignite_ipu.session.session import IPUSession, known_session
 from ignite_ipu.session.weights.model_states import LiveState, live_state
@@ -138,7 +139,9 @@ class _Loops(CaptureObserver):
                 # What PopTorch compiles: the models in it are traced as they are.
                 with natively():
                     return original(module, *args, **kwargs)
-            if next(module.parameters(), None) is None or torch.utils.data.get_worker_info() is not None:
+            if within(module) is not module or next(module.parameters(), None) is None:
+                return original(module, *args, **kwargs)
+            if torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
             if is_exported(module):
                 raise self._journal.refuse(
@@ -159,7 +162,7 @@ class _Loops(CaptureObserver):
     def named_parameters(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def named_parameters(module: Any, *args: Any, **kwargs: Any) -> Any:
-            self._asked.add(module)
+            self._asked.add(within(module))
             return original(module, *args, **kwargs)
 
         return named_parameters

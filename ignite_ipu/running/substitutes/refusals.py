@@ -21,8 +21,6 @@ __all__ = ["refuse_unmappable", "substitute_precision"]
 _REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
 _HOOKS = "gradients exist inside the device's step alone, so a hook on them never runs. To clip, use clip_grad_norm_."
 _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
-    (nn.parallel.DistributedDataParallel, "__init__", "DistributedDataParallel", f"remove the wrapper: {_REPLICAS}"),
-    (nn.DataParallel, "__init__", "DataParallel", f"remove the wrapper: {_REPLICAS}"),
     (
         nn.Module,
         "share_memory",
@@ -50,17 +48,6 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
     """Refuse, at the script's own lines, what would train another way than it says."""
     journal = substitutes.journal
 
-    def init_process_group(
-        line: Any, original: Callable[..., Any], backend: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        if "gloo" not in str(backend):
-            raise journal.refuse(
-                line,
-                f"init_process_group({backend!r})",
-                f"DistributedDataParallel trains on GPUs that this backend connects; {_REPLICAS}",
-            )
-        return original(backend, *args, **kwargs)
-
     def compile_(line: Any, original: Any, model: Any = None, **kwargs: Any) -> Any:
         journal.note(line, "torch.compile()", "left out: the program is compiled for the IPU")
         return (lambda function: function) if model is None else model
@@ -70,8 +57,6 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
             substitutes.refuse(owner, name, what, reason)
     # Known by more than one name.
     substitutes.set(nn.utils.clip_grad, "clip_grad_value_", nn.utils.clip_grad_value_)
-    if torch.distributed.is_available():
-        substitutes.own_calls(torch.distributed, "init_process_group", init_process_group)
     if hasattr(torch, "compile"):
         substitutes.own_calls(torch, "compile", compile_)
 

@@ -8,7 +8,7 @@ from ignite.metrics import Accuracy
 from torch import nn
 
 from tests.ignite.side import losses, weights
-from tests.ignite.table import HOST, REFUSED, row
+from tests.ignite.table import HOST, row
 
 
 @row(
@@ -107,18 +107,8 @@ def support(side):
     return [bool(flag) for flag in flags], torch.distributed.is_available()
 
 
-@row(
-    "torch.nn.DataParallel",
-    support=REFUSED,
-    note="replicas are `replication_factor`; pass the model inside the wrapper",
-)
+@row("torch.nn.DataParallel", note="over one device, as the model within; several are `replication_factor`")
 def data_parallel(side):
-    if side.native:
-        return "refused"
     model = side.model()
-    try:
-        trainer = side.trainer(nn.DataParallel(model), side.sgd(model))
-        trainer.run(side.loader(), max_epochs=1)
-    except Exception as error:
-        return "refused" if "replication_factor" in str(error) else repr(error)
-    return "accepted"
+    side.trainer(nn.DataParallel(model), side.sgd(model)).run(side.loader(), max_epochs=1)
+    return weights(model)

@@ -1,0 +1,82 @@
+"""Models that scripts wrap for several GPUs train as the model within does, under the wrapper's names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu.errors import RunError
+
+SCRIPT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = WRAPPED
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+x, y = torch.randn(8, 3).cuda(), torch.randn(8, 1).cuda()
+for _ in range(4):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+assert isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+model.eval()
+with torch.no_grad():
+    again = model(x)
+assert torch.allclose(again, model.module(x), atol=1e-6)
+torch.save(model.state_dict(), "wrapped.pt")
+torch.save(model.module.state_dict(), "within.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        "nn.DataParallel(nn.Linear(3, 1)).cuda()",
+        "nn.DataParallel(nn.Linear(3, 1).cuda(), device_ids=list(range(torch.cuda.device_count())))",
+        "nn.parallel.DistributedDataParallel(nn.Linear(3, 1).cuda(), device_ids=[0], find_unused_parameters=True)",
+    ],
+)
+def test_a_wrapped_model_trains_as_natively(run, wrapped, tmp_path, monkeypatch):
+    """Files have the names with `module.` as they do natively, and those of the model within do not."""
+    monkeypatch.chdir(tmp_path)
+    ran = run(SCRIPT.replace("WRAPPED", wrapped))
+    name = "DataParallel" if "nn.DataParallel" in wrapped else "DistributedDataParallel"
+    assert ran.became(name) == "the model itself: one process drives all IPUs"
+
+    torch.manual_seed(0)
+    native = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(native.parameters(), lr=0.1, momentum=0.9)
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(native(x), y).backward()
+        optimizer.step()
+    expected = native.state_dict()
+    torch.testing.assert_close(torch.load("within.pt", weights_only=True), expected, rtol=1e-5, atol=1e-6)
+    wrapped_state = torch.load("wrapped.pt", weights_only=True)
+    assert list(wrapped_state) == ["module.weight", "module.bias"]
+    torch.testing.assert_close(wrapped_state["module.weight"], expected["weight"], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_accumulate_without_synchronisation(run):
+    """`no_sync` has nothing to leave out."""
+    ran = run("""
+        import torch
+        from torch import nn
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = model.module.weight.detach().clone()
+        with model.no_sync():
+            model(torch.ones(2, 3)).mean().backward()
+        model(torch.ones(2, 3)).mean().backward()
+        optimizer.step()
+        print(torch.allclose(model.module.weight, before - 0.2))
+    """)
+    assert ran.output == ["True"]
+
+
+def test_several_processes_on_gpus_are_refused(run):
+    """The refusal names the line, and the way to replicas."""
+    with pytest.raises(RunError, match=r"script\.py:2: .*init_process_group.*--replication-factor"):
+        run("import torch.distributed as dist\ndist.init_process_group('nccl', rank=0, world_size=2)")
