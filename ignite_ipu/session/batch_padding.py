@@ -44,9 +44,14 @@ class FillingCheck:
         output = call(batch)
         if valid < (program.rows or 0):
             self._check(program, batch, valid, output, call)
-        elif program not in self._samples:
-            self._samples[program] = map_tensors(_row(batch, 0), torch.clone)
+        else:
+            self.keep_sample(program, batch)
         return output
+
+    def keep_sample(self, program: Program, batch: Any) -> None:
+        """Keep a sample of a program's first batch, to fill up with when a later batch has only one."""
+        if program not in self._samples:
+            self._samples[program] = map_tensors(_row(batch, 0), torch.clone)
 
     def may_cut(self, program: Program, batch: Any, call: Callable[[Any], Any]) -> bool:
         """Tell whether a larger batch may be cut into pieces of a program's size.

@@ -14,7 +14,7 @@ from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, m
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, RowsError
 from ignite_ipu.program.guards.attributes import PythonState, changes_in_every_call
 from ignite_ipu.program.guards.registrations import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
@@ -76,7 +76,10 @@ class CapturedEvaluation:
             larger = self._by_kind.get(kind)
             if larger is not None and self._fits(larger, tensors):
                 self._note_use(next(key for key, known in self._programs.items() if known is larger))
-                return self._filled_up(larger, tensors)
+                try:
+                    return self._filled_up(larger, tensors)
+                except RowsError:  # the forward mixes the rows of a batch
+                    self._row_wise[larger] = False
             program = self._new(model, structure, tensors)
             self._programs[kind, shapes] = program
             outputs = self._call(program, tensors)
@@ -158,9 +161,12 @@ class CapturedEvaluation:
     def _filled_up(self, program: Program, tensors: List[torch.Tensor]) -> Any:
         step = program.step
         assert isinstance(step, CalledStep) and program.rows is not None
-        piece, valid = next(split_rows(tensors, program.rows))
-        outputs = list(self._call(program, piece))
-        return unflatten(step.output, take_rows(outputs, valid, program.rows))
+        rows = program.rows
+        piece, valid = next(split_rows(tensors, rows))
+        outputs = self._session.inference.filling.checked(
+            program, piece, valid, lambda batch: take_rows(list(self._call(program, batch)), valid, rows)
+        )
+        return unflatten(step.output, outputs)
 
     def _fits(self, program: Program, tensors: Sequence[torch.Tensor]) -> bool:
         """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""
@@ -182,6 +188,8 @@ class CapturedEvaluation:
             rows = tensors[0].shape[:1]
             same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
             self._row_wise[program] = same and bool(rows)
+            if self._row_wise[program]:
+                self._session.inference.filling.keep_sample(program, tensors)
         return outputs
 
 

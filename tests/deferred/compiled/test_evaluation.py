@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any, Tuple
 
@@ -90,6 +91,29 @@ def test_batches_of_any_size() -> None:
     for rows in (8, 3):
         found, expected = model(X[:rows], labels=Y[:rows]), twin(X[:rows], labels=Y[:rows])
         torch.testing.assert_close(found["loss"], expected["loss"])
+    assert len(capture.session.evaluations) == 3
+
+
+class Centred(nn.Module):
+    """Mixes the rows of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(X.shape[1], 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.layer(x)
+        return scores - scores.mean(0)
+
+
+def test_a_batch_is_not_filled_up_where_that_changes_predictions() -> None:
+    """Its outputs have a row per sample, but depend on the other rows: each size is a program of its own."""
+    model = Centred().eval()
+    twin = copy.deepcopy(model)
+    capture = capture_model(model, CaptureSettings())
+    with torch.no_grad():
+        for rows in (8, 3, 1, 8):
+            torch.testing.assert_close(model(X[:rows]), twin(X[:rows]))
     assert len(capture.session.evaluations) == 3
 
 
