@@ -81,11 +81,11 @@ class FillingCheck:
         rows, executor = row_count(batch), program.executor
         if executor in self._passed or valid % (rows // program.micro_batches) == 0:
             return  # whole micro-batches of filling are never mixed with samples
-        sample = _row(batch, 0)
-        if _alike(sample, _row(batch, rows - 1)):
-            if program not in self._samples:
-                return  # a single sample, and no other to fill up with
-            sample = self._samples[program]
+        sample, filling = _row(batch, 0), _row(batch, rows - 1)
+        if _alike(sample, filling):
+            sample = self._samples.get(program, sample)
+            if _alike(sample, filling):
+                return  # there is no other sample to fill up with
         if not _alike(output, call(_refilled(batch, valid, sample))) and _alike(output, call(batch)):
             raise RowsError(_message(program.step.model, valid, rows))
         self._passed.add(executor)
