@@ -20,7 +20,6 @@ from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rewriting.imports import update_imports
 from ignite_ipu.migration.source.file import Source
-from ignite_ipu.migration.source.notebook import NotebookError
 
 # What a remedy says of `migrate`, which has just declined.
 _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
@@ -70,7 +69,7 @@ def migrate_source(source: Source) -> Migration:
     if result.changed:
         try:
             source.encode(result.text)
-        except (NotebookError, UnicodeEncodeError) as error:
+        except (SourceError, UnicodeEncodeError) as error:
             return Migration(source, source.text, blocked=True, remarks=[Remark(1, "migrate", str(error))])
     result.remarks += [Remark(f.line, f.rule, f.message) for f in after if f.severity is Severity.WARNING]
     result.remarks.sort(key=lambda remark: remark.line)

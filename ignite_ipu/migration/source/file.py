@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import List, Optional, Tuple, Union
 
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.source.notebook import Notebook, NotebookError
+from ignite_ipu.migration.source.notebook import Notebook
 
 MAXIMUM_BYTES = 10 * 1024 * 1024
 
@@ -44,7 +44,7 @@ class Source:
 
         Raises:
             UnicodeEncodeError: the file's encoding lacks a character of `text`.
-            NotebookError: the notebook's cells cannot be told apart in `text`.
+            SourceError: the notebook's cells cannot be told apart in `text`.
         """
         if self.notebook is not None:
             text = self.notebook.replace(text)
@@ -75,7 +75,8 @@ def decode_source(path: str, data: bytes) -> Source:
     if b"\0" in data:
         raise SourceError("contains NUL bytes: it is a binary file or not in an encoding Python reads")
     if path.endswith(".ipynb"):
-        return _decode_notebook(path, data)
+        notebook = Notebook.parse(data)
+        return Source(path, notebook.text, "utf-8", data.startswith(codecs.BOM_UTF8), notebook)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     except SyntaxError as error:
@@ -96,14 +97,6 @@ def decode_source(path: str, data: bytes) -> Source:
             line,
         ) from None
     return Source(path, text, encoding, marked)
-
-
-def _decode_notebook(path: str, data: bytes) -> Source:
-    try:
-        notebook = Notebook.parse(data)
-    except NotebookError as error:
-        raise SourceError(str(error)) from None
-    return Source(path, notebook.text, "utf-8", data.startswith(codecs.BOM_UTF8), notebook)
 
 
 def one_side(difference: str, left_out: str) -> str:

@@ -11,6 +11,8 @@ import ast
 import re
 from typing import Callable, List, Optional, Sequence
 
+from ignite_ipu.errors import SourceError
+
 _CELL_MAGIC = re.compile(r"%%\s*([\w!]*)")
 # Their cells are other languages, files and other processes; the cell of any other magic is Python if it reads as such.
 _ELSEWHERE = re.compile(
@@ -34,10 +36,6 @@ _HIDDEN = "# ignite-ipu magic: "
 _HIDDEN_STATEMENT = f"pass  {_HIDDEN}"
 _IN_FRONT = "  # ignite-ipu magic in front: "
 _ASSIGNED = "  # ignite-ipu magic behind the equals sign: "
-
-
-class MagicError(Exception):
-    """A rewrite has left no place for a magic."""
 
 
 def hide_magics(source: str) -> Optional[List[str]]:
@@ -65,13 +63,13 @@ def show_magics(lines: Sequence[str]) -> List[str]:
     """Return the cell's lines with its magics again.
 
     Raises:
-        MagicError: The statement that a magic runs is not there any more.
+        SourceError: The statement that a magic runs is not there any more.
     """
     shown = [_shown(line) for line in lines]
     header = next((number for number, line in enumerate(shown) if _is_header(lines[number], line)), 0)
     if any(line.strip() for line in shown[:header]):
         if shown[header].startswith("%%timeit"):
-            raise MagicError(f"what the cell of {shown[header].strip()} imports is not seen by other cells")
+            raise SourceError(f"what the cell of {shown[header].strip()} imports is not seen by other cells")
         shown.insert(0, shown.pop(header))
     return shown
 
@@ -129,7 +127,7 @@ def _shown(line: str) -> str:
             return f"{code[:place]}{magic}{code[place:]}"
         if line.lstrip().startswith(mark.lstrip()):
             magic = line.lstrip()[len(mark.lstrip()) :].strip()
-            raise MagicError(f"the statement behind {magic} becomes a part of another; take the magic away")
+            raise SourceError(f"the statement behind {magic} becomes a part of another; take the magic away")
     return line
 
 

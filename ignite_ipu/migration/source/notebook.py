@@ -13,14 +13,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
 
-from ignite_ipu.migration.source.magics import MagicError, hide_magics, show_magics
+from ignite_ipu.errors import SourceError
+from ignite_ipu.migration.source.magics import hide_magics, show_magics
 
 _MARKER = '"ignite-ipu: notebook cell {}"'
 _MARKER_LINE = re.compile(r'^"ignite-ipu: notebook cell (\d+)"$')
-
-
-class NotebookError(Exception):
-    """A file that is no notebook we can read, or whose cells a rewrite has mixed up."""
 
 
 @dataclass
@@ -46,19 +43,19 @@ class Notebook:
         """Read a notebook of format 4.
 
         Raises:
-            NotebookError: It is not JSON, or not a notebook.
+            SourceError: It is not JSON, or not a notebook.
         """
         try:
             raw = data[len(codecs.BOM_UTF8) :] if data.startswith(codecs.BOM_UTF8) else data
             decoded = raw.decode("utf-8")
             content = json.loads(decoded)
         except (UnicodeDecodeError, ValueError, RecursionError) as error:
-            raise NotebookError(f"is not a notebook: {error}") from None
+            raise SourceError(f"is not a notebook: {error}") from None
         if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-            raise NotebookError('is not a notebook of format 4: it has no list "cells"')
+            raise SourceError('is not a notebook of format 4: it has no list "cells"')
         language = _language(content)
         if language not in ("", "python"):
-            raise NotebookError(f"is a notebook in {language}, not in Python")
+            raise SourceError(f"is a notebook in {language}, not in Python")
         lines: List[str] = []
         cells: List[Tuple[int, int, int]] = []
         number = 0
@@ -98,7 +95,7 @@ class Notebook:
         """Return the file's new text with the code cells taken from `text`; everything else, outputs too, is kept.
 
         Raises:
-            NotebookError: The markers in `text` are not those of this notebook, in order, or a magic has lost what
+            SourceError: The markers in `text` are not those of this notebook, in order, or a magic has lost what
                 it runs.
         """
         parts: List[Tuple[int, List[str]]] = []
@@ -109,17 +106,17 @@ class Notebook:
             elif parts:
                 parts[-1][1].append(line)
             elif line.strip():
-                raise NotebookError("a line stands before the first cell's marker")
+                raise SourceError("a line stands before the first cell's marker")
         if [index for index, _ in parts] != [index for index, _, _ in self.cells]:
-            raise NotebookError("the cells cannot be told apart after the rewrite")
+            raise SourceError("the cells cannot be told apart after the rewrite")
         content = dict(self.content, cells=[dict(cell) for cell in self.content["cells"]])
         for position, (index, lines) in enumerate(parts):
             cell = content["cells"][index]
             old = _cell_text(cell)
             try:
                 new = "\n".join(show_magics(lines))
-            except MagicError as error:
-                raise NotebookError(f"in cell {self.cells[position][1]}, {error}") from None
+            except SourceError as error:
+                raise SourceError(f"in cell {self.cells[position][1]}, {error}") from None
             # The last cell's own trailing blank lines were cut with the text's.
             if position == len(parts) - 1:
                 new = new.rstrip("\n") + old[len(old.rstrip("\n")) :]
@@ -144,4 +141,4 @@ def _cell_text(cell: Dict[str, Any]) -> str:
         return "".join(source)
     if isinstance(source, str):
         return source
-    raise NotebookError("has a code cell whose source is neither text nor a list of lines")
+    raise SourceError("has a code cell whose source is neither text nor a list of lines")

@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from ignite_ipu.migration.source.magics import MagicError, hide_magics, show_magics
+from ignite_ipu.errors import SourceError
+from ignite_ipu.migration.source.magics import hide_magics, show_magics
 
 CELLS = [
     "%matplotlib inline\nimport torch\n!pip list",
@@ -67,7 +68,7 @@ def test_a_cells_own_magic_stays_its_first_line():
 
 def test_what_leaves_no_place_for_a_magic_is_refused():
     (line,) = hide_magics("%time loss.backward()")
-    with pytest.raises(MagicError, match="the statement behind %time becomes a part of another"):
+    with pytest.raises(SourceError, match="the statement behind %time becomes a part of another"):
         show_magics([line.replace("loss.backward()", "").strip()])
-    with pytest.raises(MagicError, match="%%timeit -n 1 imports"):
+    with pytest.raises(SourceError, match="%%timeit -n 1 imports"):
         show_magics(["import torch", *hide_magics("%%timeit -n 1\nx = 1")])

@@ -10,7 +10,7 @@ from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import decode_source
-from ignite_ipu.migration.source.notebook import Notebook, NotebookError
+from ignite_ipu.migration.source.notebook import Notebook
 
 
 def notebook(*cells, **metadata):
@@ -116,7 +116,7 @@ def test_other_files_are_refused(data, message):
 
 def test_cells_that_cannot_be_told_apart_are_refused():
     parsed = Notebook.parse(notebook("x = 1", "y = 2"))
-    with pytest.raises(NotebookError, match="cannot be told apart"):
+    with pytest.raises(SourceError, match="cannot be told apart"):
         parsed.replace(parsed.text.replace('"ignite-ipu: notebook cell 2"\n', ""))
 
 
