@@ -12,7 +12,7 @@ from typing import Counter as CounterType
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator.inspection import name_of
+from ignite_ipu.emulator.inspection import map_leaves, name_of
 from ignite_ipu.migration.trial.places import Place, current_place
 
 _LARGEST = 10_000
@@ -69,7 +69,7 @@ class Answers(TorchFunctionMode):
     def _keep(self, func: Callable[..., Any], result: Any) -> None:
         self._calls += 1
         name, place = name_of(func), current_place()
-        self._results[place, name].append(_kept(result))
+        self._results[place, name].append(map_leaves(result, _kept))
         if isinstance(result, torch.Tensor) and result.dtype is torch.float64:
             self.doubles.setdefault(place, name)
 
@@ -89,31 +89,16 @@ class Answers(TorchFunctionMode):
             raise LookupError(name)
         position = self._taken[place, name]
         self._taken[place, name] += 1
-        return _given(results[min(position, len(results) - 1)])
+        return map_leaves(results[min(position, len(results) - 1)], _given)
 
 
-class _Shape:
-    """A large tensor, of which only shape and type are worth keeping."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.size, self.dtype = tuple(tensor.shape), tensor.dtype
-
-    def tensor(self) -> torch.Tensor:
-        return torch.zeros(self.size, dtype=self.dtype)
+def _kept(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch._C.DisableTorchFunction():
+        # Of a large tensor only shape and type are worth keeping.
+        return value.detach().to("meta") if value.numel() > _LARGEST else value.detach().clone()
 
 
-def _kept(result: Any) -> Any:
-    if isinstance(result, torch.Tensor):
-        with torch._C.DisableTorchFunction():
-            return _Shape(result) if result.numel() > _LARGEST else result.detach().clone()
-    if isinstance(result, (tuple, list)):
-        return [_kept(item) for item in result]
-    return result
-
-
-def _given(result: Any) -> Any:
-    if isinstance(result, _Shape):
-        return result.tensor()
-    if isinstance(result, list):
-        return tuple(_given(item) for item in result)
-    return result
+def _given(value: Any) -> Any:
+    return torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) and value.is_meta else value

@@ -86,10 +86,7 @@ def try_out(target: str) -> Trial:
 
 
 def _try_training(native: Subject, subject: Subject, notes: Notes, trial: Trial) -> None:
-    trial.tried.append("training")
-    native.model.train()
-    subject.model.train()
-    answers = _answers(native, notes, training=True)
+    answers = _answers(native, subject, notes, trial, training=True)
     if answers is None:
         return
     refused = False
@@ -114,10 +111,7 @@ def _try_training(native: Subject, subject: Subject, notes: Notes, trial: Trial)
 
 
 def _try_inference(native: Subject, subject: Subject, notes: Notes, trial: Trial) -> None:
-    trial.tried.append("inference")
-    native.model.eval()
-    subject.model.eval()
-    answers = _answers(native, notes, training=False)
+    answers = _answers(native, subject, notes, trial, training=False)
     if answers is None:
         return
 
@@ -129,8 +123,11 @@ def _try_inference(native: Subject, subject: Subject, notes: Notes, trial: Trial
         trial.compiled.append("inference")
 
 
-def _answers(native: Subject, notes: Notes, training: bool) -> Optional[Answers]:
-    """Run the model natively once; None when that fails already."""
+def _answers(native: Subject, subject: Subject, notes: Notes, trial: Trial, training: bool) -> Optional[Answers]:
+    """Set the mode of both models and run one natively once; None when that fails already."""
+    trial.tried.append("training" if training else "inference")
+    for each in (native, subject):
+        each.model.train(training)
     x, y = native.batches[0]
     answers = Answers()
     try:
