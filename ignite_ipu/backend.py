@@ -1,4 +1,4 @@
-"""Which PopTorch is in use: the Poplar SDK's, or the emulator that ships with this package.
+"""The PopTorch that is in use: the Poplar SDK's, or the emulator that ships with this package.
 
 Everything else asks `poptorch()` for the module and uses only names that PopTorch 3.3 has. The choice is made when it
 is first asked for, never at import, and one log line says what it was.

@@ -36,7 +36,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 
 class IPUError(Exception):
-    """What goes wrong in code that is moved to IPUs, as this library says it; the base of all its exceptions."""
+    """Base of all exceptions of this library: something that goes wrong in code that is moved to IPUs."""
 
 
 class BackendError(IPUError, RuntimeError):
@@ -156,7 +156,7 @@ class WriteError(IPUError):
 
 
 class UserError(IPUError):
-    """What a person asked for cannot be done, and the message says why and what would work; shown without a traceback.
+    """Request of a person that cannot be met; the message says why and what would work, and no traceback is shown.
 
     Args:
         message: What was wrong, the value, the way out.

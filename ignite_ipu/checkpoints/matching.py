@@ -1,4 +1,4 @@
-"""What keeps a checkpoint from fitting the objects it is to be loaded into, found before any of them is touched."""
+"""Obstacles that keep a checkpoint from fitting the objects it is loaded into, found before any of them is written."""
 
 from __future__ import annotations
 

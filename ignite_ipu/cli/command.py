@@ -30,7 +30,7 @@ EXIT_BROKEN_PIPE = 141
 
 
 class Command(NamedTuple):
-    """Where a subcommand lives: a module that offers `add_arguments(parser)` and `main(args) -> int`.
+    """Place of a subcommand: a module that offers `add_arguments(parser)` and `main(args) -> int`.
 
     Attributes:
         module: The module's name; it is imported when the subcommand is used.

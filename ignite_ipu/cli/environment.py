@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, the Poplar SDK, the backend, the devices and the environment variables."""
+"""Facts that a bug report needs: versions, the Poplar SDK, the backend, the devices and the environment variables."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _INSTANCE = ("-m", "ignite_ipu.cli.instance")
 
 
 class Job(NamedTuple):
-    """What to launch.
+    """Processes to launch.
 
     Attributes:
         script: The program's file.

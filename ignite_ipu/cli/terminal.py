@@ -1,4 +1,4 @@
-"""What commands write for people: styled and folded to the terminal's width by rich, plain everywhere else.
+"""Text that commands write for people: styled and folded to the terminal's width by rich, plain everywhere else.
 
 Rich is an optional dependency (`pip install 'ignite-ipu[migrate]'`); without it, in pipes and files, and where NO_COLOR
 forbids it, the same text is written without styles.

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class MeanReductionStrategy(enum.IntEnum):
-    """When a mean reduction divides the gradients it accumulates and reduces."""
+    """Moment at which a mean reduction divides the gradients it accumulates and reduces."""
 
     Running = 0
     """Keep a running mean while accumulating."""
@@ -46,7 +46,7 @@ class DataLoaderMode(enum.IntEnum):
 
 
 class SharingStrategy(enum.IntEnum):
-    """How the process of an asynchronous data loader receives its data set and shares its tensors."""
+    """Way in which the process of an asynchronous data loader receives its data set and shares its tensors."""
 
     SharedMemory = 0
     """Start a new process; tensors live in shared memory."""
@@ -59,7 +59,7 @@ class SharingStrategy(enum.IntEnum):
 
 
 class OutputMode(enum.IntEnum):
-    """Which of the outputs that a call computes come back to the host."""
+    """Outputs that come back to the host, of those that a call computes."""
 
     Final = 0
     """The last micro-batch of each replica."""
@@ -74,7 +74,7 @@ class OutputMode(enum.IntEnum):
 
 
 class ConnectionType(enum.IntEnum):
-    """When a model takes hold of IPUs."""
+    """Moment at which a model takes hold of IPUs."""
 
     Always = 0
     """Before it compiles."""
@@ -85,7 +85,7 @@ class ConnectionType(enum.IntEnum):
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
-    """How the tracing front end, which 3.3 no longer has, cast mixed operands; kept so that old scripts import."""
+    """Cast of mixed operands by the tracing front end, which 3.3 no longer has; kept so that old scripts import."""
 
     FloatDowncastToHalf = 0
     """Cast the float operand down."""
@@ -96,7 +96,7 @@ class HalfFloatCastingBehavior(enum.IntEnum):
 
 
 class ReductionType(enum.IntEnum):
-    """How values are combined."""
+    """Way in which values are combined."""
 
     Sum = 0
     """Add."""
@@ -107,7 +107,7 @@ class ReductionType(enum.IntEnum):
 
 
 class SyncPattern(enum.IntEnum):
-    """Which IPUs wait for which at a synchronisation point."""
+    """IPUs that wait for each other at a synchronisation point."""
 
     Full = 0
     """All for all."""
@@ -118,7 +118,7 @@ class SyncPattern(enum.IntEnum):
 
 
 class MatMulSerializationMode(enum.Enum):
-    """Which dimension of a matrix product is cut into pieces computed one after the other."""
+    """Dimension of a matrix product that is cut into pieces computed one after the other."""
 
     InputChannels = "input_channels"
     """Rows of the left operand."""
@@ -131,7 +131,7 @@ class MatMulSerializationMode(enum.Enum):
 
 
 class Liveness(enum.IntEnum):
-    """When a serially phased execution moves its tensors off the chip."""
+    """Moment at which a serially phased execution moves its tensors off the chip."""
 
     AlwaysLive = 0
     """Never."""
@@ -155,7 +155,7 @@ class OverlapMode(enum.Enum):
 
 
 class AutoStage(enum.IntEnum):
-    """How blocks become stages when none are listed."""
+    """Rule by which blocks become stages when none are listed."""
 
     SameAsIpu = 0
     """A block's stage has the number of its IPU."""
@@ -164,7 +164,7 @@ class AutoStage(enum.IntEnum):
 
 
 class MultiConvPlanType(enum.IntEnum):
-    """How several convolutions share the chip."""
+    """Way in which several convolutions share the chip."""
 
     Parallel = 0
     """At the same time."""
@@ -173,7 +173,7 @@ class MultiConvPlanType(enum.IntEnum):
 
 
 class CommGroupType(enum.IntEnum):
-    """Which replicas form a group."""
+    """Replicas that form a group."""
 
     All = 0
     """All of them form one."""
@@ -186,7 +186,7 @@ class CommGroupType(enum.IntEnum):
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """How many copies of a grouped parameter come back to the host."""
+    """Copies of a grouped parameter that come back to the host."""
 
     OnePerGroup = 0
     """One for each group of replicas."""

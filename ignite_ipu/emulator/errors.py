@@ -41,7 +41,7 @@ class Refusal(enum.Enum):
 
 
 class Error(Exception):
-    """What PopTorch raises for a wrong state, a wrong input, or a program its back end refuses.
+    """Error that PopTorch raises for a wrong state, a wrong input, or a program its back end refuses.
 
     Attributes:
         type: Kind of the error, e.g. `poptorch_py_error` or `poptorch_cpp_error`.

@@ -104,7 +104,7 @@ class Channel:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether trace points go anywhere."""
+        """True where trace points go anywhere."""
         return _RECORDER is not None
 
     def tracepoint(self, name: str) -> ContextManager[None]:

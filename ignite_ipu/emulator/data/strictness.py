@@ -1,4 +1,4 @@
-"""How strict asynchronous loading is: poisoned stale batches, and how long a silent worker is waited for.
+"""Strictness of asynchronous loading: poisoned stale batches, and how long a silent worker is waited for.
 
 On hardware a batch that is kept beyond its turn quietly changes its values, and a worker that hangs hangs everything.
 Here both fail visibly. Each setting has an environment variable, read when it is needed, and a function that overrides

@@ -24,7 +24,7 @@ _REPORT_SECONDS = 15.0
 
 @dataclasses.dataclass
 class Counters:
-    """What happened on the devices, for one executor or for the whole process.
+    """Counts of what happened on the devices, for one executor or for the whole process.
 
     Attributes:
         compiles: Graphs captured and built.

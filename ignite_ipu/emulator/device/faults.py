@@ -12,7 +12,7 @@ from ignite_ipu.emulator.errors import RECOVERY_ACTIONS, Error, recoverable_erro
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What goes wrong.
+    """Fault that is injected.
 
     Attributes:
         recovery_action: Which reset mends it, one of `errors.RECOVERY_ACTIONS`; None when no reset does.

@@ -28,7 +28,7 @@ MOST_IPUS = 64
 
 
 class Holder(NamedTuple):
-    """Who has an IPU.
+    """Process that has an IPU.
 
     Attributes:
         pid: Its process.
@@ -44,7 +44,7 @@ class Holder(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether the holder's process still runs."""
+        """True while the holder's process runs."""
         return _started(self.pid) == self.started
 
     def __str__(self) -> str:

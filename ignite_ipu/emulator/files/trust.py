@@ -1,4 +1,4 @@
-"""Which pickled models may be unpickled: unpickling runs whatever code the file's author put there.
+"""Trust in pickled models, which unpickling needs: it runs whatever code the file's author put there.
 
 A file that this user wrote is recognised by a signature made with a key of theirs, kept in their own state directory,
 so that saving and loading work as in PopTorch. Files from elsewhere are unpickled only when asked for.

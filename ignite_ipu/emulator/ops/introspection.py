@@ -1,4 +1,4 @@
-"""What PopTorch's compiled part asks its Python part: rarely of use in programs, but part of the API."""
+"""Questions of PopTorch's compiled part to its Python part: rarely of use in programs, but part of the API."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _recorded(trace: Trace, name: str, mode: OverlapMode, tensor: torch.Tensor, 
 
 
 class _Marks:
-    """What is checked when forward has returned: each marked tensor, then the options, if anything overlaps.
+    """Checks for when forward has returned: each marked tensor, then the options, if anything overlaps.
 
     Attributes:
         misuses: Raise if a marked tensor meets something that it may not, given the nodes that are returned.

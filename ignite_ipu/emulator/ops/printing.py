@@ -19,7 +19,7 @@ _TOO_LARGE, _TOO_SMALL = 1e6, 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class TensorFormat:
-    """How the text of a tensor looks; `ipu_print_tensor` explains the attributes."""
+    """Layout of a tensor's text; `ipu_print_tensor` explains the attributes."""
 
     summarise_threshold: int = 1000
     edge_items: int = 3

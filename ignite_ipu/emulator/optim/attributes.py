@@ -1,4 +1,4 @@
-"""Which hyper-parameters of a PopTorch optimizer may change after the model is compiled."""
+"""Hyper-parameters of a PopTorch optimizer that may change after the model is compiled."""
 
 from __future__ import annotations
 

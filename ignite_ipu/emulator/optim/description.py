@@ -1,4 +1,4 @@
-"""What an executor reads from an optimizer object, and when that may replace what it compiled."""
+"""Description of an optimizer as an executor reads it, and when that may replace what it compiled."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class OptimizerDescription:
 
     @property
     def half_accumulators(self) -> bool:
-        """Whether gradients accumulate in float16, which needs `MeanReductionStrategy.Running`."""
+        """True where gradients accumulate in float16, which needs `MeanReductionStrategy.Running`."""
         return self.accum_type is torch.float16
 
     @property
@@ -178,7 +178,7 @@ def describe(optimizer: torch.optim.Optimizer, automatic_loss_scaling: bool = Fa
 
 
 class _Constancy:
-    """Which values of one optimizer are compiled in."""
+    """Values of one optimizer that are compiled in."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._marks = optimizer.variable_attrs if isinstance(optimizer, PoptorchOptimizer) else None

@@ -9,7 +9,7 @@ from typing import Dict, Iterator, Tuple
 
 
 class Kind(enum.Enum):
-    """Which update an optimizer stands for."""
+    """Update that an optimizer stands for."""
 
     SGD1 = "SGD1"
     """SGD whose velocity and accumulated gradient share a tensor."""

@@ -1,4 +1,4 @@
-"""What all PopTorch optimizers share: a record of the state on the device."""
+"""Base of all PopTorch optimizers: a record of the state on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PopTorch's setters let pass and its back end refuses when a model compiles."""
+"""Checks of what PopTorch's setters let pass and its back end refuses when a model compiles."""
 
 from __future__ import annotations
 

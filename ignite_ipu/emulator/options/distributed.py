@@ -42,7 +42,7 @@ class _DistributedOptions(OptionsDict):
 
     @property
     def numProcesses(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
         num_processes: int = self.num_distributed_processes
         return num_processes
 

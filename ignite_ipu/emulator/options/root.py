@@ -42,7 +42,7 @@ def _part(name: str, about: str) -> Any:
 
 
 class Options(OptionsDict):
-    """How a model runs: batching, outputs, devices, placement, training.
+    """Options of a model's run: batching, outputs, devices, placement, training.
 
     Setters return the object, so that they chain. A wrapped model and a `DataLoader` freeze the options they are given.
 

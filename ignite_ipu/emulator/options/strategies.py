@@ -15,7 +15,7 @@ BlockId = str
 
 
 class Where(NamedTuple):
-    """What a strategy answers for one block: its stage, its phase and its IPU (-1: none was given)."""
+    """Answer of a strategy for one block: its stage, its phase and its IPU (-1: none was given)."""
 
     stage: int
     phase: int
@@ -152,7 +152,7 @@ class _ListedStages(_Stages):
 
 
 class _IExecutionStrategy:
-    """What every strategy is: the stages it knows, and the rule for the blocks it meets.
+    """Base of every strategy: the stages it knows, and the rule for the blocks it meets.
 
     PopTorch cannot pickle a strategy whose stages are listed; every strategy pickles here.
     """
@@ -243,7 +243,7 @@ class ShardedExecution(PipelinedExecution):
 
 
 class _IPhasedExecution(_IExecutionStrategy):
-    """What both phased strategies are.
+    """Base of both phased strategies.
 
     Args:
         phases: At least one, each a `Phase`, a list of stages, a list of block ids (one stage), a stage or a block id.

@@ -8,7 +8,7 @@ from ignite_ipu.emulator.options.guarded import OptionsDict, checked
 
 
 class TensorLocationSettings(OptionsDict):
-    """Where one kind of tensor is kept, and how it gets there; what was not said is the back end's choice."""
+    """Place of one kind of tensor, and its way there; what was not said is the back end's choice."""
 
     def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
         """Keep tensors with fewer elements on the chip."""

@@ -1,4 +1,4 @@
-"""What is wrong with a plan, said before anything compiles: each check returns a sentence, or None."""
+"""Checks of a plan before anything compiles: each returns a sentence, or None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an IPU system can hold and move: published figures, and the assumptions that turn them into estimates."""
+"""Capacities of an IPU system: published figures, and the assumptions that turn them into estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the IPU of a stage must hold."""
+"""Memory that the IPU of a stage needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each optimizer keeps beside the weights."""
+"""State that each optimizer keeps beside the weights."""
 
 from __future__ import annotations
 

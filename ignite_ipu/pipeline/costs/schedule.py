@@ -1,4 +1,4 @@
-"""When every stage runs what: fill, steady state and drain of a pipeline, from the stages' times."""
+"""Schedule of a pipeline from its stages' times: fill, steady state and drain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ran when: a million slots in two lists of numbers, read one by one."""
+"""Slots of a schedule: a million of them in two lists of numbers, read one by one."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ class Start:
 
 
 class Starts(Protocol):
-    """What a `Placement` says of its stages."""
+    """Stages of a `Placement`, as they are applied."""
 
     @property
     def starts(self) -> Sequence[Start]:
-        """Where they begin, in the order of execution."""
+        """Places at which stages begin, in the order of execution."""
 
     @property
     def ipus(self) -> Sequence[int]:
@@ -51,7 +51,7 @@ def order_text(late: str, early: str) -> str:
 
 
 class _Progress:
-    """How far a run of the model has come through the placement's starts."""
+    """Progress of a run of the model through the placement's starts."""
 
     def __init__(self, starts: Sequence[Start], ipus: Sequence[int]) -> None:
         self.starts, self.ipus = tuple(starts), tuple(ipus)

@@ -43,7 +43,7 @@ Spec = Union[Sequence[Entry], "Planned", "Placement"]
 
 @runtime_checkable
 class Planned(Protocol):
-    """What says by itself how a model runs on several IPUs, as a `Plan` does."""
+    """Object that says by itself how a model runs on several IPUs, as a `Plan` does."""
 
     @property
     def execution(self) -> str:
@@ -59,7 +59,7 @@ class Planned(Protocol):
 
     @property
     def training(self) -> bool:
-        """Whether it is for training."""
+        """True where it is for training."""
 
     def placement(self) -> Placement:
         """Return where each stage begins."""
@@ -69,7 +69,7 @@ class Planned(Protocol):
 
 
 class Placement:
-    """Where each stage of a model begins, and how the stages are executed.
+    """Places in a model at which stages begin, and how the stages are executed.
 
     Operators before the first start run with the first stage. Training and inference each take their own placement.
 

@@ -1,4 +1,4 @@
-"""What an engine is asked about the IPUs of its model: a description, or "auto" and how many IPUs there are."""
+"""Request to an engine about the IPUs of its model: a description, or "auto" and how many IPUs there are."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class PipelineRequest:
 
     @property
     def automatic(self) -> bool:
-        """Whether the placement has to be planned from a batch."""
+        """True where the placement has to be planned from a batch."""
         return self.spec == "auto"
 
     @property
     def machine(self) -> Machine:
-        """What estimates are held to."""
+        """Machine that estimates are held to."""
         return MK2 if self.memory_per_ipu is None else replace(MK2, memory=self.memory_per_ipu)
 
     def placement(self, model: nn.Module) -> Placement:

@@ -26,7 +26,7 @@ _LABELLED = 400
 
 
 class PlanFigures(Protocol):
-    """What is drawn of a `Plan`."""
+    """Figures of a `Plan` that are drawn."""
 
     @property
     def profile(self) -> Profile: ...
@@ -54,7 +54,7 @@ class PlanFigures(Protocol):
 
 
 class ScalingFigures(Protocol):
-    """What is drawn of a `Scaling`."""
+    """Figures of a `Scaling` that are drawn."""
 
     @property
     def plans(self) -> Sequence[PlanFigures]: ...

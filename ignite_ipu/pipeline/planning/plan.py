@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def execution(self) -> str:
-        """How stages are executed, as placements call it."""
+        """Execution of the stages, as placements call it."""
         return "pipelined" if self.strategy.pipelined else "sharded"
 
     @property

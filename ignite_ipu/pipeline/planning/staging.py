@@ -1,4 +1,4 @@
-"""Which span of layers each stage holds: the best one, or a given one."""
+"""Spans of layers that stages hold: the best ones, or given ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Span = Tuple[int, int, int]
 
 
 class _Layout(NamedTuple):
-    """How a chain may be laid out over IPUs.
+    """Layout of a chain over IPUs.
 
     Layers from `tail` on form a last stage of their own on IPU 0; it equals the number of layers where there is none.
     `closed` has a True where a stage must not begin.

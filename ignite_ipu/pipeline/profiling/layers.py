@@ -1,4 +1,4 @@
-"""Which modules of a model count as its layers."""
+"""Modules of a model that count as its layers."""
 
 from __future__ import annotations
 

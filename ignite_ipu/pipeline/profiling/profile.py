@@ -26,7 +26,7 @@ class SavedTensor(TensorSize):
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer of the chain holds and does for one micro-batch.
+    """Layer of the chain: what it holds and does for one micro-batch.
 
     A layer is everything from the start of its module's forward to the start of the next layer's, the span that a
     PopTorch block opened there covers.
@@ -88,7 +88,7 @@ class Crossing:
 
     @property
     def skips(self) -> bool:
-        """Whether it passes over at least one layer that does not make it."""
+        """True where it passes over at least one layer that does not make it."""
         return self.consumer - self.producer > 1
 
 

@@ -30,7 +30,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 class _Span:
-    """What is counted between the start of one layer and the start of the next."""
+    """Counts between the start of one layer and the start of the next."""
 
     def __init__(self) -> None:
         self.module, self.call = "", 0

@@ -1,4 +1,4 @@
-"""What an item of an asynchronous loader may look like, and how it is rebuilt from the tensors of a slot."""
+"""Items of an asynchronous loader: what they may look like, and how they are rebuilt from the tensors of a slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TENSOR, _LIST, _DICT, _CUSTOM = "a tensor", "a list or tuple", "a dictionary", 
 
 @dataclass(frozen=True)
 class Structure:
-    """How the tensors of an item hang together.
+    """Structure of an item around its tensors.
 
     Attributes:
         kind: A tensor alone, a flat list, a flat dictionary, or a type with a registered parser.

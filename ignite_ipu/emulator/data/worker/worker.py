@@ -36,7 +36,7 @@ _inherited: List[Any] = []
 
 
 class Kind(enum.IntEnum):
-    """What a message says."""
+    """Kind of a message."""
 
     FREED = 0
     """To the worker: `number` items in all have been given back."""
@@ -72,7 +72,7 @@ def is_ready(connection: Connection, event: int = select.POLLIN, wait: bool = Fa
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker process needs to know besides the data set.
+    """Settings that a worker process needs besides the data set.
 
     Attributes:
         buffer_size: Items that may be loaded and not yet given back.

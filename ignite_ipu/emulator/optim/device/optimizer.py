@@ -28,7 +28,7 @@ Grads = Sequence[Optional[torch.Tensor]]
 
 @dataclasses.dataclass
 class _Slot:
-    """What the optimizer keeps for one weight."""
+    """State that the optimizer keeps for one weight."""
 
     name: str
     weight: torch.Tensor

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class AccumulateOuterFragmentSchedule(enum.IntEnum):
-    """How the optimizer's update is scheduled over IPUs."""
+    """Schedule of the optimizer's update over IPUs."""
 
     Scheduler = 0
     Serial = 1
@@ -16,7 +16,7 @@ class AccumulateOuterFragmentSchedule(enum.IntEnum):
 
 
 class SubgraphCopyingStrategy(enum.IntEnum):
-    """When a subgraph's inputs and outputs are copied."""
+    """Moment at which a subgraph's inputs and outputs are copied."""
 
     OnEnterAndExit = 0
     JustInTime = 1

@@ -1,4 +1,4 @@
-"""What published programs use of PopTorch's private module of that name."""
+"""Names that published programs use of PopTorch's private module of that name."""
 
 from __future__ import annotations
 

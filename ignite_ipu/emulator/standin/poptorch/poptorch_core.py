@@ -1,4 +1,4 @@
-"""What programs use of the compiled part of PopTorch."""
+"""Names that programs use of the compiled part of PopTorch."""
 
 from __future__ import annotations
 
