@@ -51,7 +51,7 @@ def problem(name: str) -> Optional[Problem]:
     if name.startswith(_NO_OPERATORS) or plain in _OTHER_RULES:
         return None
     if last[:1].isupper():
-        part = operator_table.layers().get(name)
+        part = operator_table.LAYERS.get(name)
     else:
         part = operator_table.refused(plain)
         if part is None and not operator_table.compiles(plain) and not last.startswith("_"):
@@ -69,7 +69,7 @@ def is_made_here(names: Names, call: ast.Call) -> bool:
     method = isinstance(call.func, ast.Attribute) and names.resolve(call.func) is None
     subject = call.func.value if method and isinstance(call.func, ast.Attribute) else argument(call, "input", 0)
     name = None if subject is None else names.called(subject)
-    return name is not None and operator_table.undecorated(name) in operator_table.groups()["creation"]
+    return name is not None and operator_table.undecorated(name) in operator_table.GROUPS["creation"]
 
 
 def refused_arguments(name: str, call: ast.Call) -> Iterator[Tuple[ast.AST, Restriction]]:
@@ -103,7 +103,7 @@ def is_loss(name: str) -> bool:
     from ignite_ipu.emulator.trace.operators import table as operator_table
 
     plain = operator_table.undecorated(name)
-    return plain in operator_table.groups()["losses"] or plain.lower().endswith("loss")
+    return plain in operator_table.GROUPS["losses"] or plain.lower().endswith("loss")
 
 
 def _literal(node: Optional[ast.AST]) -> object:

@@ -16,7 +16,7 @@ from ignite_ipu.migration.analysis.operators import problem, refused_arguments
 NAMES = sorted(
     {
         operator_table.full_name(name)
-        for restriction in operator_table.restrictions()
+        for restriction in operator_table.RESTRICTIONS
         for name in restriction.of
         if restriction.argument and name.startswith(("nn.", "F."))
     }
@@ -109,7 +109,7 @@ def test_the_nonlinearity_of_an_rnn_comes_before_its_bias():
 
 def test_every_refused_name_is_an_operator_of_pytorch():
     """Or a part of one, which has no name of its own in Python."""
-    names = {name for kind, made in operator_table.kinds().items() for name in (kind, *made)}
+    names = {name for kind, made in operator_table.KINDS.items() for name in (kind, *made)}
     public = {name for name in names if not name.startswith("_")}
     unknown = {name for name in public if not hasattr(torch.ops.aten, name) and not hasattr(nn.functional, name)}
     methods = {name for name in unknown if not hasattr(torch.Tensor, name) and not hasattr(torch.Tensor, f"{name}_")}

@@ -93,8 +93,8 @@ def support(operator: Union[str, Callable[..., Any], type]) -> Support:
     plain = operator_table.undecorated(name)
     if _is_module(plain):
         layer = f"torch.nn.{plain}"
-        if layer in operator_table.layers():
-            return Support(name, Status.UNSUPPORTED, operator_table.layers()[layer])
+        if layer in operator_table.LAYERS:
+            return Support(name, Status.UNSUPPORTED, operator_table.LAYERS[layer])
         return Support(name, Status.COMPILES, "", _said(operator_table.restrictions_of(layer)))
     kind = operator_table.refused(plain)
     if kind is not None:
@@ -109,7 +109,7 @@ def support(operator: Union[str, Callable[..., Any], type]) -> Support:
 
 def listed() -> Dict[str, Tuple[str, ...]]:
     """Return the names of the operators that compile, by group."""
-    return dict(operator_table.groups())
+    return dict(operator_table.GROUPS)
 
 
 def strict() -> bool:
@@ -201,7 +201,7 @@ def note(capture: Trace, name: str, node: fx.Node, kinds: Collection[str]) -> No
         Error: PyTorch 2.0 cannot even trace one, and `strict()` holds.
     """
     for kind in sorted(kinds):
-        if kind in operator_table.untraceable():
+        if kind in operator_table.UNTRACEABLE:
             part = "" if kind == operator_table.canonical(name) else f", part of {name}"
             _report(
                 f"Type inference failed for aten::{kind}{part}, called {call_sites.here()}: it has no implementation "

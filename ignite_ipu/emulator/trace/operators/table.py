@@ -18,7 +18,7 @@ import dataclasses
 import json
 import os
 from functools import lru_cache
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 _PYTHON_OPERATORS = {
     "and": "bitwise_and",
@@ -89,100 +89,6 @@ class Restriction:
 
 
 @lru_cache(maxsize=None)
-def _data() -> Dict[str, Any]:
-    with open(os.path.join(os.path.dirname(__file__), "operators.json"), encoding="utf-8") as file:
-        data: Dict[str, Any] = json.load(file)
-    return data
-
-
-def _words(lines: Sequence[str]) -> Tuple[str, ...]:
-    return tuple(" ".join(lines).split())
-
-
-@lru_cache(maxsize=None)
-def groups() -> Dict[str, Tuple[str, ...]]:
-    """Return the names of what compiles, by group."""
-    return {group: _words(lines) for group, lines in _data()["compiles"].items()}
-
-
-@lru_cache(maxsize=None)
-def kinds() -> Dict[str, Tuple[str, ...]]:
-    """Return the kinds without an implementation, each with the functions that are made of it."""
-    return {kind: _words([names]) for kind, names in _data()["refused"].items()}
-
-
-@lru_cache(maxsize=None)
-def untraceable() -> FrozenSet[str]:
-    """Return the kinds that PyTorch 2.0 cannot tell the result of, so that they fail at the call."""
-    return frozenset(_words(_data()["untraceable"]))
-
-
-@lru_cache(maxsize=None)
-def layers() -> Dict[str, str]:
-    """Return the layers that do not compile, each with the kind that it fails for; it may be empty."""
-    return {f"torch.nn.{name}": kind for name, kind in _data()["layers"].items()}
-
-
-def values() -> Dict[Tuple[str, ...], str]:
-    """Return what operators compute otherwise than PyTorch for some values."""
-    return {_words([names]): text for names, text in _data()["values"].items()}
-
-
-def is_random(name: str) -> bool:
-    """Tell whether an operator draws numbers on the device."""
-    return canonical(name) in _random()
-
-
-def instead(kind: str) -> str:
-    """Return what to use instead of a kind that does not compile; empty where nothing is known."""
-    return str(_data()["instead"].get(kind, ""))
-
-
-@lru_cache(maxsize=None)
-def compiles(name: str) -> bool:
-    """Tell whether the table has an operator among those that compile."""
-    return canonical(name) in _compiled() and name not in _refused()
-
-
-@lru_cache(maxsize=None)
-def refused(name: str) -> Optional[str]:
-    """Return the kind because of which an operator does not compile; None where the table does not say so."""
-    found = _refused().get(name)
-    return found if found is not None else _refused().get(canonical(name))
-
-
-@lru_cache(maxsize=None)
-def restrictions() -> Tuple[Restriction, ...]:
-    """Return all restrictions, in the order of the table."""
-    return tuple(
-        Restriction(
-            **{
-                **row,
-                "of": _words([row["of"]]),
-                "argument": _words([row.get("argument", "")]),
-                "replaced": "becomes" in row,
-            }
-        )
-        for row in _data()["arguments"]
-    )
-
-
-def restricted(name: str) -> Sequence[Restriction]:
-    """Return the restrictions of an operator, whose name may be a kernel's."""
-    return _by_plain_name().get(canonical(name), ())
-
-
-def restrictions_of(name: str) -> Sequence[Restriction]:
-    """Return the restrictions of a function or layer by its full name, such as `torch.nn.LSTM`."""
-    return _by_full_name().get(name, ())
-
-
-def positions(name: str) -> Dict[str, int]:
-    """Return the positions of the arguments of an operator, by its plain or full name."""
-    return _positions().get(name) or _positions().get(canonical(name), {})
-
-
-@lru_cache(maxsize=None)
 def canonical(name: str) -> str:
     """Return the name of an operator without the marks of in-place and Python operators."""
     if name.startswith("__") and name.endswith("__"):
@@ -213,48 +119,81 @@ def full_name(name: str) -> str:
     return name
 
 
-@lru_cache(maxsize=None)
-def _compiled() -> FrozenSet[str]:
-    return frozenset(canonical(name) for names in groups().values() for name in names)
+def _words(lines: Sequence[str]) -> Tuple[str, ...]:
+    return tuple(" ".join(lines).split())
 
 
-@lru_cache(maxsize=None)
-def _random() -> FrozenSet[str]:
-    return frozenset(_words([_data()["random"]]))
+def _restriction(row: Dict[str, Any]) -> Restriction:
+    words = {name: _words([row.get(name, "")]) for name in ("of", "argument")}
+    return Restriction(**{**row, **words, "replaced": "becomes" in row})
 
 
-@lru_cache(maxsize=None)
-def _refused() -> Dict[str, str]:
-    found = {name: kind for kind, names in kinds().items() for name in names}
-    return {**found, **{kind: kind for kind in kinds()}}
+with open(os.path.join(os.path.dirname(__file__), "operators.json"), encoding="utf-8") as file:
+    _DATA: Dict[str, Any] = json.load(file)
+
+GROUPS = {group: _words(lines) for group, lines in _DATA["compiles"].items()}
+"""Names of what compiles, by group."""
+KINDS = {kind: _words([names]) for kind, names in _DATA["refused"].items()}
+"""Kinds without an implementation, each with the functions that are made of it."""
+UNTRACEABLE = frozenset(_words(_DATA["untraceable"]))
+"""Kinds that PyTorch 2.0 cannot tell the result of, so that they fail at the call."""
+LAYERS: Dict[str, str] = {f"torch.nn.{name}": kind for name, kind in _DATA["layers"].items()}
+"""Layers that do not compile, each with the kind that it fails for; it may be empty."""
+VALUES: Dict[Tuple[str, ...], str] = {_words([names]): text for names, text in _DATA["values"].items()}
+"""What operators compute otherwise than PyTorch for some values."""
+RESTRICTIONS = tuple(map(_restriction, _DATA["arguments"]))
+
+_COMPILED = frozenset(canonical(name) for names in GROUPS.values() for name in names)
+_RANDOM = frozenset(_words([_DATA["random"]]))
+_REFUSED = {**{name: kind for kind, names in KINDS.items() for name in names}, **{kind: kind for kind in KINDS}}
+_BY_PLAIN_NAME: Dict[str, List[Restriction]] = {}
+_BY_FULL_NAME: Dict[str, List[Restriction]] = {}
+_POSITIONS: Dict[str, Dict[str, int]] = {}
+
+for _each in RESTRICTIONS:
+    for _name in _each.of:
+        _BY_FULL_NAME.setdefault(full_name(_name), []).append(_each)
+        if not _name.startswith("nn."):
+            _BY_PLAIN_NAME.setdefault(canonical(undecorated(_name)), []).append(_each)
+
+for _names, _arguments in _DATA["signatures"].items():
+    for _name in _names.split():
+        _order = {argument: position for position, argument in enumerate(_arguments.split())}
+        _POSITIONS[full_name(_name)] = _order
+        if not _name.startswith("nn."):
+            _POSITIONS[canonical(undecorated(_name))] = _order
 
 
-@lru_cache(maxsize=None)
-def _by_plain_name() -> Dict[str, List[Restriction]]:
-    found: Dict[str, List[Restriction]] = {}
-    for restriction in restrictions():
-        for name in restriction.of:
-            if not name.startswith("nn."):
-                found.setdefault(canonical(undecorated(name)), []).append(restriction)
-    return found
+def is_random(name: str) -> bool:
+    """Tell whether an operator draws numbers on the device."""
+    return canonical(name) in _RANDOM
 
 
-@lru_cache(maxsize=None)
-def _by_full_name() -> Dict[str, List[Restriction]]:
-    found: Dict[str, List[Restriction]] = {}
-    for restriction in restrictions():
-        for name in restriction.of:
-            found.setdefault(full_name(name), []).append(restriction)
-    return found
+def instead(kind: str) -> str:
+    """Return what to use instead of a kind that does not compile; empty where nothing is known."""
+    return str(_DATA["instead"].get(kind, ""))
 
 
-@lru_cache(maxsize=None)
-def _positions() -> Dict[str, Dict[str, int]]:
-    found: Dict[str, Dict[str, int]] = {}
-    for names, arguments in _data()["signatures"].items():
-        order = {argument: position for position, argument in enumerate(arguments.split())}
-        for name in names.split():
-            found[full_name(name)] = order
-            if not name.startswith("nn."):
-                found[canonical(undecorated(name))] = order
-    return found
+def compiles(name: str) -> bool:
+    """Tell whether the table has an operator among those that compile."""
+    return canonical(name) in _COMPILED and name not in _REFUSED
+
+
+def refused(name: str) -> Optional[str]:
+    """Return the kind because of which an operator does not compile; None where the table does not say so."""
+    return _REFUSED.get(name, _REFUSED.get(canonical(name)))
+
+
+def restricted(name: str) -> Sequence[Restriction]:
+    """Return the restrictions of an operator, whose name may be a kernel's."""
+    return _BY_PLAIN_NAME.get(canonical(name), ())
+
+
+def restrictions_of(name: str) -> Sequence[Restriction]:
+    """Return the restrictions of a function or layer by its full name, such as `torch.nn.LSTM`."""
+    return _BY_FULL_NAME.get(name, ())
+
+
+def positions(name: str) -> Dict[str, int]:
+    """Return the positions of the arguments of an operator, by its plain or full name."""
+    return _POSITIONS.get(name) or _POSITIONS.get(canonical(name), {})

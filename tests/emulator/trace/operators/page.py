@@ -32,21 +32,21 @@ def page() -> str:
 
 def _compiled() -> Iterator[str]:
     yield "## What compiles\n"
-    for group, names in operator_table.groups().items():
+    for group, names in operator_table.GROUPS.items():
         yield f"**{group[:1].upper()}{group[1:]}**: {', '.join(f'`{name}`' for name in names)}.\n"
 
 
 def _refused() -> Iterator[str]:
-    untraceable = operator_table.untraceable()
+    untraceable = operator_table.UNTRACEABLE
     yield "## What does not\n"
     yield "Where nothing else is said the model fails when it is compiled, with all that it uses of these.\n"
     yield "| Operator | Also in | Instead |"
     yield "|---|---|---|"
-    for kind, names in operator_table.kinds().items():
-        made = [*names, *(name for name, part in operator_table.layers().items() if part == kind)]
+    for kind, names in operator_table.KINDS.items():
+        made = [*names, *(name for name, part in operator_table.LAYERS.items() if part == kind)]
         at_call = " Fails at the call." if kind in untraceable else ""
         yield f"| `{kind}` | {_code(made)} | {operator_table.instead(kind)}{at_call} |"
-    bare = [name for name, part in operator_table.layers().items() if part not in operator_table.kinds()]
+    bare = [name for name, part in operator_table.LAYERS.items() if part not in operator_table.KINDS]
     yield f"\nNor do these layers: {_code(bare)}.\n"
 
 
@@ -54,7 +54,7 @@ def _arguments() -> Iterator[str]:
     yield "## Arguments and types\n"
     yield "| Of | When | What happens | Instead |"
     yield "|---|---|---|---|"
-    for restriction in operator_table.restrictions():
+    for restriction in operator_table.RESTRICTIONS:
         doubt = "*doubted*: " if restriction.likely else ""
         row = (_code(restriction.of), _when(restriction), f"{doubt}{restriction.says}", restriction.instead)
         yield f"| {' | '.join(row)} |"
@@ -64,7 +64,7 @@ def _arguments() -> Iterator[str]:
 def _values() -> Iterator[str]:
     yield "## Values\n"
     yield "What differs for some values only; the emulator computes what PyTorch does.\n"
-    yield from (f"- {_code(names)}: {text}" for names, text in operator_table.values().items())
+    yield from (f"- {_code(names)}: {text}" for names, text in operator_table.VALUES.items())
     yield ""
 
 

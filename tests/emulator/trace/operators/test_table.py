@@ -21,37 +21,35 @@ def test_the_page_is_the_one_in_the_documentation():
 
 
 def test_no_operator_is_on_both_sides():
-    compiled = {name for names in operator_table.groups().values() for name in names}
-    refused = {name for kind, names in operator_table.kinds().items() for name in (kind, *names)}
+    compiled = {name for names in operator_table.GROUPS.values() for name in names}
+    refused = {name for kind, names in operator_table.KINDS.items() for name in (kind, *names)}
     assert not compiled & refused
-    assert operator_table.untraceable() <= set(operator_table.kinds())
+    assert set(operator_table.KINDS) >= operator_table.UNTRACEABLE
 
 
 def test_every_rule_of_an_argument_is_used_and_exists():
-    named = {restriction.rule for restriction in operator_table.restrictions() if restriction.rule}
+    named = {restriction.rule for restriction in operator_table.RESTRICTIONS if restriction.rule}
     assert named == set(arguments._RULES)
 
 
-@pytest.mark.parametrize(
-    "restriction", operator_table.restrictions(), ids=lambda each: f"{each.of[0]} {each.says[:30]}"
-)
+@pytest.mark.parametrize("restriction", operator_table.RESTRICTIONS, ids=lambda each: f"{each.of[0]} {each.says[:30]}")
 def test_arguments_are_of_operators_that_compile(restriction):
     """And their names are PyTorch's."""
     for name in restriction.of:
         if name.startswith("nn."):
             assert issubclass(getattr(nn, name[3:]), nn.Module)
-            assert operator_table.full_name(name) not in operator_table.layers()
+            assert operator_table.full_name(name) not in operator_table.LAYERS
         else:
             plain = operator_table.undecorated(name)
             assert operator_table.compiles(plain) or plain.endswith("_with_indices"), plain
             assert operator_table.restricted(plain)
 
 
-@pytest.mark.parametrize("name", operator_table.layers())
+@pytest.mark.parametrize("name", operator_table.LAYERS)
 def test_layers_that_do_not_compile_fail_for_a_kind_that_does_not(name):
     """Or for no kind alone."""
-    kind = operator_table.layers()[name]
-    assert kind in operator_table.kinds() or kind in ("", "item")
+    kind = operator_table.LAYERS[name]
+    assert kind in operator_table.KINDS or kind in ("", "item")
     if hasattr(nn, name.split(".")[-1]):  # PyTorch 2.0 has no circular padding
         assert issubclass(getattr(nn, name.split(".")[-1]), nn.Module)
 
