@@ -35,11 +35,8 @@ class HostTensors:
         One that is gone, or has another shape, is left out with a warning: the program keeps the old one.
         """
         parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
-        followed = [
-            _follow(self.parameters, parameters, self._reported),
-            _follow(self.buffers, buffers, self._reported),
-        ]
-        return any(followed)
+        followed = _follow(self.parameters, parameters, self._reported)
+        return _follow(self.buffers, buffers, self._reported) or followed
 
 
 def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -78,7 +78,10 @@ class Arguments:
         """Return these arguments with their tensors' shapes and types only, so that no batch is kept alive."""
         positional, keyword = map_tensors((self.positional, self.keyword), _without_values)
         types = {
-            name: type(value) for argument, given in self.named() for name, value in _named_custom(argument, given)
+            name: type(value)
+            for argument, given in self.named()
+            for name, value in _named_parts(argument, given)
+            if find_parser(value) is not None
         }
         return Arguments(positional, keyword, self.names, {**types, **self.types})
 
@@ -92,9 +95,9 @@ class Signature:
     """The parameters of a model's forward."""
 
     def __init__(self, forward: Any) -> None:
-        self._parameters: List[inspect.Parameter] = [
-            parameter for parameter in inspect.signature(forward).parameters.values()
-        ]
+        self._parameters: List[inspect.Parameter] = list(inspect.signature(forward).parameters.values())
+        self._positional = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
+        self._names = [parameter.name for parameter in self._parameters]
         kinds = {parameter.kind for parameter in self._parameters}
         self._takes_any_positional = inspect.Parameter.VAR_POSITIONAL in kinds
         self._takes_any_keyword = inspect.Parameter.VAR_KEYWORD in kinds
@@ -107,9 +110,8 @@ class Signature:
         count = 0
         while count < len(compiled.positional) and type(compiled.positional[count]) is torch.Tensor:
             count += 1
-        parameters = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
-        rest = list(zip(compiled.positional[count:], parameters[count:]))
-        if compiled.keyword or len(compiled.positional) != max(count, len(parameters)):
+        rest = list(zip(compiled.positional[count:], self._positional[count:]))
+        if compiled.keyword or len(compiled.positional) != max(count, len(self._positional)):
             return None
         if any(value is not parameter.default or isinstance(value, torch.Tensor) for value, parameter in rest):
             return None
@@ -122,16 +124,15 @@ class Signature:
             AssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
             Error: A parameter without default is missing.
         """
-        positional_parameters = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
-        if len(args) > len(positional_parameters) and not self._takes_any_positional:
+        if len(args) > len(self._positional) and not self._takes_any_positional:
             raise AssertionError(
-                f"Too many arguments provided: forward takes {len(positional_parameters)} positional, "
-                f"got {len(args)} (parameters: {[parameter.name for parameter in self._parameters]})."
+                f"Too many arguments provided: forward takes {len(self._positional)} positional, got {len(args)} "
+                f"(parameters: {self._names})."
             )
         left = dict(kwargs)
         values: List[Any] = []
         names: List[str] = []
-        for index, parameter in enumerate(positional_parameters):
+        for index, parameter in enumerate(self._positional):
             if index < len(args):
                 if parameter.name in left and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
                     raise AssertionError(f"Parameter {parameter.name} was passed more than once.")
@@ -139,7 +140,7 @@ class Signature:
             else:
                 values.append(_take(parameter, left))
             names.append(parameter.name)
-        variadic = args[len(positional_parameters) :]
+        variadic = args[len(self._positional) :]
         values += variadic
         names += [f"*args[{index}]" for index in range(len(variadic))]
         keyword = {
@@ -148,10 +149,7 @@ class Signature:
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
         if left and not self._takes_any_keyword:
-            raise AssertionError(
-                f"{next(iter(left))} is not a valid parameter: forward takes "
-                f"{[parameter.name for parameter in self._parameters]}."
-            )
+            raise AssertionError(f"{next(iter(left))} is not a valid parameter: forward takes {self._names}.")
         keyword.update(left)
         return Arguments(tuple(values), keyword, tuple(names))
 
@@ -236,7 +234,7 @@ def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) ->
             _compare(f"{name}[{key}]", item, value[key], types)
     elif parser is None and isinstance(expected, tuple):
         if len(value) != len(expected):
-            raise _length_mismatch(name, expected, value)
+            raise python_error(f"Length mismatch for {name}: expected {len(expected)} but got {len(value)}.{_ADVICE}")
         for index, item in enumerate(expected):
             _compare(f"{name}[{index}]", item, value[index], types)
     elif flatten_tensors(expected):
@@ -281,23 +279,19 @@ def _check_device(name: str, tensor: torch.Tensor) -> None:
 
 
 def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, Any]) -> None:
-    unexpected = [key for key in value if key not in expected]
-    missing = [key for key in expected if key not in value]
-    if unexpected or missing:
-        parts = ([f"Unexpected arguments: {unexpected}."] if unexpected else []) + (
-            [f"Missing arguments: {missing}."] if missing else []
-        )
-        raise python_error(f"Keys mismatch for {name}: {' '.join(parts)}{_ADVICE}")
+    keys = {
+        "Unexpected": [key for key in value if key not in expected],
+        "Missing": [key for key in expected if key not in value],
+    }
+    found = " ".join(f"{what} arguments: {which}." for what, which in keys.items() if which)
+    if found:
+        raise python_error(f"Keys mismatch for {name}: {found}{_ADVICE}")
 
 
 def _type_mismatch(name: str, expected: type, value: Any) -> Error:
     return python_error(
         f"Type mismatch for {name}: expected {expected.__qualname__} but got {type(value).__qualname__}.{_ADVICE}"
     )
-
-
-def _length_mismatch(name: str, expected: Sequence[Any], value: Sequence[Any]) -> Error:
-    return python_error(f"Length mismatch for {name}: expected {len(expected)} but got {len(value)}.{_ADVICE}")
 
 
 def _in_order_of(expected: Any, value: Any) -> Any:
@@ -318,29 +312,27 @@ def _take(parameter: inspect.Parameter, left: Dict[str, Any]) -> Any:
     return parameter.default
 
 
-def _named_custom(name: str, value: Any) -> Iterator[Tuple[str, Any]]:
-    if find_parser(value) is not None:
+def _named_parts(name: str, value: Any) -> Iterator[Tuple[str, Any]]:
+    """Yield what lists, tuples and dicts hold, named `x[0]`, `d[key]` ...; values with a parser stay whole."""
+    parts: Any = None
+    if find_parser(value) is None and isinstance(value, dict):
+        parts = value.items()
+    elif find_parser(value) is None and isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    if parts is None:
         yield name, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _named_custom(f"{name}[{key}]", item)
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from _named_custom(f"{name}[{index}]", item)
+        return
+    for key, item in parts:
+        yield from _named_parts(f"{name}[{key}]", item)
 
 
 def _named_tensors(name: str, value: Any) -> Iterator[Tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif find_parser(value) is None and isinstance(value, dict):
-        for key, item in value.items():
-            yield from _named_tensors(f"{name}[{key}]", item)
-    elif find_parser(value) is None and isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _named_tensors(f"{name}[{index}]", item)
-    else:
-        for index, tensor in enumerate(flatten_tensors(value)):
-            yield f"{name}[{index}]", tensor
+    for part_name, part in _named_parts(name, value):
+        if isinstance(part, torch.Tensor):
+            yield part_name, part
+        else:
+            for index, tensor in enumerate(flatten_tensors(part)):
+                yield f"{part_name}[{index}]", tensor
 
 
 class CallableModel(nn.Module):
