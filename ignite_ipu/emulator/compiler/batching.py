@@ -1,4 +1,4 @@
-"""How one call's batch is cut into micro-batches, and how their outputs are put together again.
+"""Batches of calls cut into micro-batches, and outputs of micro-batches stacked.
 
 The leading dimension of every input is, from the outside in, `[device iteration][accumulation step][input slot][row]`.
 """
@@ -86,7 +86,7 @@ class Batching:
 
     @property
     def returned(self) -> int:
-        """How many micro-batches each output holds."""
+        """Number of micro-batches that each output holds."""
         if self.output_mode in (OutputMode.Final, OutputMode.Sum):
             return self.replication_factor
         return self.micro_batches // (self.return_period if self.output_mode is OutputMode.EveryN else 1)

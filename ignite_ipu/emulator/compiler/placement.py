@@ -1,4 +1,4 @@
-"""Where the operators of one traced model land, and whether the IPUs at hand can run them so."""
+"""Places of the operators of one traced model, and checks that the IPUs at hand can run them so."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BEFORE_ANY_BLOCK = Site(0, 0, 0, None)
 
 
 class Placement:
-    """What an execution strategy says of one trace.
+    """Reading of an execution strategy in one trace.
 
     Args:
         strategy: The strategy of the options the model is wrapped with.
@@ -97,7 +97,7 @@ class Placement:
 
     @property
     def site(self) -> Site:
-        """Where an operator traced now lands.
+        """Place of an operator traced now.
 
         Raises:
             Error: The last block was closed and no other is open.
@@ -112,23 +112,23 @@ class Placement:
 
     @property
     def ipus_per_replica(self) -> int:
-        """How many IPUs one replica takes: ids count from 0, and an id left out is taken too."""
+        """Number of IPUs that one replica takes: ids count from 0, and an id left out is taken too."""
         return max([site.ipu for site in self.blocks], default=0) + 1
 
     @property
     def pipeline_stages(self) -> int:
-        """How many stages the forward pipeline has: one more than the IPU changes from block to block, from IPU 0."""
+        """Number of the forward pipeline's stages: one more than the IPU changes from block to block, from IPU 0."""
         ipus = [0, *(site.ipu for site in self.blocks)]
         return 1 + sum(before != after for before, after in zip(ipus, ipus[1:]))
 
     @property
     def is_pipelined_execution(self) -> bool:
-        """Whether the strategy is `PipelinedExecution`, which pipelines where there is more than one IPU."""
+        """True if the strategy is `PipelinedExecution`, which pipelines where there is more than one IPU."""
         return isinstance(self._strategy, PipelinedExecution) and not isinstance(self._strategy, ShardedExecution)
 
     @property
     def pipelined(self) -> bool:
-        """Whether stages overlap: a pipelined strategy with more than one IPU."""
+        """True if stages overlap: a pipelined strategy with more than one IPU."""
         return self.is_pipelined_execution and self.ipus_per_replica > 1
 
     def ipus(self, options: Options) -> int:

@@ -1,4 +1,4 @@
-"""What an executor's IPUs hold besides the program: loaded when they are taken, kept or lost when they are left."""
+"""State of an executor's IPUs besides the program: loaded when they are taken, kept or lost when they are left."""
 
 from __future__ import annotations
 

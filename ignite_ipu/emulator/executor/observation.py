@@ -1,4 +1,4 @@
-"""Who watches an executor at work: the timelines that are wanted, the progress bar, and the reader of its errors."""
+"""Observers of an executor at work: the timelines that are wanted, the progress bar, and the reader of its errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Advance = Callable[[int, int], None]
 
 
 class Observation:
-    """What one executor's calls are shown to.
+    """Observers of one executor's calls.
 
     Args:
         options: The executor's own.
@@ -39,7 +39,7 @@ class Observation:
 
     @property
     def is_off(self) -> bool:
-        """Whether no timeline is wanted, so that errors are all there is to observe."""
+        """True if no timeline is wanted, so that errors are all there is to observe."""
         return self.report is None and not self._channel.is_recorded
 
     def cut(self, error: Error) -> None:

@@ -185,7 +185,7 @@ class OptimizerTracker:
 
     @property
     def has_pending_state(self) -> bool:
-        """Whether a state was loaded that the device has not got yet."""
+        """True while a state was loaded that the device has not got yet."""
         return self._pending() is not None
 
     def before_run(self) -> None:

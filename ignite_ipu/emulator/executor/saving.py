@@ -32,7 +32,7 @@ MODEL, _ARGUMENTS = "model", "arguments"
 
 
 class _Executable(NamedTuple):
-    """What compiling made: the graph's text and what tells it from others, and the values that were compiled in."""
+    """Result of compiling: the graph's text and what tells it from others, and the values that were compiled in."""
 
     fingerprint: str
     source: str
@@ -43,7 +43,7 @@ class _Executable(NamedTuple):
 
 
 class File(NamedTuple):
-    """What a file says, with nothing unpickled yet."""
+    """Content of a file, with nothing unpickled yet."""
 
     name: str
     training: bool
@@ -81,7 +81,7 @@ class File(NamedTuple):
 
     @property
     def versions(self) -> str:
-        """Who wrote it, and who reads."""
+        """Versions of its writer and of this reader."""
         return f"it was saved by {self.version}, this is {__version__}"
 
 

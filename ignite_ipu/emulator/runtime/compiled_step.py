@@ -18,7 +18,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclasses.dataclass
 class Compiled:
-    """What has been compiled for one program, however often it is loaded.
+    """Compiled function of one program, however often it is loaded.
 
     Attributes:
         name: What the log calls the program.

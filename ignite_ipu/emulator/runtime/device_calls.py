@@ -103,7 +103,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 class Transfer:
-    """What an executor does to its inputs: it detaches them, narrows float64 and makes them contiguous."""
+    """Transfer of an executor's inputs: they are detached, narrowed from float64 and made contiguous."""
 
     def __init__(self) -> None:
         self._non_contiguous_seen = False

@@ -17,7 +17,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Step(Protocol):
-    """What training adds to running a graph."""
+    """Training's addition to running a graph."""
 
     def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
         """Run one micro-batch forward and backward, and return what the graph returns."""

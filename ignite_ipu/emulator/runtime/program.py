@@ -45,7 +45,7 @@ _SEEDS = itertools.count(42)
 
 
 class OptimizerSource(Protocol):
-    """Where the program gets its optimizer from."""
+    """Source of the program's optimizer."""
 
     def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse an optimizer over parameters that are not the model's."""
@@ -68,7 +68,7 @@ class OptimizerSource(Protocol):
 
 
 class Cache(Protocol):
-    """What earlier compiles of the same program have computed."""
+    """Values that earlier compiles of the same program have computed."""
 
     def fold(self, capture: Capture) -> Dict[fx.Node, torch.Tensor]:
         """Return the values of nodes that depend on constants alone."""
@@ -143,7 +143,7 @@ class Program:
 
     @property
     def attached(self) -> bool:
-        """Whether the program's IPUs are held and loaded; a graph without work for an IPU always counts as attached."""
+        """True while the program's IPUs are held and loaded; always, for a graph without work for an IPU."""
         return self._executable is not None or not self.needs_ipu
 
     def attach(self, owner: object) -> None:

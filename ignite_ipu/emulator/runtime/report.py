@@ -76,7 +76,7 @@ def report_for(options: Options, model_name: str) -> Optional[Report]:
 
 
 class Report:
-    """What is known of one executor's program, for its files.
+    """Notes on one executor's program, for its files.
 
     Args:
         directory: Where they go; made if it does not exist.
@@ -127,7 +127,7 @@ class Report:
 
     @property
     def is_due(self) -> bool:
-        """Whether a run was profiled that no file tells of yet."""
+        """True once a run was profiled that no file tells of yet."""
         return self._profiled and not self._written
 
     @contextlib.contextmanager

@@ -41,7 +41,7 @@ def suspended() -> ContextManager[None]:
 
 
 class Trace(TorchFunctionMode, abc.ABC):
-    """What one forward has computed so far; `Capture` records it.
+    """Record of what one forward has computed so far; `Capture` makes it.
 
     Attributes:
         placement: Where the operators go: what the execution strategy says of the block being traced.

@@ -40,7 +40,7 @@ _WARNED: Set[str] = set()
 
 
 class Policy:
-    """Which operations run in which type.
+    """Table of the operations that run in half, and of those that run in float.
 
     An operation is a function of PyTorch (`torch.bmm`), its name, or a module class, which stands for everything that
     modules of the class compute. A list that is not given keeps its default.
@@ -144,7 +144,7 @@ class autocast(contextlib.ContextDecorator):
 
 
 class Autocast:
-    """What autocasting does in one trace.
+    """Autocasting of one trace.
 
     Args:
         policy: Types by operation; None when the options switch autocasting off everywhere.
@@ -168,7 +168,7 @@ class Autocast:
 
     @property
     def enabled(self) -> bool:
-        """Whether operators are being cast."""
+        """True while operators are being cast."""
         return self._policy is not None and bool(self.settings) and self.settings[-1]
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Where in a model something is done, as messages name it: a line of its own code, or else one of its modules."""
+"""Places in a model, as messages name them: a line of its own code, or else one of its modules."""
 
 from __future__ import annotations
 

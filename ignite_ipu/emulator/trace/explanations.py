@@ -1,4 +1,4 @@
-"""What PyTorch says of an IPU, which it does not know, in words that say what to do."""
+"""Errors of PyTorch about an IPU, which it does not know, in words that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators count as losses, and which of the losses in a graph the gradient is taken of."""
+"""Operators that count as losses, and the one of a graph that the gradient is taken of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors get onto the IPU in a trace: factory functions, and moves from the host."""
+"""Ways of tensors onto the IPU in a trace: factory functions, and moves from the host."""
 
 from __future__ import annotations
 

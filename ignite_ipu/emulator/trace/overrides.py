@@ -1,4 +1,4 @@
-"""How functions of PyTorch hand themselves over to a trace, as `torch.overrides` has it, where that is not enough.
+"""Functions of PyTorch that do not hand all of themselves over to a trace, as `torch.overrides` lets them.
 
 Some do not hand on all of their arguments: `l1_loss` is overridden without its `weight`, `chain_matmul` without its
 `out`. They are still in the function's frame.

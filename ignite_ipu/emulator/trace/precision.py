@@ -1,4 +1,4 @@
-"""What `Options.Precision` asks of a compiled program: floating-point exceptions, stochastic rounding, autocasting.
+"""Number formats of a compiled program: floating-point exceptions, normalisations in float, autocasting.
 
 The types of partial sums are recorded in the options; on a CPU they have no meaning.
 """

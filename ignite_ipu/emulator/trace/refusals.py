@@ -1,4 +1,4 @@
-"""What a model may not do with a tensor on the IPU while it is traced."""
+"""Refusals of what a model may not do with a tensor on the IPU while it is traced."""
 
 from __future__ import annotations
 

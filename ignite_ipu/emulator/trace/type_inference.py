@@ -1,4 +1,4 @@
-"""What an operator returns, found out by running it on tensors without values."""
+"""Shapes and types of an operator's results, found out by running it on tensors without values."""
 
 from __future__ import annotations
 

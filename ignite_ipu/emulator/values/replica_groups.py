@@ -23,7 +23,7 @@ class Settings(Protocol):
 
 
 class ReplicaGroups:
-    """How the replicas share one parameter.
+    """Sharing of one parameter by the replicas.
 
     Args:
         name: The parameter.

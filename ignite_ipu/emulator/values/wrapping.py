@@ -1,4 +1,4 @@
-"""What wrapping for training does to the user's model: reading its weights first fetches the newest from the device.
+"""Wrapping of a model for training: reading its weights first fetches the newest from the device.
 
 The model, its parameters and its buffers change class, to subclasses made for one executor. They hold that executor
 only weakly: once it is gone they behave as ordinary tensors.
@@ -23,7 +23,7 @@ _FETCHES = frozenset({"_parameters", "_buffers", "forward"})
 
 
 class Holder(Protocol):
-    """Who may have newer weights than the host: an executor."""
+    """Executor, which may have newer weights than the host."""
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Download the weights if the device's are newer, and tell whether that happened."""

@@ -1,4 +1,4 @@
-"""Which operators a model may use: a table to query, and the check of a traced model against it.
+"""Operators that a model may use: a table to query, and the check of a traced model against it.
 
 An operator that is not in the table counts by what PyTorch makes of it: it works when all the kernels that PyTorch
 calls for it do. What does not work is refused when the model compiles. The one switch that turns this into a warning is
@@ -34,7 +34,7 @@ _strict: Optional[bool] = None
 
 
 class Status(enum.Enum):
-    """Whether an operator works."""
+    """Verdict on an operator."""
 
     COMPILES = "compiles"
     """The table has it."""
@@ -46,7 +46,7 @@ class Status(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Support:
-    """What the table says of one operator.
+    """Entry of one operator.
 
     Attributes:
         name: As it was asked for.
@@ -62,7 +62,7 @@ class Support:
 
     @property
     def works(self) -> bool:
-        """Whether a model that uses it can compile; for a composite that depends on its parts."""
+        """True if a model that uses it can compile; for a composite that depends on its parts."""
         return self.status is not Status.UNSUPPORTED
 
 

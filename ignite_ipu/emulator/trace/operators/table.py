@@ -1,4 +1,4 @@
-"""What PopTorch 3.3 compiles: the one table, read from `operators.json` beside this file.
+"""Table of what PopTorch 3.3 compiles, read from `operators.json` beside this file.
 
 The table names functions of PyTorch's Python API, and kinds of operators that these arrive as with PyTorch 2.0.1. Its
 parts:
@@ -66,7 +66,7 @@ class Restriction:
 
     @property
     def refused(self) -> bool:
-        """Whether the model does not compile with it, as far as it is known."""
+        """True if the model does not compile with it, as far as it is known."""
         return not (self.likely or self.replaced)
 
     def concerns(self, value: Any) -> bool:
