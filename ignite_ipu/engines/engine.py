@@ -53,7 +53,7 @@ class IPUEngine(Engine):
         self._owns_batches = True
         session.listen(self)
         self.add_event_handler(Events.EPOCH_STARTED, session.check_model)
-        self.add_event_handler(Events.EPOCH_COMPLETED, session.refuse_replaced)
+        self.add_event_handler(Events.EPOCH_COMPLETED, session.changes.refuse_replaced)
         self.add_event_handler(Events.GET_BATCH_COMPLETED, self._own_batch)
 
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:

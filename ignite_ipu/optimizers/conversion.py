@@ -178,11 +178,6 @@ def _pass_through(
     optimizer: Any, variable: FrozenSet[str], constant: FrozenSet[str], asked: Dict[str, Any]
 ) -> Conversion:
     kind = kind_of_device(optimizer)
-    if kind is None:
-        raise OptimizerError(
-            f"{type(optimizer).__qualname__} derives from no optimizer of poptorch.optim, so the device has no update "
-            "for it."
-        )
     if asked:
         raise OptimizerError(
             f"{', '.join(asked)} cannot be given for an optimizer of poptorch.optim: pass it to poptorch.optim."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, Collection, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Mapping, Sequence, Tuple
 
 import torch
 
@@ -156,9 +156,16 @@ def _coupled_or_decoupled(optimizer: torch.optim.Optimizer) -> Kind:
     return ADAMW if flags == {True} else ADAM
 
 
-def kind_of_device(optimizer: Any) -> Optional[Kind]:
-    """Return the kind of one of PopTorch's own optimizers, by the name of its class or of the class it derives from."""
+def kind_of_device(optimizer: Any) -> Kind:
+    """Return the kind of one of PopTorch's own optimizers, by the name of its class or of the class it derives from.
+
+    Raises:
+        OptimizerError: It derives from none that PopTorch has.
+    """
     for base in type(optimizer).__mro__:
         if base.__name__ in KINDS:
             return KINDS[base.__name__]
-    return None
+    raise OptimizerError(
+        f"{type(optimizer).__qualname__} derives from no optimizer of poptorch.optim, so the device has no update for "
+        "it."
+    )

@@ -193,7 +193,8 @@ def convert_optimizer_state(
     Raises:
         OptimizerError: The state belongs to other groups, to another kind of optimizer, or to another module.
     """
-    kind = _kind(optimizer)
+    on_device = isinstance(optimizer, backend.poptorch().optim.Optimizer)
+    kind = kind_of_device(optimizer) if on_device else kind_of_torch(optimizer)
     names_of = {id(parameter): name for name, parameter in module.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(id(parameter) not in names_of for parameter in parameters):
@@ -207,7 +208,6 @@ def convert_optimizer_state(
     expected = [len(group["params"]) for group in optimizer.param_groups]
     if sizes != expected:
         raise OptimizerError(f"The state has groups of {sizes} parameters, but the optimizer has {expected}.")
-    on_device = isinstance(optimizer, backend.poptorch().optim.Optimizer)
     record = state_dict if "ipu_state" in state_dict else optimizer.get_state_dict() if on_device else {}  # type: ignore[attr-defined]
     _refuse_other_names(record.get("ipu_state") or {}, names_of.values(), type(module).__qualname__)
     if "ipu_state" in state_dict:
@@ -246,12 +246,3 @@ def numbered_groups(groups: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -
     """Return parameter groups of these sizes with numbers for parameters, as torch writes them."""
     starts = [0, *itertools.accumulate(sizes)]
     return [{**group, "params": list(range(start, start + size))} for group, start, size in zip(groups, starts, sizes)]
-
-
-def _kind(optimizer: torch.optim.Optimizer) -> Kind:
-    if isinstance(optimizer, backend.poptorch().optim.Optimizer):
-        kind = kind_of_device(optimizer)
-        if kind is None:
-            raise OptimizerError(f"{type(optimizer).__qualname__} derives from no optimizer of poptorch.optim.")
-        return kind
-    return kind_of_torch(optimizer)

@@ -211,11 +211,6 @@ class IPUSession:
         """Note the arithmetic from sample to epoch of the trainer's data."""
         self.data = arithmetic
 
-    @property
-    def has_engines(self) -> bool:
-        """True if engines have been made over this model."""
-        return bool(self.hooks.engines)
-
     # -- running --------------------------------------------------------------------------------------------------
 
     def train(self, x: Any, y: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
@@ -304,17 +299,9 @@ class IPUSession:
         Raises:
             SessionError: Some were replaced, added or removed.
         """
-        self.refuse_replaced()
+        self.changes.refuse_replaced()
         if self.trained is not None:
             self.trained.follow_trainable()
-
-    def refuse_replaced(self) -> None:
-        """Refuse a model, or a loss that is a module, whose tensors are not those of the session.
-
-        Raises:
-            SessionError: Some were replaced, added or removed.
-        """
-        self.changes.refuse_replaced()
 
     # -- giving back ----------------------------------------------------------------------------------------------
 
