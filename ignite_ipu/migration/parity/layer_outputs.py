@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+import itertools
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 from torch import nn
+
+from ignite_ipu.program.tensors.trees import opened
 
 __all__ = ["LayerOutputs"]
 
@@ -64,9 +67,8 @@ class LayerOutputs:
 def _tensors(value: Any, place: str = "") -> Iterator[Tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield place, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _tensors(item, f"{place}[{key!r}]")
-    elif isinstance(value, (tuple, list)):
-        for position, item in enumerate(value):
-            yield from _tensors(item, f"{place}[{position}]")
+        return
+    container = opened(value)
+    if container is not None:
+        for key, part in zip(container.keys or itertools.count(), container.parts):
+            yield from _tensors(part, f"{place}[{key!r}]")

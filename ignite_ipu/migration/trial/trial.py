@@ -15,7 +15,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.cli.targets import blamed_on, load_factory
-from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier, leaves
+from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier
 from ignite_ipu.errors import BatchError, LossError, OutputError
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.answers import Answers
@@ -215,11 +215,11 @@ def _watching(subject: Subject, survey: Survey, notes: Notes) -> Callable[[nn.Mo
         with survey:
             output = subject.call(model, x)
         place, forward = definition_of(model.forward), f"{type(model).__name__}.forward"
-        for value in leaves(_plain_values(output)):
-            if isinstance(value, torch.Tensor) and not isinstance(value, IpuTensor):
+        for value in tensors_in(output):
+            if not isinstance(value, IpuTensor):
                 text = f"{forward} returns a tensor of the host; each call gives back the same"
                 notes.add("captured-constant", place, text, about="output")
-            elif isinstance(value, IpuTensor) and value.meta.dtype is torch.int64:
+            elif value.meta.dtype is torch.int64:
                 text = f"{forward} returns int64, which comes back as int32"
                 notes.add("narrowed-dtype", place, text, about="output")
         return output
@@ -238,10 +238,6 @@ class _Watched(nn.Module):
     def forward(self, output: Any, y: Any) -> torch.Tensor:
         with self._survey:
             return self.loss_fn(output, y)
-
-
-def _plain_values(output: Any) -> Any:
-    return list(output.values()) if hasattr(output, "values") and not isinstance(output, torch.Tensor) else output
 
 
 def _look_at_batches(subject: Subject, notes: Notes) -> None:
