@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.engine_functions import captured_functions, training_functions
+from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.kinds import parameters_of
+from ignite_ipu.migration.analysis.models import Holding
 from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, owner_of, unmoved
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
@@ -54,11 +56,22 @@ def find_captures(training: Training) -> Tuple[List[Capture], List[Unclear]]:
 def host_evaluations(training: Training) -> Iterator[ast.Call]:
     """Yield the evaluations of models that nothing puts on an IPU."""
     captures, _ = find_captures(training)
-    prepared = {name for capture in captures for name in capture.names}
+    prepared = {name for capture in captures for name in capture.names} | _trained(training)
     prepared |= {dotted(value) or "" for call, _ in training.file.calls(PREPARE) for value in call.args}
     prepared |= _given_to_accelerate(training.file)
+    # Averages whose batch statistics are computed by forward passes in training mode, which the host makes.
+    averages = (argument(call, "model", 1) for call, _ in training.file.calls("torch.optim.swa_utils.update_bn"))
+    prepared |= {dotted(value) or "" for value in averages if value is not None}
     prepared |= {target for target, value in training.file.assigned if training.file.names.called(value) == PREPARE}
     yield from (call for call in training.evaluations if dotted(call.func) not in prepared)
+
+
+def _trained(training: Training) -> Set[str]:
+    """Return the models that are called with gradients where a loss goes backward."""
+    file = training.file
+    scopes = [file.function_of(call) for call in training.backwards]
+    calls = [call for call in file.nodes(ast.Call) if scopes and file.function_of(call) in scopes]
+    return {dotted(call.func) or "" for call in calls if not without_gradients(file, call)}
 
 
 def evaluated_models(training: Training) -> Iterator[ast.Call]:
@@ -80,6 +93,8 @@ class _Captures:
         self.training = training
         self.file = training.file
         self.called = {dotted(call.func) for call in self.file.nodes(ast.Call) if call not in self.file.traced}
+        self.made = self._constructions()
+        self.made_here: Dict[Tuple[ast.AST, str], bool] = {}
         self.unclear: List[Unclear] = []
 
     def find(self) -> Tuple[List[Capture], List[Unclear]]:
@@ -92,8 +107,7 @@ class _Captures:
                 scopes.append(scope)
         if not scopes:
             return [], []
-        made = self._constructions()
-        captures = [capture for call in made if not self._is_prepared(call) for capture in self._at_construction(call)]
+        captures = [capture for call in self.made for capture in self._at_construction(call)]
         for scope in scopes:
             stepped = sorted(self._stepped(scope))
             others = [name for name in stepped if not self._is_made_here(name, scope)]
@@ -101,7 +115,7 @@ class _Captures:
                 continue  # ipu_step captures what the function is given
             if others:
                 captures += self._in_front(scope, others)
-            elif not stepped and not made and not self._any_prepared():
+            elif not stepped and not self.made and not self._any_prepared():
                 self._refuse(scope, "no optimizer that would update by its gradients is in sight")
         return captures, self.unclear
 
@@ -125,29 +139,29 @@ class _Captures:
         calls = [call for call, name in self.training.optimizer_calls if name.startswith("torch.optim.")]
         return [call for call in calls if id(call) not in theirs]
 
-    def _is_prepared(self, call: ast.Call) -> bool:
-        return self.file.names.called(self.file.parents[call]) == PREPARE
-
     def _any_prepared(self) -> bool:
         return any(True for _ in self.file.calls(PREPARE))
 
     def _at_construction(self, call: ast.Call) -> Iterator[Capture]:
+        if self.file.names.called(self.file.parents[call]) == PREPARE:
+            return
         scope = self.file.function_of(call) or self.file.tree
-        before = [node for node in self._own_nodes(scope) if _line(node) <= call.lineno]
-        hidden = {name for node in before if call not in ast.walk(node) for name in _loop_variables(node)}
-        hidden |= {name for node in ast.walk(call) for name in _loop_variables(node)}
+        inside = list(ast.walk(call))
         # params = [...]: what was asked for its parameters in front of the construction.
-        for nodes in ([call], before):
+        before = [node for node in self._own_nodes(scope) if 0 < _line(node) <= call.lineno]
+        loops = [loop for node in [*before, *inside] if call not in ast.walk(node) for loop in _loops(node)]
+        for nodes in (inside, before):
             models = self._models_of(nodes)
-            if models & hidden:
-                mentioned = {name for node in nodes for part in ast.walk(node) for name in [dotted(part)] if name}
-                models = (mentioned & self.training.models) - hidden
+            # for part in (encoder, decoder): of its variable only what it ran over is in sight.
+            hidden = [loop for loop in loops if names_bound(loop.target) & models]
+            models -= {name for loop in hidden for name in names_bound(loop.target)}
+            ran_over = {dotted(part) for loop in hidden for part in ast.walk(loop.iter)}
+            models |= {name for name in ran_over if name is not None and name in self.training.models}
             if models:
                 break
-        passed = {dotted(node) for node in ast.walk(call)}
-        models = models or {name for name in passed if name is not None and name in self.training.models}
+        models = models or {name for name in map(dotted, inside) if name is not None and name in self.training.models}
         if models:
-            yield Capture(call, tuple(sorted(models)))
+            yield Capture(call, self._with_parts(models))
         else:
             self.unclear.append(Unclear(call, "the file does not show which models this optimizer trains"))
 
@@ -155,12 +169,33 @@ class _Captures:
         """Return the models whose parameters are asked for, each as it is called."""
         found = set()
         for node in nodes:
-            for part in ast.walk(node):
-                if owner_of(part, "parameters", "named_parameters") is not None:
-                    assert isinstance(part, ast.Call)
-                    assert isinstance(part.func, ast.Attribute)
-                    found.add(self._as_called(part.func.value))
+            if owner_of(node, "parameters", "named_parameters") is not None:
+                assert isinstance(node, ast.Call)
+                assert isinstance(node.func, ast.Attribute)
+                found.add(self._as_called(node.func.value))
         return {name for name in found if name is not None}
+
+    def _with_parts(self, models: Set[str]) -> Tuple[str, ...]:
+        """Return models with the modules in them that the loop calls, itself or by a method other than forward."""
+        parts: Set[str] = set()
+        for name in self.called:
+            owner, _, attribute = (name or "").rpartition(".")
+            if owner in models:
+                parts.update(f"{owner}.{part}" for part in self._modules_behind(attribute, set()))
+        return (*sorted(models), *sorted(parts - models))
+
+    def _modules_behind(self, attribute: str, seen: Set[str]) -> Iterator[str]:
+        """Yield the attribute of a model if it is a module, and the modules that it calls if it is a method."""
+        seen.add(attribute)
+        for model in self.file.models:
+            method = model.method(attribute)
+            if model.holds.get(attribute) is Holding.MODULE:
+                yield attribute
+            elif method is not None:
+                for call in (node for node in ast.walk(method) if isinstance(node, ast.Call)):
+                    owner, _, name = (dotted(call.func) or "").rpartition(".")
+                    if owner == "self" and name not in seen:
+                        yield from self._modules_behind(name, seen)
 
     def _as_called(self, module: ast.expr) -> Optional[str]:
         while isinstance(module, ast.Subscript):
@@ -182,18 +217,33 @@ class _Captures:
 
     def _is_made_here(self, name: str, scope: Scope) -> bool:
         """Whether an optimizer is one that the file makes, and not one that callers of other files may give."""
+        key = (scope, name)
+        if key not in self.made_here:
+            self.made_here[key] = False  # as long as it is only known by way of itself
+            self.made_here[key] = self._find_out(name, scope)
+        return self.made_here[key]
+
+    def _find_out(self, name: str, scope: Scope) -> bool:
         parameters = [] if isinstance(scope, ast.Module) else [arg.arg for arg in parameters_of(scope)]
         if isinstance(scope, ast.Module) or name not in parameters:
-            return self._is_made(name)
+            return any(self._makes(value) for target, value in self.file.assigned if target == name)
         method = parameters[:1] == ["self"]
-        bound = parameters[1:] if method else parameters
-        calls = [each for each in self.file.nodes(ast.Call) if _calls(each, scope.name, method)]
-        given = [argument(call, name, bound.index(name)) for call in calls]
-        return bool(given) and all(value is not None and self._is_made(dotted(value) or "") for value in given)
+        position = parameters.index(name) - method
+        above = self.file.parents[scope]
+        called = above.name if isinstance(above, ast.ClassDef) and scope.name == "__init__" else scope.name
+        calls = [each for each in self.file.nodes(ast.Call) if _calls(each, called, method and called == scope.name)]
+        given = [argument(call, name, position) for call in calls]
+        return bool(given) and all(value is not None and self._makes(value) for value in given)
 
-    def _is_made(self, name: str) -> bool:
-        values = [value for target, value in self.file.assigned if target == name]
-        return name in self.training.optimizers or any(self.file.names.called(value) == PREPARE for value in values)
+    def _makes(self, value: ast.expr) -> bool:
+        """Whether a value is an optimizer that the file makes, or a variable or parameter that is given one."""
+        name, scope = dotted(value), self.file.function_of(value) or self.file.tree
+        if name is not None:
+            return self._is_made_here(name, scope)
+        inner = self.training.unwrapped(value)
+        makers = {getattr(self.file.function_of(call), "name", None) for call in self.made}
+        function = (dotted(inner.func) or "").rsplit(".", 1)[-1] if isinstance(inner, ast.Call) else ""
+        return inner in self.made or function in makers
 
     def _in_front(self, scope: Scope, optimizers: Sequence[str]) -> Iterator[Capture]:
         """Yield the call of `ipu_prepare` in front of the first statement that calls a model."""
@@ -206,7 +256,7 @@ class _Captures:
         if not models:
             self._refuse(scope, f"the file does not show which models {optimizers[0]} trains")
             return
-        names = (*optimizers, *sorted(models))
+        names = (*optimizers, *self._with_parts(models))
         for statement in scope.body:
             inside = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
             if self._prepares(statement, names):
@@ -237,9 +287,9 @@ class _Captures:
         return found
 
 
-def _loop_variables(node: ast.AST) -> Set[str]:
-    """Return the names that a loop, or one in a comprehension, binds to one item after the other."""
-    return names_bound(node.target) if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)) else set()
+def _loops(node: ast.AST) -> Sequence[Union[ast.For, ast.AsyncFor, ast.comprehension]]:
+    """Return a loop itself, or those of a comprehension."""
+    return [node] if isinstance(node, (ast.For, ast.AsyncFor)) else getattr(node, "generators", [])
 
 
 def _calls(call: ast.Call, name: str, method: bool) -> bool:

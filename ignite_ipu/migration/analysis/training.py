@@ -39,19 +39,18 @@ class Training:
         made = {id(call): name for call, name in self.optimizer_calls}
         found: Dict[str, Tuple[ast.Call, str]] = {}
         for target, value in self.file.assigned:
-            inner = self._unwrapped(value)
+            inner = self.unwrapped(value)
             if isinstance(inner, ast.Call) and id(inner) in made:
                 found[target] = (inner, made[id(inner)])
         return found
 
-    def _unwrapped(self, value: ast.expr) -> ast.expr:
-        """Look through `idist.auto_optim(optimizer)`."""
-        while self.file.names.called(value) == "ignite.distributed.auto_optim":
+    def unwrapped(self, value: ast.expr) -> ast.expr:
+        """Look through `idist.auto_optim(optimizer)` and `ipu_prepare(optimizer, model)`."""
+        while self.file.names.called(value) in ("ignite.distributed.auto_optim", "ignite_ipu.ipu_prepare"):
             assert isinstance(value, ast.Call)
-            inner = argument(value, "optimizer", 0)
-            if inner is None:
+            if not value.args:
                 break
-            value = inner
+            value = value.args[0]
         return value
 
     @cached_property

@@ -11,6 +11,9 @@ from ignite_ipu.migration.analysis.names import method_calls
 from ignite_ipu.migration.findings import Hit, Rule, Severity
 from ignite_ipu.migration.program import Program
 
+# What is said to host_device itself, and switches of mixed precision, which another rule looks at.
+_OTHERS = ("ignite_ipu.host_device", "torch.amp.autocast", "torch.amp.GradScaler")
+
 
 def check(program: Program) -> Iterator[Hit]:
     """Find moves to CUDA devices and the choices that lead to them."""
@@ -39,7 +42,7 @@ def _names_a_device(program: Program, node: ast.Constant) -> bool:
             return False
         if isinstance(above, ast.Call):
             name = program.names.called(above)
-            return name != "ignite_ipu.host_device" and not hasattr(builtins, name or "")
+            return name not in _OTHERS and not hasattr(builtins, name or "")
         if isinstance(above, ast.stmt):
             return isinstance(above, (ast.Assign, ast.AnnAssign, ast.Return, ast.FunctionDef))
     return False

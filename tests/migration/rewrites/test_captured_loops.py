@@ -29,6 +29,10 @@ for x, y in loader:
         ("params = model.parameters()\noptimizer = torch.optim.SGD(params, lr=0.1)", "model"),
         ("optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)", "model, other"),
         ("optimizer = torch.optim.SGD([p for m in (model,) for p in m.parameters()], lr=0.1)\nmodel.train()", "model"),
+        (
+            "groups = [{'params': m.parameters()} for m in model]\noptimizer = torch.optim.SGD(groups)\nmodel.train()",
+            "model",
+        ),
     ],
 )
 def test_optimizers_that_the_file_makes(rewritten, setup, prepared):
@@ -92,6 +96,59 @@ class Trainer:
 """
     after = before.replace("        for x", "        ipu_prepare(self.optimizer, self.model)\n        for x")
     assert rewritten(REWRITE, before) == IMPORT + after
+
+
+@pytest.mark.parametrize(
+    "call", ["model.decode(model.encode(x))", "model.decoder(model.encoder(x))", "model.decode(model.encoder(x))"]
+)
+def test_parts_of_a_model(rewritten, call):
+    """Those that the loop calls, itself or by a method, are prepared with the model that it does not call."""
+    setup = """\
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(4, 2)
+        self.decoder = nn.Linear(2, 4)
+        self.unused = nn.Linear(1, 1)
+    def encode(self, x):
+        return self.encoder(x)
+    def decode(self, z):
+        return self.decoder(z)
+    def forward(self, x):
+        return self.unused(self.decode(self.encode(x)))
+model = Coder()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"""
+    result = rewritten(REWRITE, LOOP.format(setup=setup).replace("model(x)", call))
+    assert "lr=0.1), model, model.decoder, model.encoder)\n" in result
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "optimizer = make(model)\ntrain_epoch(model, optimizer, loader)",
+        "train_epoch(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)",
+        "class Run:\n    def __init__(self, sgd):\n        self.sgd = sgd\n    def go(self):\n"
+        "        train_epoch(model, self.sgd, loader)\nRun(make(model)).go()",
+    ],
+)
+def test_optimizers_that_go_through_functions_of_the_file(rewritten, given):
+    """They are prepared once, where they are made."""
+    make = "def make(model):\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    result = rewritten(REWRITE, f"import torch\n{GIVEN}{make}{given}\n")
+    assert "ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)" in result
+    assert "ipu_prepare(optimizer" not in result
+
+
+def test_averages_whose_statistics_the_host_computes(rewritten):
+    before = """\
+import torch
+average = torch.optim.swa_utils.AveragedModel(net)
+torch.optim.swa_utils.update_bn(loader, average)
+average.eval()
+with torch.no_grad():
+    average(x)
+"""
+    assert rewritten(REWRITE, before) == before
 
 
 def test_models_that_are_only_evaluated(rewritten):
