@@ -43,6 +43,9 @@ class Hit:
     severity: Optional[Severity] = None
 
 
+Hits = Iterator[Hit]
+
+
 @dataclass(frozen=True)
 class Rule:
     """One thing that does not work, or works differently, on an IPU.
@@ -65,7 +68,7 @@ class Rule:
     rationale: str
     remedy: str
     example: str
-    check: Optional[Callable[[Program], Iterator[Hit]]] = None
+    check: Optional[Callable[[Program], Hits]] = None
 
     @property
     def traced(self) -> bool:
@@ -83,10 +86,10 @@ class Rule:
         return one_side(self.example, "-")
 
 
-def each_fact(kind: str, message: str) -> Callable[[Program], Iterator[Hit]]:
+def each_fact(kind: str, message: str) -> Callable[[Program], Hits]:
     """Return a check that reports every fact of a kind in traced code; the message names its `{where}` and `{name}`."""
 
-    def check(program: Program) -> Iterator[Hit]:
+    def check(program: Program) -> Hits:
         for fact in program.facts_of(kind):
             yield Hit(fact.node, message.format(where=fact.where, name=fact.name))
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find batch tensors that are appended as they are."""
     asynchronous = {target for target, value in program.assigned if _is_asynchronous(program, value)}
     for loop in program.nodes(ast.For):

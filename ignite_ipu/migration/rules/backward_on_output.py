@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import dotted, method_calls
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find what PopTorch does already in loops that call a training executor."""
     executors = {
         name for name, (_, wrapper) in program.training.executors.items() if wrapper == "poptorch.trainingModel"

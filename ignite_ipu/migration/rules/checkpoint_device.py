@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.names import argument
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find torch.load without a place to load to."""
     for call, _ in program.calls("torch.load"):
         given = any(keyword.arg in ("map_location", None) for keyword in call.keywords)

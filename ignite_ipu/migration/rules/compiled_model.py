@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find calls and decorators that compile for another back end."""
     names = ("torch.compile", "torch.jit.script", "torch.jit.trace")
     for call, name in program.calls(*names):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find optimizers that are scheduled and have no lr of their own."""
     scheduled = {dotted(argument(call, "optimizer", 0)) for call in program.training.schedulers.values()}
     variable = any(True for _ in method_calls(program.nodes(ast.Call), "markAsVariable"))

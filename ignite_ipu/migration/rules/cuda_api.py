@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.devices import is_guarded
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 # Harmless without a GPU, or other rules' business.
@@ -18,7 +16,7 @@ _LEFT_OUT = {
 }
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find unguarded calls of torch.cuda."""
     for call, name in program.calls("torch.cuda.*"):
         if name in _LEFT_OUT or name.startswith("torch.cuda.amp."):

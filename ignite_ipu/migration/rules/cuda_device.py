@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 import builtins
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.devices import gpu_name, is_guarded
 from ignite_ipu.migration.analysis.names import method_calls
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 # What is said to host_device itself, and switches of mixed precision, which another rule looks at.
 _OTHERS = ("ignite_ipu.host_device", "torch.amp.autocast", "torch.amp.GradScaler")
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find moves to CUDA devices and the choices that lead to them."""
     for call, _ in method_calls(program.nodes(ast.Call), "cuda"):
         if program.names.resolve(call.func) is None and not is_guarded(program, call):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find custom autograd functions."""
     for node in program.nodes(ast.ClassDef):
         if any(program.names.resolve(base) == "torch.autograd.Function" for base in node.bases):

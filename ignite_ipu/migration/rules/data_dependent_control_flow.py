@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program, text_of
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find tests and loop counts that need a tensor's value."""
     for fact in program.facts_of("truth", "count"):
         what = "is decided by" if fact.kind == "truth" else "repeats by"

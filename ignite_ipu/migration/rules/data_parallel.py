@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _WRAPPERS = (
@@ -18,7 +16,7 @@ _WRAPPERS = (
 )
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find wrappers, process groups and NCCL launches."""
     for call, name in program.calls(*_WRAPPERS):
         yield Hit(call, f"{name} spreads the work over GPUs")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program, text_of
 
 _OPERATORS = {
@@ -21,7 +20,7 @@ _OPERATORS = {
 }
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find selections by boolean tensors and operators of data-dependent size."""
     for fact in program.facts_of("mask"):
         source = text_of(fact.node, program.source.text)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterator
+from typing import Dict
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _USES = {
@@ -17,7 +17,7 @@ _USES = {
 _READERS = {"clone", "toDict", "exists", "defaultOutputMode"}
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find setters that follow a use in the same function."""
     made = {target for target, value in program.assigned if program.names.called(value) == "poptorch.Options"}
     used: Dict[str, ast.Call] = {}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import method_calls
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _HOOKS = {
@@ -18,7 +17,7 @@ _HOOKS = {
 }
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find reads and writes of gradients in host code."""
     traced = {id(part) for model in program.models for part in ast.walk(model.node)}
     for node in program.nodes(ast.Attribute):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.captures import host_evaluations
 from ignite_ipu.migration.analysis.names import dotted
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find the model calls of evaluation loops and evaluation steps."""
     for call in host_evaluations(program.training):
         yield Hit(call, f"{dotted(call.func)} is evaluated on the host, not on an IPU")

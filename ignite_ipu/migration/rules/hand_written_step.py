@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.captures import find_captures
 from ignite_ipu.migration.analysis.engine_functions import captured_functions, training_functions
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find the training steps whose models and optimizers are not captured, with what keeps `migrate` from doing so."""
     captures, unclear = find_captures(program.training)
     if not captures and not unclear and not any(True for _ in training_functions(program.training)):

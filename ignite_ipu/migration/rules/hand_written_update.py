@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.names import dotted, owner_of
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _IN_PLACE = {"add_", "sub_", "mul_", "copy_", "addcmul_", "addcdiv_", "lerp_"}
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find updates in loops over a model's parameters, and of weights under no_grad."""
     for loop in program.nodes(ast.For):
         if not _over_parameters(loop.iter):

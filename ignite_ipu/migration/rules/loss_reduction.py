@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.analysis.summed_losses import summed_losses
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find losses with another reduction than the mean that are trained with."""
     training = program.training
     if not (training.loss_functions or training.trainers or training.executors):

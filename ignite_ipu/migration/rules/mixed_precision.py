@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.precision_arguments import native_only, refused_precision, switchable
 from ignite_ipu.migration.analysis.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find autocast and gradient scalers that are on beside an IPU, and Ignite's switches for what it has not."""
     switched = {id(call) for call in switchable(program) if native_only(program, call)}
     for call, name in program.calls("torch.amp.GradScaler", "torch.amp.autocast"):

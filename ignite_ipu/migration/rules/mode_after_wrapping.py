@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find mode changes of wrapped models later in the same function."""
     wrapped = {dotted(argument(call, "model", 0)): call for call, _ in program.training.executors.values()}
     for call, name in method_calls(program.nodes(ast.Call), "train", "eval"):

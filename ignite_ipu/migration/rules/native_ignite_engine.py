@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.names import has_hidden_arguments
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite.engine.create_supervised_evaluator")
@@ -19,7 +17,7 @@ _STEPS = (
 )
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find Ignite's factories and step functions."""
     for call, name in program.calls(*_FACTORIES, *_STEPS):
         message = f"{name.rsplit('.', 1)[1]} runs on the host, not on an IPU"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find loaders that feed training and keep an incomplete batch."""
     for name, (call, replaced) in sorted(program.training.training_loaders.items()):
         if any(keyword.arg in (None, "batch_sampler") for keyword in call.keywords):

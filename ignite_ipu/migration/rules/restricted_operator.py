@@ -7,11 +7,11 @@ from typing import Iterator, Tuple
 
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.operators import is_loss, problem, refused_arguments
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find calls with arguments that PopTorch refuses, and losses that it does not compile at all."""
     for call, name in _calls(program):
         found = problem(name) if is_loss(name) else None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, List, Tuple
 
 from ignite_ipu.migration.analysis.names import method_calls
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find blocks in which a second optimizer steps."""
     groups: Dict[int, List[Tuple[str, ast.Call]]] = {}
     for call, owner in method_calls(program.nodes(ast.Call), "step"):

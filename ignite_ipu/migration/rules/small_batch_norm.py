@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator
-
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _SMALL = 16
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find BatchNorm where a small batch size is in sight."""
     sizes = [constant(argument(call, "batch_size", 1)) for call, _ in program.calls("torch.utils.data.DataLoader")]
     sizes += [constant(argument(call, "batch_size", 2)) for call, _ in program.calls("poptorch.DataLoader")]

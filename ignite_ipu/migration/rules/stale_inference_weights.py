@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, Iterator
+from typing import Dict
 
 from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find inference wrappers that precede the training wrapper of the same model."""
     if any(True for _ in method_calls(program.nodes(ast.Call), "copyWeightsToDevice")):
         return

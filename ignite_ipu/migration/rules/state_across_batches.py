@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator, Set
+from typing import Set
 
 from ignite_ipu.migration.analysis.names import dotted
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find calls of executors that take what an earlier one gave."""
     for loop in program.nodes(ast.For):
         for part in loop.body:

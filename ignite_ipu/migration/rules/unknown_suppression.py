@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.comments import EVERY_RULE
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find names in suppressions that are no rules."""
     known = all_rules()
     for line, names in sorted(program.suppressions.items()):

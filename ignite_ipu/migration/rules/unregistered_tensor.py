@@ -9,11 +9,11 @@ from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import TENSOR_FACTORIES
 from ignite_ipu.migration.analysis.names import dotted, owner_of, unmoved
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find reads of unregistered tensors."""
     for fact in program.facts_of("plain"):
         if owner_of(program.parents.get(program.parents[fact.node]), "to") == dotted(fact.node):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import owner_of
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _TYPES = {"bfloat16", "complex64", "complex128", "cfloat", "cdouble", "float64", "double"}
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find number types that the device lacks."""
     for node in program.nodes(ast.Attribute):
         name = program.names.resolve(node)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.operators import is_loss, is_made_here, problem
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find operators and layers that do not compile; losses are `restricted-operator`'s."""
     for fact in program.facts_of("call"):
         found = None if is_loss(fact.name) else problem(fact.name)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _SUPPORTED = {"SGD", "Adam", "AdamW", "RMSprop", "LAMB"}
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find constructions of other optimizers, and classes of the user's own."""
     for call, name in program.training.optimizer_calls:
         last = name.rsplit(".", 1)[1]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _REASONS = {
@@ -17,7 +16,7 @@ _REASONS = {
 }
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find the arguments on every construction of an optimizer."""
     for call, name in program.training.optimizer_calls:
         for keyword in call.keywords:

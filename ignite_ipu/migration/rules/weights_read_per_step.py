@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import dotted, owner_of
-from ignite_ipu.migration.findings import Hit, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
-def check(program: Program) -> Iterator[Hit]:
+def check(program: Program) -> Hits:
     """Find uses of all weights in the loop of a training step."""
     models = program.training.models
     for backward in program.training.backwards:
