@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, PackingGuard
+from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Shape
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import natively
@@ -35,6 +36,18 @@ class HostCall(NamedTuple):
     output: Any
     writes: List[str]
     shared: FrozenSet[int]
+
+    def signature(self, structure: Structure, leaves: Sequence[Any], modes: ModesThen, frozen: bool) -> CallSignature:
+        """Return the signature of such calls of the model, of these arguments and in these modes."""
+        tensors: List[torch.Tensor] = []
+        result = flatten(self.output, tensors)
+        grad = torch.is_grad_enabled()
+        trains = grad and (not frozen or any(leaf.shape.requires_grad for leaf in leaves))
+        memory = [tensor.untyped_storage()._cdata for tensor in tensors]
+        aliases = [part in self.shared or memory.count(part) > 1 for part in memory]
+        pairs = zip(tensors, aliases)
+        shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
+        return CallSignature(None, structure, grad, result, shapes, modes, self.writes)
 
 
 def called_on_host(

@@ -7,6 +7,7 @@ weights.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, cast
 
@@ -15,11 +16,11 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gradients
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Operation, Shape, Value, keep_inputs
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import own, parameter_of
 from ignite_ipu.deferred.graph.signatures import SignaturesByModes, seen_before
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import Structure, flatten, flatten_call
+from ignite_ipu.deferred.graph.structure import Structure, flatten_call
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, check_early_read, expected_loss, not_frozen
@@ -186,24 +187,10 @@ class CapturedModel:
                 self.whole._edits.look()
                 modes = self.whole.training.modes.now()
                 signatures = known.of(modes)
-                signature = seen_before(
-                    signatures.templates, key, lambda: self._signature_of(structure, leaves, called, modes)
-                )
+                make = functools.partial(called.signature, structure, leaves, modes, self.is_frozen)
+                signature = seen_before(signatures.templates, key, make)
             signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
             return signature, leaves
-
-    def _signature_of(
-        self, structure: Structure, leaves: List[Any], called: HostCall, modes: ModesThen
-    ) -> CallSignature:
-        tensors: List[torch.Tensor] = []
-        result = flatten(called.output, tensors)
-        grad = torch.is_grad_enabled()
-        trains = grad and (not self.is_frozen or any(leaf.shape.requires_grad for leaf in leaves))
-        memory = [tensor.untyped_storage()._cdata for tensor in tensors]
-        aliases = [part in called.shared or memory.count(part) > 1 for part in memory]
-        pairs = zip(tensors, aliases)
-        shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
-        return CallSignature(None, structure, grad, result, shapes, modes, called.writes)
 
     def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
         """Find out what the model returns and writes by calling it on the host, without a trace there.
