@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from types import FrameType
@@ -35,9 +34,8 @@ _NOT_READERS = (_package(torch.__file__), _package(os.path.dirname(__file__)))
 def substitute_gradients(substitutes: Substitutes, trained: EngineWeights) -> None:
     """Compile clipping by norm into captured steps, and refuse to read gradients of captured and engines' models."""
     gradients = _Gradients(substitutes.code, substitutes.journal, trained)
-    clip = gradients.clip(nn.utils.clip_grad_norm_)
-    substitutes.set(nn.utils, "clip_grad_norm_", clip)
-    substitutes.set(nn.utils.clip_grad, "clip_grad_norm_", clip)
+    substitutes.calls(nn.utils, "clip_grad_norm_", gradients.clip)
+    substitutes.set(nn.utils.clip_grad, "clip_grad_norm_", nn.utils.clip_grad_norm_)
     # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
     torch.overrides.get_default_nowrap_functions()
     substitutes.set(torch.Tensor, "grad", gradients.attribute(torch.Tensor.grad))
@@ -60,27 +58,32 @@ class _Gradients:
         # Where PopTorch's classes of parameters pass on what they are asked for.
         self._wrappers = (_package(str(backend.poptorch().__file__)), access.__file__)
 
-    def clip(self, original: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-            tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            line = self._code.current_line()
-            models = {owner for owner in map(owner_of, tensors) if owner is not None}
-            if not models and self._code.line_of(sys._getframe(1)) is None:
-                return original(tensors, max_norm, norm_type, *args, **kwargs)
-            what = "clip_grad_norm_()"
-            if len(models) != 1:
-                raise self._journal.refuse(line, what, "it has to get the parameters of one model that a loop trains.")
-            (model,) = models
-            try:
-                check_all_parameters(model.session.model, tensors)
-                model.training.clip(float(max_norm), float(norm_type))
-            except CaptureError as error:
-                raise self._journal.refuse(line, what, str(error)) from None
-            self._journal.note(line, f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
-            return gradient_norm()
-
-        return clip_grad_norm_
+    def clip(
+        self,
+        frame: FrameType,
+        original: Callable[..., Any],
+        parameters: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        line = self._code.current_line()
+        models = {owner for owner in map(owner_of, tensors) if owner is not None}
+        if not models and self._code.line_of(frame) is None:
+            return original(tensors, max_norm, norm_type, *args, **kwargs)
+        what = "clip_grad_norm_()"
+        if len(models) != 1:
+            raise self._journal.refuse(line, what, "it has to get the parameters of one model that a loop trains.")
+        (model,) = models
+        try:
+            check_all_parameters(model.session.model, tensors)
+            model.training.clip(float(max_norm), float(norm_type))
+        except CaptureError as error:
+            raise self._journal.refuse(line, what, str(error)) from None
+        self._journal.note(line, f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
+        return gradient_norm()
 
     def function(self, original: Any) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,6 @@ from ignite.engine import Engine, Events
 from ignite_ipu import backend
 from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.succession import EngineWeights, Succession
 
@@ -38,8 +37,13 @@ def substitute_ignite(
     succession = Succession(substitutes.journal)
     substitutes.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, succession, extra))
     substitutes.set_everywhere("ignite", evaluator, make(evaluator, create_ipu_evaluator, None, {}))
-    substitutes.set(Engine, "__init__", _engine(Engine.__init__, substitutes.code))
     journal = substitutes.journal
+
+    def engine(frame: Any, original: Any, own: Any, process_function: Any, *args: Any, **kwargs: Any) -> None:
+        written = getattr(inspect.unwrap(process_function), "__code__", None)
+        if written is not None and substitutes.code.owns(written.co_filename):
+            process_function = _with_values(process_function)
+        original(own, process_function, *args, **kwargs)
 
     def parallel(
         line: Any, original: Any, own: Any, backend: Any = None, nproc_per_node: Any = None, *args: Any, **kwargs: Any
@@ -59,6 +63,7 @@ def substitute_ignite(
         journal.note(line, "auto_model()", "the model as it is")
         return model
 
+    substitutes.calls(Engine, "__init__", engine)
     distributed = vars(ignite.distributed)
     substitutes.own_calls(distributed["Parallel"], "__init__", parallel)
     original = distributed["auto_model"]
@@ -111,17 +116,6 @@ def _factory(
         return engine
 
     return create
-
-
-def _engine(original: Callable[..., Any], code: ScriptCode) -> Any:
-    @functools.wraps(original)
-    def __init__(engine: Any, process_function: Any, *args: Any, **kwargs: Any) -> None:
-        written = getattr(inspect.unwrap(process_function), "__code__", None)
-        if written is not None and code.owns(written.co_filename):
-            process_function = _with_values(process_function)
-        original(engine, process_function, *args, **kwargs)
-
-    return __init__
 
 
 def _with_values(process_function: Callable[..., Any]) -> Any:

@@ -22,7 +22,7 @@ from ignite_ipu.deferred import (
     captured,
 )
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.model.held import release_optimizer
+from ignite_ipu.deferred.model.held import is_held, release_optimizer
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver
@@ -62,9 +62,9 @@ def substitute_loops(
     loops = _Loops(substitutes.code, substitutes.journal, replication_factor)
     substitutes.on_undo(loops.release)
     substitutes.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
-    substitutes.set(nn.Module, "named_parameters", loops.named_parameters(nn.Module.named_parameters))
-    substitutes.set(nn.Module, "state_dict", _state_dict(nn.Module.state_dict))
-    substitutes.set(torch.optim.Optimizer, "__init__", loops.optimizer(torch.optim.Optimizer.__init__))
+    substitutes.calls(nn.Module, "named_parameters", loops.named_parameters)
+    substitutes.calls(nn.Module, "state_dict", _state_dict)
+    substitutes.calls(torch.optim.Optimizer, "__init__", loops.optimizer)
     substitutes.refuse(
         torch.Tensor,
         "backward",
@@ -78,17 +78,12 @@ def substitute_loops(
         substitute_accelerator(substitutes, loops, replication_factor)
 
 
-def _state_dict(original: Callable[..., Any]) -> Any:
-    """Return what shows the newest weights in a state that a script takes before it trains the model, too."""
-
-    @functools.wraps(original)
-    def state_dict(module: Any, *args: Any, **kwargs: Any) -> Any:
-        state = original(module, *args, **kwargs)
-        if args or kwargs.get("destination") is not None or isinstance(state, LiveState):
-            return state
-        return live_state(state, functools.partial(_weights_of, weakref.ref(module)))
-
-    return state_dict
+def _state_dict(frame: Any, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a state that shows the newest weights also where a script takes it before it trains the model."""
+    state = original(module, *args, **kwargs)
+    if args or kwargs.get("destination") is not None or isinstance(state, LiveState):
+        return state
+    return live_state(state, functools.partial(_weights_of, weakref.ref(module)))
 
 
 def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
@@ -159,13 +154,9 @@ class _Loops(CaptureObserver):
 
         return __call__
 
-    def named_parameters(self, original: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def named_parameters(module: Any, *args: Any, **kwargs: Any) -> Any:
-            self._asked.add(within(module))
-            return original(module, *args, **kwargs)
-
-        return named_parameters
+    def named_parameters(self, frame: Any, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        self._asked.add(within(module))
+        return original(module, *args, **kwargs)
 
     def captured(self, model: CapturedModel) -> None:
         """Remember a captured model, which an Accelerator may have captured, to release it at the end."""
@@ -187,7 +178,7 @@ class _Loops(CaptureObserver):
                 "has none left. Call optimizer.zero_grad() once for every step().",
             )
         self._journal.note(line, "backward()", "part of the device step")
-        if self._optimizer_of(model) is None:
+        if not is_held(model.session.model):
             raise self._journal.refuse(
                 line,
                 "backward()",
@@ -195,17 +186,13 @@ class _Loops(CaptureObserver):
                 "device does not return gradients. Use an optimizer.",
             )
 
-    def optimizer(self, original: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            if type(optimizer).__module__.startswith(_OURS):
-                return
-            self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._refuse_host_step)
-            capture_optimizer(optimizer)
-            self._note_roots(optimizer)
-
-        return __init__
+    def optimizer(self, frame: Any, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        if type(optimizer).__module__.startswith(_OURS):
+            return
+        self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._refuse_host_step)
+        capture_optimizer(optimizer)
+        self._note_roots(optimizer)
 
     def _session_that_trains(self, module: nn.Module) -> Optional[IPUSession]:
         """Return the session of a model with a trainer of Ignite's that a module is, or is a part of."""
@@ -249,13 +236,6 @@ class _Loops(CaptureObserver):
         """Return the modules that optimizers were made for and of which this one is a part."""
         roots = [root for root in self._roots if root is not module and captured(root) is None]
         return [root for root in roots if any(child is module for child in root.modules())]
-
-    def _optimizer_of(self, capture: CapturedModel) -> Optional[torch.optim.Optimizer]:
-        own = {id(parameter) for parameter in capture.session.model.parameters()}
-        for optimizer in list(self._optimizers):
-            if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
-                return optimizer
-        return None
 
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         line = self._code.current_line()
