@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pkgutil
+import re
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +38,16 @@ def test_handlers_export_what_their_modules_make_public():
     for info in pkgutil.iter_modules(ignite_ipu.handlers.__path__):
         found |= set(import_module(f"ignite_ipu.handlers.{info.name}").__all__)
     assert found == set(ignite_ipu.handlers.__all__)
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb():
+    """All of them, so that a reader knows what a thing is before what it is for."""
+    clause = re.compile(r"(What|Which|Whether|Where|When|How|Whose|Who|If|That)\b")
+    found = []
+    for file in sorted(Path(ignite_ipu.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and clause.match(
+                ast.get_docstring(node) or ""
+            ):
+                found.append(f"{file}:{getattr(node, 'lineno', 1)}")
+    assert found == []

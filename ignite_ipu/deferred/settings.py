@@ -27,7 +27,7 @@ class CaptureObserver:
 
 @dataclasses.dataclass(frozen=True)
 class CaptureSettings:
-    """How captured steps are compiled.
+    """Settings by which captured steps are compiled.
 
     Attributes:
         options: `poptorch.Options` for training. deviceIterations and gradientAccumulation stay 1: the loop says them.

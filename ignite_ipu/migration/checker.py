@@ -41,7 +41,7 @@ class Run:
 
 @dataclass
 class Report:
-    """What `check` found.
+    """Result of `check`.
 
     Attributes:
         findings: By file, in the order of the text.

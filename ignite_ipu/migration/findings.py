@@ -1,4 +1,4 @@
-"""What `check` reports: a place in the user's code, the rule it breaks, why that matters and the way out."""
+"""Findings of `check`: a place in the user's code, the rule it breaks, why that matters and the way out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Severity(str, enum.Enum):
-    """How bad a finding is; ordered from worst to mildest by `rank`."""
+    """Severity of a finding; ordered from worst to mildest by `rank`."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -72,7 +72,7 @@ class Rule:
 
     @property
     def traced(self) -> bool:
-        """Whether only a trace shows it."""
+        """True if only a trace shows it."""
         return self.check is None
 
     @property

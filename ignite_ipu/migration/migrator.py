@@ -27,7 +27,7 @@ _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu mig
 
 @dataclass
 class Migration:
-    """What became of a file.
+    """Result of migrating a file.
 
     Attributes:
         source: The file as it was.
@@ -45,7 +45,7 @@ class Migration:
 
     @property
     def changed(self) -> bool:
-        """Whether there is something to write."""
+        """True if there is something to write."""
         return self.text != self.source.text
 
 

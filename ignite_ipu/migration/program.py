@@ -24,7 +24,7 @@ class Program(ParsedFile):
 
     @cached_property
     def facts(self) -> List[Fact]:
-        """What happens in the code that is traced: every model's forward, and the loss functions."""
+        """Facts of the code that is traced: every model's forward, and the loss functions."""
         analysis = ForwardAnalysis(self.names, self.models, self.functions)
         for model in self.models:
             analysis.run_model(model)

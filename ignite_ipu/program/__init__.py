@@ -1,1 +1,1 @@
-"""What PopTorch compiles: step modules, their inputs, their options, and what makes a compiled program stale."""
+"""Programs that PopTorch compiles: step modules, their inputs, their options, and what makes a program stale."""

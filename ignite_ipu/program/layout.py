@@ -56,7 +56,7 @@ _SCALAR = _Node("scalar")
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-    """Where the values of a batch lie, what surrounds them, and the tensors' shapes and types."""
+    """Layout of a batch: where its values lie, what surrounds them, and the tensors' shapes and types."""
 
     _names: Tuple[str, ...]
     _parts: Tuple[_Node, ...]

@@ -29,7 +29,7 @@ __all__ = ["BatchStep", "EvaluationStep", "changed_on_host", "check_output", "de
 
 
 class StagesOfModel(Protocol):
-    """What puts a model's layers on their IPUs while it is traced."""
+    """Stages of a model, whose layers are put on their IPUs while it is traced."""
 
     def check_ran(self) -> None:
         """Refuse a forward in which the model itself was not called."""

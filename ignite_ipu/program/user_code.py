@@ -1,4 +1,4 @@
-"""Where the user's code stood when something was recorded."""
+"""Lines of the user's code, and which files are the user's."""
 
 from __future__ import annotations
 

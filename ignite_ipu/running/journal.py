@@ -1,4 +1,4 @@
-"""What was substituted while a script ran, each substitution logged once."""
+"""Substitutions made while a script ran, each logged once."""
 
 from __future__ import annotations
 

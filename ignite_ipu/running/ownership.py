@@ -1,4 +1,4 @@
-"""Whose code makes a call: the script's, a library's that the script called, or a library's own."""
+"""Owner of a call: the script, a library that the script called, or a library by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which installed packages are built on PopTorch: those whose code imports it."""
+"""Installed packages that are built on PopTorch: those whose code imports it."""
 
 from __future__ import annotations
 

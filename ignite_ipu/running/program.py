@@ -1,4 +1,4 @@
-"""What is to be run: a script, or a module by its name as `python -m` runs it."""
+"""Programs that are run: a script, or a module by its name as `python -m` runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program works with: engines and executors that are given back behind it, and a folder of its own."""
+"""Tools of a program: engines and executors that are given back behind it, and a folder of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Bench"]
 
 
 class Bench:
-    """What one program works with.
+    """Tools of one program.
 
     Args:
         folder: An empty folder.

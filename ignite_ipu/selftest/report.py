@@ -1,4 +1,4 @@
-"""What came of the promises, as a table for people and as a dictionary to attach to a report."""
+"""Outcomes of the promises, as a table for people and as a dictionary to attach to a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of one promise.
+    """Outcome of one promise.
 
     Attributes:
         promise: The promise.

@@ -30,7 +30,7 @@ _BUFFERS_CHANGED = (
 
 
 class ModelChanges:
-    """What has changed in a model since its session began, and since its programs were traced.
+    """Changes of a model since its session began, and since its programs were traced.
 
     Args:
         model: The model.

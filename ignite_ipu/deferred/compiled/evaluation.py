@@ -208,7 +208,7 @@ def _check_deterministic(model: nn.Module) -> None:
 
 
 class _Evaluated(torch.autograd.Function):
-    """What a model in evaluation mode returned while gradients were enabled: natively it can go backward."""
+    """Results that a model in evaluation mode returned while gradients were enabled: natively they can go backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *differentiated: torch.Tensor) -> torch.Tensor:

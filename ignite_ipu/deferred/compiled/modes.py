@@ -1,4 +1,4 @@
-"""What a compiled step depends on besides its graph: modes and attributes of modules, and the trained weights."""
+"""Modes and attributes of modules, and the trained weights: a compiled step depends on them besides its graph."""
 
 from __future__ import annotations
 

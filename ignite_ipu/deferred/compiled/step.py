@@ -137,7 +137,7 @@ class CalledStep(_ReadyStep):
 
     @property
     def output(self) -> Structure:
-        """What surrounds the tensors that come back, once the model has been traced."""
+        """Structure around the tensors that come back, once the model has been traced."""
         return self._output[0]
 
     def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:

@@ -40,7 +40,7 @@ _place: Callable[[Needed], Place] = operator.itemgetter(0)
 
 @dataclasses.dataclass(frozen=True)
 class _Compiled:
-    """What the current program was compiled for."""
+    """Update that the current program was compiled for."""
 
     graph: StepGraph
     count: int
@@ -52,7 +52,7 @@ class _Compiled:
 
     @functools.cached_property
     def returned(self) -> Dict[Place, int]:
-        """Where in what comes back the values are: the loss, if it is one, is what the device's loss is."""
+        """Places of the values in what comes back: the loss, if it is one, is what the device's loss is."""
         places = {place: number for number, place in enumerate(self.outputs, 1)}
         return places if self.graph.loss is None else {**places, self.graph.loss: 0}
 
@@ -114,7 +114,7 @@ class CapturedTraining:
 
     @property
     def accumulates(self) -> bool:
-        """Whether an update may have several micro-batches, as the last one had."""
+        """True if an update may have several micro-batches, as the last one had."""
         return self._compiled is None or self._compiled.count > 1
 
     def clip(self, max_norm: float, norm_type: float) -> None:

@@ -1,4 +1,4 @@
-"""What a captured step consists of: recorded operations and the values they give, which exist once the step has run.
+"""Recorded operations of a captured step, and the values they give, which exist once the step has run.
 
 What the loss is computed from runs on the device; everything else that was recorded is computed on the host from what
 the device returns, when somebody asks for it.
@@ -57,7 +57,7 @@ CLOCK = _Clock()
 
 
 class Shape:
-    """What is known of a tensor that has not been computed.
+    """Properties of a tensor that has not been computed.
 
     Attributes:
         size, stride, dtype: As of the tensor.
@@ -127,7 +127,7 @@ class Input:
 
     @property
     def shape(self) -> Shape:
-        """What the tensor looks like."""
+        """Properties of the tensor."""
         if self._shape is None:
             self._shape = Shape.of(self.tensor, False)
         return self._shape
@@ -203,7 +203,7 @@ class Value:
 
     @property
     def known(self) -> bool:
-        """Whether the value can be had without running anything on the device."""
+        """True if the value can be had without running anything on the device."""
         operation = self.operation
         return self.tensor is not None or (operation.number <= CLOCK.settled and operation.computable)
 
@@ -268,7 +268,7 @@ class ModesThen(NamedTuple):
 
 
 class CallSignature:
-    """What all calls of one kind have in common; calls are of one kind if they have the same signature object.
+    """Common part of all calls of one kind; calls are of one kind if they have the same signature object.
 
     Attributes:
         function: What is called; None for a captured model.
@@ -341,12 +341,12 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return "the model" if self.signature.function is None else name_of(self.signature.function)
 
     @property
     def computable(self) -> bool:
-        """Whether the host can compute it from what is known."""
+        """True if the host can compute it from what is known."""
         return self._needed() is not None
 
     def give(self) -> List[Value]:

@@ -65,7 +65,7 @@ class GraphNode:
 
 @dataclasses.dataclass(frozen=True)
 class StepGraph:
-    """What one micro-batch computes.
+    """Graph of one micro-batch's computation.
 
     Attributes:
         steps: The operations in order.
@@ -88,7 +88,7 @@ class StepGraph:
 
     @property
     def called_at(self) -> Line:
-        """Where the model was called first."""
+        """Line where the model was called first."""
         return next(step.line for step in self.steps if step.function is None)
 
     @functools.cached_property

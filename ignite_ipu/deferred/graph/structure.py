@@ -22,7 +22,7 @@ _LEAF = ("leaf",)
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """What surrounds the leaves of a nested value.
+    """Structure around the leaves of a nested value.
 
     Attributes:
         key: Equal for structures that differ in their leaves alone.
@@ -34,7 +34,7 @@ class Structure:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it is one leaf that nothing surrounds."""
+        """True if it is one leaf that nothing surrounds."""
         return self.key is _LEAF
 
 

@@ -1,4 +1,4 @@
-"""What stands for the gradients of a captured model, which exist on the device alone.
+"""Stand-ins for the gradients of a captured model, which exist on the device alone.
 
 On the host `parameter.grad` would be None, and torch's own clipping in a captured loop would silently clip nothing.
 """

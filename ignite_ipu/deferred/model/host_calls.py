@@ -25,7 +25,7 @@ __all__ = ["HostCall", "called_on_host"]
 
 
 class HostCall(NamedTuple):
-    """What a call gave.
+    """Result of a call on the host.
 
     Attributes:
         output: What it returned.

@@ -42,7 +42,7 @@ _logger = logging.getLogger("ignite_ipu")
 
 
 class CapturedModel:
-    """What captures the calls of one model and runs its updates.
+    """Captured model: records its calls and runs its updates.
 
     Args:
         model: The user's model.
@@ -109,7 +109,7 @@ class CapturedModel:
 
     @property
     def name(self) -> str:
-        """What messages call the model."""
+        """Name of the model in messages."""
         joined = getattr(self.model, "joined_names", None)
         return type(self.model).__name__ if joined is None else str(joined)
 
@@ -151,7 +151,7 @@ class CapturedModel:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether no parameter of the model requires gradients."""
+        """True if no parameter of the model requires gradients."""
         with torch._C.DisableTorchFunctionSubclass():
             return not any(parameter.requires_grad for parameter in self.model.parameters())
 

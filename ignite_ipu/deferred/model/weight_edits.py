@@ -18,7 +18,7 @@ __all__ = ["WeightEdits"]
 
 
 class WeightEdits:
-    """When the weights of a captured model were written last, as far as its recorded operations can tell.
+    """Moments at which a captured model's weights were written last, as far as its recorded operations can tell.
 
     Args:
         weights: The model's weights.

@@ -1,4 +1,4 @@
-"""What the host computes from captured weights in PyTorch's ordinary way: its gradients would not reach the device."""
+"""Refusals of what the host computes from captured weights by itself: its gradients would not reach the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gives the result of an operation that works in place without writing into its first argument."""
+"""In-place operations, computed without writing into their first argument."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What names, calls and models of a source file are."""
+"""Names, calls and models of a source file."""

@@ -216,7 +216,7 @@ class _Captures:
         return found
 
     def _is_made_here(self, name: str, scope: Scope) -> bool:
-        """Whether an optimizer is one that the file makes, and not one that callers of other files may give."""
+        """Tell whether an optimizer is one that the file makes, and not one that callers of other files may give."""
         key = (scope, name)
         if key not in self.made_here:
             self.made_here[key] = False  # as long as it is only known by way of itself
@@ -236,7 +236,7 @@ class _Captures:
         return bool(given) and all(value is not None and self._makes(value) for value in given)
 
     def _makes(self, value: ast.expr) -> bool:
-        """Whether a value is an optimizer that the file makes, or a variable or parameter that is given one."""
+        """Tell whether a value is an optimizer that the file makes, or a variable or parameter that is given one."""
         name, scope = dotted(value), self.file.function_of(value) or self.file.tree
         if name is not None:
             return self._is_made_here(name, scope)

@@ -1,4 +1,4 @@
-"""How a file chooses its device, and which of its code runs only where that is a GPU."""
+"""Choice of the device in a file, and its code that runs only where that is a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _QUESTIONS = ("torch.cuda.is_available", "ignite_ipu.host_device")
 
 
 def asks_for_gpu(file: ParsedFile, test: ast.AST) -> bool:
-    """Whether an expression is true only where there is a GPU to use: it asks, or is a variable that did."""
+    """Tell whether an expression is true only where there is a GPU to use: it asks, or is a variable that did."""
     answers = _answers(file)
     for part in ast.walk(test):
         if file.names.called(part) in _QUESTIONS or dotted(part) in answers:
@@ -35,7 +35,7 @@ def _answers(file: ParsedFile) -> Set[str]:
 
 
 def is_guarded(file: ParsedFile, node: ast.AST) -> bool:
-    """Whether a node is reached only where there is a GPU to use."""
+    """Tell whether a node is reached only where there is a GPU to use."""
     below: ast.AST = node
     for above in file.ancestors(node):
         if isinstance(above, ast.If) and any(below is statement for statement in above.body):

@@ -1,4 +1,4 @@
-"""Where a file evaluates a model: calls of it in evaluation mode, without gradients."""
+"""Evaluations of a model in a file: calls of it in evaluation mode, without gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_evaluations(file: ParsedFile, models: Collection[str]) -> List[ast.Call
 
 
 def without_gradients(file: ParsedFile, node: ast.AST) -> bool:
-    """Whether a node stands under torch.no_grad() or torch.inference_mode(), as a context or a decorator."""
+    """Tell whether a node stands under torch.no_grad() or torch.inference_mode(), as a context or a decorator."""
     for above in file.ancestors(node):
         contexts = above.items if isinstance(above, (ast.With, ast.AsyncWith)) else []
         if any(file.names.called(item.context_expr) in _WITHOUT_GRADIENTS for item in contexts):

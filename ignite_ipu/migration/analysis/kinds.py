@@ -1,4 +1,4 @@
-"""What a value in traced code is, as far as it is known, and what is done with it."""
+"""Kinds of the values in traced code, as far as they are known, and what is done with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
 class Kind(enum.Enum):
-    """What a value is, as far as it is known."""
+    """Kind of a value, as far as it is known."""
 
     TENSOR = "tensor"
     MASK = "boolean tensor"
@@ -26,7 +26,7 @@ class Kind(enum.Enum):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is one tensor."""
+        """True if it is one tensor."""
         return self in (Kind.TENSOR, Kind.MASK)
 
 
@@ -94,7 +94,7 @@ _CONTAINER_TYPES = {"List", "Tuple", "Dict", "Sequence", "Iterable", "Mapping", 
 
 
 def used_as_tensor(function: Function, name: str, names: Names) -> bool:
-    """Whether a parameter is handed to a layer or to torch, or has something only tensors have."""
+    """Tell whether a parameter is handed to a layer or to torch, or has something only tensors have."""
     for node in ast.walk(function):
         if isinstance(node, ast.Attribute) and dotted(node.value) == name and node.attr in tensor_methods.DISTINCTIVE:
             return True

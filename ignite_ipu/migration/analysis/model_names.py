@@ -1,4 +1,4 @@
-"""Which variables of a file hold a model."""
+"""Variables of a file that hold a model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _used(file: ParsedFile) -> Iterator[Tuple[str, str]]:
 
 
 def _is_loss(file: ParsedFile, name: str) -> bool:
-    """Whether a variable is named as a loss and always called with an output and a target."""
+    """Tell whether a variable is named as a loss and always called with an output and a target."""
     calls = [call for call in file.nodes(ast.Call) if dotted(call.func) == name]
     return (
         _NAMES_OF_LOSSES.fullmatch(name) is not None

@@ -66,7 +66,7 @@ TENSOR_FACTORIES = {
 
 
 class Holding(enum.Enum):
-    """What an attribute of a model is."""
+    """Kind of an attribute of a model."""
 
     MODULE = "module"
     MODULES = "container of modules"
@@ -190,7 +190,7 @@ def _collect(model: Model, names: Names) -> None:
 
 
 def _learns(model: Model, names: Names) -> bool:
-    """Whether a model may have weights: some of what it holds or calls is not known to have none."""
+    """Tell whether a model may have weights: some of what it holds or calls is not known to have none."""
     inherited = [base for base in model.node.bases if not isinstance(base, ast.Name) or names.resolve(base) is not None]
     if any(base.learns for base in model.bases) or not all(_is_weightless(names.resolve(base)) for base in inherited):
         return True

@@ -1,4 +1,4 @@
-"""What a name in a program stands for: `nn.Linear` is `torch.nn.Linear`, however it was imported."""
+"""Meanings of names in a program: `nn.Linear` is `torch.nn.Linear`, however it was imported."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def argument(call: ast.Call, name: str, position: Optional[int] = None) -> Optio
 
 
 def has_hidden_arguments(call: ast.Call) -> bool:
-    """Whether some arguments of a call are not written out: `*args`, `**options`."""
+    """Tell whether some arguments of a call are not written out: `*args`, `**options`."""
     starred = any(isinstance(value, ast.Starred) for value in call.args)
     return starred or any(keyword.arg is None for keyword in call.keywords)
 

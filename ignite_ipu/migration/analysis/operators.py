@@ -1,4 +1,4 @@
-"""Which of torch's operators and layers PopTorch 3.3 compiles, and with which arguments, by the emulator's table."""
+"""Operators and layers of torch that PopTorch 3.3 compiles, and with which arguments, by the emulator's table."""
 
 from __future__ import annotations
 

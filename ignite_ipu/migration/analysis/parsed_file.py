@@ -97,7 +97,7 @@ class ParsedFile:
         return None
 
     def follows(self, node: ast.expr, first: ast.expr) -> bool:
-        """Whether a node stands in a later line than another, in the same function."""
+        """Tell whether a node stands in a later line than another, in the same function."""
         return node.lineno > first.lineno and self.function_of(node) is self.function_of(first)
 
     def statement_of(self, node: ast.AST) -> ast.stmt:

@@ -1,4 +1,4 @@
-"""What torch's functions and tensors' methods give: which of them return tensors, and which return Python values."""
+"""Results of torch's functions and tensors' methods: which return tensors, and which return Python values."""
 
 from __future__ import annotations
 

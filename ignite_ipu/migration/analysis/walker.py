@@ -147,7 +147,7 @@ class Walker:
             self.fact("mutation", target, f"{self.owner}.{target.attr}")
 
     def is_own(self, node: ast.AST) -> bool:
-        """Whether a chain of names starts at the model itself."""
+        """Tell whether a chain of names starts at the model itself."""
         name = dotted(node)
         return bool(self.owner) and name is not None and name.split(".")[0] == self.owner and "." in name
 

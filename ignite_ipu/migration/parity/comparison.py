@@ -45,7 +45,7 @@ _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float
 
 @dataclasses.dataclass
 class Setup:
-    """What a factory returns: as this, as a tuple in this order, or as a mapping with these keys.
+    """Result of a factory: as this, as a tuple in this order, or as a mapping with these keys.
 
     Attributes:
         model: The model.
@@ -86,7 +86,7 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far one result of one update is apart.
+    """Distance between the two values of one result of one update.
 
     Attributes:
         step: Number of the update, from 1.
@@ -110,7 +110,7 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is within the tolerance; NaN on both sides agrees."""
+        """True if it is within the tolerance; NaN on both sides agrees."""
         return self.largest <= self.allowed
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class ParityReport:
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
         differences: Of every result, in the order in which they are computed.
@@ -146,7 +146,7 @@ class ParityReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether all results are within their tolerances."""
+        """True if all results are within their tolerances."""
         return self.first is None
 
     def __str__(self) -> str:

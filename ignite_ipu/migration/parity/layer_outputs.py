@@ -1,4 +1,4 @@
-"""What each layer of a model computes in one call, seen through forward hooks."""
+"""Outputs of a model's layers in one call, seen through forward hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is called with a batch, where only a factory tells of it: the rule of `parity` and `check --run`."""
+"""Calls of a model with a batch, where only a factory tells of them: the rule of `parity` and `check --run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Call = Callable[[nn.Module, Any], Any]
 
 
 class ModelCall(NamedTuple):
-    """What of a batch a model is given, and how.
+    """Parts of a batch that a model is given, and how.
 
     Attributes:
         split: Returns the inputs and the targets of a batch; the targets are None where the model is given everything.

@@ -67,12 +67,12 @@ def _host_device(editor: Editor, node: ast.AST, gpu: str) -> str:
 
 
 def _makes_device(program: Program, node: ast.AST) -> bool:
-    """Whether a choice is between torch.device objects rather than strings."""
+    """Tell whether a choice is between torch.device objects rather than strings."""
     return isinstance(node, ast.IfExp) and program.names.called(node.body) == "torch.device"
 
 
 def _wants_device(program: Program, node: ast.expr) -> bool:
-    """Whether a torch.device does as well as a string where an expression stands."""
+    """Tell whether a torch.device does as well as a string where an expression stands."""
     parent = program.parents.get(node)
     if isinstance(parent, ast.keyword):
         return parent.arg in _DEVICE_KEYWORDS

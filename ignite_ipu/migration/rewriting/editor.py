@@ -1,4 +1,4 @@
-"""What a rewrite is, and the editor it works with.
+"""Rewrites, and the editor they work with.
 
 Rewrites decide on the `ast` that the rules see too, and edit the concrete syntax tree of LibCST, which keeps every
 space and comment. The two are brought together by position.
@@ -89,7 +89,7 @@ class Editor:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to apply."""
+        """True if there is anything to apply."""
         return bool(self._edits)
 
     def replace(self, node: ast.AST, edit: Edit) -> None:

@@ -16,7 +16,7 @@ from ignite_ipu.migration.rewriting.editor import Edit, Editor
 
 @dataclass(frozen=True)
 class Replacement:
-    """What takes the place of a factory.
+    """Replacement of a factory.
 
     Attributes:
         name: The factory in ignite_ipu.

@@ -1,4 +1,4 @@
-"""What stops the compilation and has no rule of its own."""
+"""Failures of the compilation that have no rule of their own."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def check(program: Program) -> Hits:
 
 
 def _is_reduced(program: Program, call: ast.Call) -> bool:
-    """Whether something is computed from an unreduced loss, such as its mean."""
+    """Tell whether something is computed from an unreduced loss, such as its mean."""
     return isinstance(program.parents.get(call), (ast.Attribute, ast.BinOp))
 
 

@@ -12,7 +12,7 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
 @dataclass
 class Discovery:
-    """What was found.
+    """Result of a search for files.
 
     Attributes:
         files: Files to read, each with its name relative to the path that led to it, in a stable order.

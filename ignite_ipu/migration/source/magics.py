@@ -75,7 +75,7 @@ def show_magics(lines: Sequence[str]) -> List[str]:
 
 
 def parses(source: str) -> bool:
-    """Whether a text is Python."""
+    """Tell whether a text is Python."""
     try:
         ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply

@@ -1,4 +1,4 @@
-"""What the operators of a forward give natively: answers for a trace that asks for values which are not there.
+"""Answers for a trace that asks for values which are not there: what the operators of a forward give natively.
 
 So a trace goes on after the first thing that PopTorch refuses, and shows the others too.
 """

@@ -1,4 +1,4 @@
-"""What a trace showed as findings: placed in files as the user names them, and told once."""
+"""Findings of a trace: placed in files as the user names them, and told once."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Files:
         )
 
     def is_suppressed(self, place: Place, rule: str) -> bool:
-        """Whether a comment in the line, or at either end of the statement it belongs to, silences a rule."""
+        """Tell whether a comment in the line, or at either end of the statement it belongs to, silences a rule."""
         _, suppressions, tree = self._file(place.path)
         return any({rule, EVERY_RULE} & suppressions.get(line, set()) for line in _ends(tree, place.line))
 

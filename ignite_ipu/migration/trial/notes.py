@@ -1,4 +1,4 @@
-"""What a trace showed, before it is placed in a file."""
+"""Notes of a trace, before they are placed in a file."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ class Notes:
             self.found.append(Note(rule, place, message, severity))
 
     def has(self, rule: str, place: Optional[Place]) -> bool:
-        """Whether a line is known to break a rule."""
+        """Tell whether a line is known to break a rule."""
         return any(note.rule == rule and note.place == place for note in self.found)

@@ -1,4 +1,4 @@
-"""Where in the user's code something happens."""
+"""Places in the user's code."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def place_of(frame: FrameType, line: Optional[int] = None) -> Place:
 
 
 def is_users(file: str) -> bool:
-    """Whether code is the user's own and has a file to be found in."""
+    """Tell whether code is the user's own and has a file to be found in."""
     return not file.startswith("<") and is_users_file(file)
 
 

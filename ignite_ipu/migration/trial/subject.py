@@ -1,4 +1,4 @@
-"""What a factory gives `check --run`: a model, what it is called with, and what it is trained with, if it is."""
+"""Subject of `check --run` as a factory gives it: a model, its arguments, and what it is trained with, if it is."""
 
 from __future__ import annotations
 

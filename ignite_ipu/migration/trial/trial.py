@@ -48,7 +48,7 @@ _STOPPING = {
 
 @dataclass
 class Trial:
-    """What compiling a model showed.
+    """Result of compiling a model.
 
     Attributes:
         notes: In the order in which they were found.
@@ -206,7 +206,7 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, s
 
 
 def _explained(notes: Notes) -> bool:
-    """Whether something is noted that a failure may follow from, which is then not worth a line of its own."""
+    """Tell whether something is noted that a failure may follow from, which is then not worth a line of its own."""
     return any(note.rule in _STOPPING and note.severity is not Severity.NOTE for note in notes.found)
 
 

@@ -1,1 +1,1 @@
-"""What a forward may do while it is traced: losses, hooks, autograd functions, half precision, model libraries."""
+"""Forwards while they are traced: losses, hooks, autograd functions, half precision, model libraries."""

@@ -1,4 +1,4 @@
-"""Whether captured models run as the ordinary modules they are, as while a program or `torch.jit` traces them."""
+"""Eager mode of captured models: as while a program or `torch.jit` traces them, they run as ordinary modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Native(threading.local):
 
     @property
     def is_on(self) -> bool:
-        """Whether captured models run natively now."""
+        """True if captured models run natively now."""
         return self._depth > 0 or torch._C._get_tracing_state() is not None
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a model's code reads from Python: a compiled program has the values of when it was traced.
+"""Attributes that a model's code reads from Python: a compiled program has their values of when it was traced.
 
 A number that a loop anneals, a dropout rate, a mask that is replaced: a changed value is another program, be it an
 attribute of the model or a global. A `forward` that changes them itself would run once, while it is traced, and
@@ -121,7 +121,7 @@ class PythonState:
 
     @property
     def complete(self) -> bool:
-        """Whether parts are the same, no attribute has come or gone since, and values are found at the same places."""
+        """True if parts are the same, no attribute has come or gone since, and values are found at the same places."""
         return (
             self.has_its_places
             and not any(self._childless)
@@ -205,7 +205,7 @@ class PythonState:
 
     @property
     def has_its_places(self) -> bool:
-        """Whether no attribute has come or gone, and the objects that lead to values are the same."""
+        """True if no attribute has come or gone, and the objects that lead to values are the same."""
         if list(map(len, self._modules)) != self._sizes:
             return False
         return not self._ways or all(map(operator.is_, [holder.get(key) for holder, key in self._ways], self._leading))

@@ -75,7 +75,7 @@ def contents(value: Any, of_tensor: Callable[[torch.Tensor], Hashable]) -> Hasha
 
 
 class Contents:
-    """What code may read from an object of a batch: equal for objects of one class that hold the same.
+    """Contents of an object of a batch that code may read: equal for objects of one class that hold the same.
 
     Args:
         value: The object.
@@ -92,7 +92,7 @@ class Contents:
 
     @property
     def opaque(self) -> bool:
-        """Whether nothing can be read from it, so that it is equal to itself alone."""
+        """True if nothing can be read from it, so that it is equal to itself alone."""
         return isinstance(self._read[0], Same)
 
     def __eq__(self, other: object) -> bool:

@@ -35,7 +35,7 @@ _ENTRIES = ("forward", "__call__", "__getattr__", "__getattribute__", "__getitem
 
 
 class Holder(Protocol):
-    """Where a value is looked up: the dictionary of a module or an object, or a closure's variable."""
+    """Place where a value is looked up: the dictionary of a module or an object, or a closure's variable."""
 
     def get(self, name: str) -> Any:
         """Return the value of this moment, None for none."""

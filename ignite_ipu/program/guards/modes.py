@@ -1,4 +1,4 @@
-"""Which modules of a model are in training mode, and which in evaluation mode."""
+"""Modes of a model's modules, in training or in evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward takes from the host in every call: a trace takes it once, and a program keeps it.
+"""Draws of a forward from the host in every call: a trace takes them once, and a program keeps them.
 
 Random numbers of Python, of numpy and of a `torch.Generator`, the next element of an iterator, the time of day.
 """

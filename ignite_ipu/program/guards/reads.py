@@ -1,4 +1,4 @@
-"""What a model's calls read of Python objects: of its modules, of a configuration, of whatever a loss looks at.
+"""Reads of Python objects by a model's calls: of its modules, of a configuration, of whatever a loss looks at.
 
 A loop keeps books on its model: `model.epoch = epoch`, `model.history.append(loss)`. What no call reads is in no
 program, and may change without another compilation. What a call does read counts by whichever way the code got there:

@@ -24,7 +24,7 @@ _HOOKS = ("register_module_parameter_registration_hook", "register_module_buffer
 
 
 class _Here(threading.local):
-    """How many blocks are open in this thread in which nothing is counted."""
+    """Number of blocks that are open in this thread in which nothing is counted."""
 
     uncounted = 0
 

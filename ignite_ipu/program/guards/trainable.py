@@ -1,4 +1,4 @@
-"""Which parameters are trained: noticed when layers are frozen or unfrozen, which a compiled program cannot know."""
+"""Parameters that are trained: noticed when layers are frozen or unfrozen, which a compiled program cannot know."""
 
 from __future__ import annotations
 

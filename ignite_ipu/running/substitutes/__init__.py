@@ -1,1 +1,1 @@
-"""What a running script gets instead of CUDA, its engines, its loops: one module for each thing."""
+"""Substitutes for CUDA, engines and loops of a running script: one module for each thing."""

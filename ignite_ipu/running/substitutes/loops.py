@@ -98,7 +98,7 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
 
 
 class _Loops(CaptureObserver):
-    """What a script's loops consist of.
+    """Loops of a script.
 
     Args:
         code: What is the script's own.

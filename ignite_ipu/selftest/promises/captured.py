@@ -160,7 +160,7 @@ def _expect_plain(path: Path) -> None:
 
 @PROMISES.promise()
 def plain_files(bench: Bench) -> None:
-    """What a captured loop saves, of the model or the model as a whole, loads without PopTorch, buffers included."""
+    """Files of a captured loop, of the model or the model as a whole, load without PopTorch, buffers included."""
     model = network(lambda: nn.BatchNorm1d(8))
     optimizer = sgd(model)
     bench.session(model)

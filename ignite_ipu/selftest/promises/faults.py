@@ -1,4 +1,4 @@
-"""What goes wrong is said by name, and neither training nor IPUs are lost by it."""
+"""Faults are said by name, and neither training nor IPUs are lost by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes back from a call: output modes, and the targets that belong to the predictions."""
+"""Outputs that come back from a call: their modes, and the targets that belong to the predictions."""
 
 from __future__ import annotations
 

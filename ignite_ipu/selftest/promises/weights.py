@@ -1,4 +1,4 @@
-"""Whose weights are newest: copies between host and device, attaching, detaching, and giving back."""
+"""Newest weights: copies between host and device, attaching, detaching, and giving back."""
 
 from __future__ import annotations
 

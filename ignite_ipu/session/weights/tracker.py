@@ -76,7 +76,7 @@ class Weights:
 
     @property
     def host_is_newest(self) -> bool:
-        """Whether nobody has trained since the host's copy was brought or written."""
+        """True if nobody has trained since the host's copy was brought or written."""
         return not self._host_is_stale
 
     @property
