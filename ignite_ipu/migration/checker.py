@@ -66,7 +66,7 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
     """Check files and directories.
 
     Raises:
-        FileNotFoundError: A path does not exist.
+        UserError: A path does not exist.
     """
     chosen = list(all_rules().values() if rules is None else rules)
     found = discover(paths)

@@ -55,10 +55,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if not args.paths and args.run is None:
         raise UserError("check needs a PATH (a Python file, a notebook or a directory), or --run MODULE:FACTORY")
-    try:
-        report = check_paths(args.paths, rules.values())
-    except FileNotFoundError as error:
-        raise UserError(str(error)) from None
+    report = check_paths(args.paths, rules.values())
     if args.run is not None:
         _run(args.run, report, rules)
     _write(report, rules, args.format, args.output)

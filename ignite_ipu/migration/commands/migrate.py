@@ -56,10 +56,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if not args.paths:
         raise UserError("migrate needs a PATH: a Python file, a notebook or a directory")
-    try:
-        found = discover(args.paths)
-    except FileNotFoundError as error:
-        raise UserError(str(error)) from None
+    found = discover(args.paths)
     if args.output is not None:
         _check_output(args.paths, args.output)
     # A diff on the same terminal shows well enough how far things have come.

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
+from ignite_ipu.errors import UserError
+
 SUFFIXES = (".py", ".ipynb")
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
@@ -33,13 +35,13 @@ def discover(paths: Sequence[str]) -> Discovery:
     environments and caches are passed over silently.
 
     Raises:
-        FileNotFoundError: A path does not exist.
+        UserError: A path does not exist.
     """
     found = Discovery()
     ways: Dict[str, List[_Way]] = {}
     for path in paths:
         if not os.path.lexists(path):
-            raise FileNotFoundError(f"No such file or directory: {path}")
+            raise UserError(f"No such file or directory: {path}")
         if os.path.isdir(path):
             real = os.path.realpath(path)
             for way in _walk(path, path, real, found, {real}, False):

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from ignite_ipu.errors import UserError
 from ignite_ipu.migration.source.discovery import discover
 
 
@@ -57,7 +58,7 @@ def test_links_out_of_the_tree_are_not_followed(tmp_path):
 
 
 def test_missing_paths_are_the_users_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+    with pytest.raises(UserError, match="nowhere"):
         discover([str(tmp_path / "nowhere")])
 
 
