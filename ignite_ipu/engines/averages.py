@@ -15,6 +15,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
+from ignite_ipu.engines.steps import call_model, unchanged
 from ignite_ipu.errors import BatchError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import BatchStep
@@ -42,9 +43,9 @@ class AveragesStep(BatchStep):
         self,
         model: nn.Module,
         averages: Mapping[str, PerSample],
-        model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
+        model_fn: Callable[[nn.Module, Any], Any] = call_model,
     ) -> None:
-        super().__init__(model, ("x", "y", "counted"), model_fn, lambda output: output)
+        super().__init__(model, ("x", "y", "counted"), model_fn, unchanged)
         self.averages = dict(averages)
 
     def computes_like(self, other: BatchStep) -> bool:
@@ -107,7 +108,7 @@ def create_ipu_averages_evaluator(
     averages: Mapping[str, PerSample],
     *,
     prepare_batch: Callable[..., Any] = _ignite_prepare_batch,
-    model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
+    model_fn: Callable[[nn.Module, Any], Any] = call_model,
     options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,

@@ -52,7 +52,7 @@ class Evaluation:
     def program(self) -> Program:
         """Return the program, with the model's modules in evaluation mode."""
         program, inference = self._program, self._inference
-        if program is None or self._trainers != inference.trainers or not inference.has(program):
+        if program is None or self._trainers != inference.trainers or program not in inference.programs.evaluations:
             program = inference.prepare(self._step(), self._options(), self._pipeline, instead_of=program)
             self._program, self._trainers = program, inference.trainers
         program.set_modes()
@@ -63,6 +63,7 @@ class Inference:
     """Evaluates a model: by one program for all evaluators that ask for the same.
 
     Attributes:
+        programs: The model's programs.
         filling: Finds out whether filling up a batch changes the predictions for its samples.
         trainers: How many trainers the model has had. With another one, options may be others, too.
     """
@@ -70,7 +71,7 @@ class Inference:
     def __init__(self, programs: Programs) -> None:
         self.filling = FillingCheck()
         self.trainers = 0
-        self._programs = programs
+        self.programs = programs
         self._training: Optional[Options] = None
         # Options by what they were made for, each with what it was made from.
         self._derived: Dict[_Wishes, Tuple[Optional[Options], Options]] = {}
@@ -131,7 +132,7 @@ class Inference:
             PlanError: The pipeline does not suit the model or the options.
             OptionsError: No IPUs can be had for these options.
         """
-        programs = self._programs
+        programs = self.programs
         programs.states.follow()
         if pipeline is None and programs.trained is not None and programs.trained.program.placing is not None:
             pipeline = programs.trained.program.placing.inference
@@ -147,19 +148,15 @@ class Inference:
         return program
 
     def _known(self, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> Optional[Program]:
-        for program in self._programs.evaluations:
+        for program in self.programs.evaluations:
             asked = None if program.placing is None else program.placing.request
             if asked == pipeline and program.asked is options and program.step.computes_like(step):
                 return program
         return None
 
-    def has(self, program: Program) -> bool:
-        """Tell whether a program has not been dropped."""
-        return program in self._programs.evaluations
-
     def drop(self, program: Program) -> None:
         """Destroy a program that nobody needs any more."""
-        programs = self._programs
+        programs = self.programs
         program.destroy()
         if programs.active is program:
             programs.active = None
@@ -225,13 +222,13 @@ class Inference:
         Raises:
             BatchError: The inputs are not like the first ones.
         """
-        guard = self._programs.hooks.guard
+        guard = self.programs.hooks.guard
         if guard is None:
             return self._infer(program, parts)
         return guard.evaluate(program, functools.partial(self._infer, program, parts))
 
     def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
-        programs = self._programs
+        programs = self.programs
         programs.hooks.check_evaluation()
         programs.weights.notice_edits()
         programs.changes.follow(program)
@@ -240,7 +237,7 @@ class Inference:
 
     def call(self, program: Program, leaves: Sequence[Any], x: Any) -> Any:
         """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""
-        programs, executor = self._programs, program.executor
+        programs, executor = self.programs, program.executor
         programs.shared.take_over()
         if executor is None or not executor.isAttachedToDevice():
             with programs.loading(program):

@@ -51,16 +51,6 @@ class Programs:
             yield from (self.trained.program, *self.trained.aside)
         yield from self.evaluations
 
-    def with_trainer(self) -> Trained:
-        """Return `trained`.
-
-        Raises:
-            SessionError: It has no trainer.
-        """
-        if self.trained is None:
-            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
-        return self.trained
-
     @contextlib.contextmanager
     def loading(self, wanted: Program) -> Iterator[None]:
         """Have a program compiled or brought to its IPUs in the `with` block, for which others give theirs back."""

@@ -117,7 +117,10 @@ class IPUSession:
         Raises:
             SessionError: It has no trainer.
         """
-        return self._programs.with_trainer()
+        trained = self._programs.trained
+        if trained is None:
+            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        return trained
 
     # -- setting up -----------------------------------------------------------------------------------------------
 
@@ -266,7 +269,7 @@ class IPUSession:
             LossError: All parameters are frozen.
         """
         programs = self._programs
-        trained = programs.with_trainer()
+        trained = self.with_trainer()
         program, link, executor = trained.program, trained.link, trained.program.executor
         if self._gradient_hooks.handles != RemovableHandle.next_id:
             problem = self._gradient_hooks.problem()
