@@ -14,7 +14,7 @@ from ignite_ipu.emulator.data.worker.item import Structure
 from ignite_ipu.emulator.data.worker.memory import Ring
 from ignite_ipu.emulator.data.worker.process import WorkerFailed, WorkerProcess, pickled_parsers
 from ignite_ipu.emulator.data.worker.seeding import CallerSeed, RandomState
-from ignite_ipu.emulator.data.worker.worker import Kind, Message, WorkerSettings
+from ignite_ipu.emulator.data.worker.worker import Message, MessageKind, WorkerSettings
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import python_error
 
@@ -132,7 +132,7 @@ class AsynchronousDataAccessor:
             above = self._epoch if is_new else self._epochs_above
             # What the worker may have begun in advance has the order of another seed.
             self._epochs_above = above + 1 if state else above
-            worker.send(Message(Kind.ITERATE, self._epochs_above, body=state))
+            worker.send(Message(MessageKind.ITERATE, self._epochs_above, body=state))
         self._is_iterating, self._is_begun, self._is_over = True, False, False
         return self
 
@@ -158,7 +158,7 @@ class AsynchronousDataAccessor:
             is_wanted = message.number > self._epochs_above
             if is_wanted:
                 self._epoch = message.number
-            if message.kind == Kind.ITEM:
+            if message.kind == MessageKind.ITEM:
                 slot = self._received % len(self._ring)
                 self._received += 1
                 if is_wanted:
@@ -247,7 +247,7 @@ class AsynchronousDataAccessor:
 
     def _give_back(self, worker: WorkerProcess) -> None:
         self._freed += 1
-        worker.send(Message(Kind.FREED, self._freed))
+        worker.send(Message(MessageKind.FREED, self._freed))
 
     def _item(self, slot: int, message: Message) -> Any:
         # New tensor objects each time: what a caller sets on one (requires_grad, say) must not come back later.

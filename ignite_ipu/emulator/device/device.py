@@ -12,7 +12,7 @@ import weakref
 from typing import Any, FrozenSet, Iterable, List, Optional
 
 from ignite_ipu.emulator.device import machine
-from ignite_ipu.emulator.device.machine import Holder, Machine
+from ignite_ipu.emulator.device.machine import EmulatedMachine, Holder
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 
@@ -99,7 +99,7 @@ def counters(executor: Any = None) -> Counters:
 class Device:
     """Some emulated IPUs, held by one executor until it is collected, at the latest."""
 
-    def __init__(self, ipus: FrozenSet[int], executor: object, holder: Holder, where: Machine) -> None:
+    def __init__(self, ipus: FrozenSet[int], executor: object, holder: Holder, where: EmulatedMachine) -> None:
         self.ipus = ipus
         self._give_back = weakref.finalize(executor, where.release, holder)
 
@@ -158,7 +158,7 @@ def _groups(ipus: int, description: str, ipu_id: Optional[int]) -> List[range]:
     return [devices[ipu_id]]
 
 
-def _wait(where: Machine, groups: List[range], new: Holder, ipus: int) -> FrozenSet[int]:
+def _wait(where: EmulatedMachine, groups: List[range], new: Holder, ipus: int) -> FrozenSet[int]:
     """Try until the IPUs are free, where the environment asks for it."""
     started = time.monotonic()
     limit = _limit()

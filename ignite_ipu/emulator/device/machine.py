@@ -57,7 +57,7 @@ def holder(description: str, token: int) -> Holder:
     return Holder(os.getpid(), _started(os.getpid()), description, token)
 
 
-class Machine:
+class EmulatedMachine:
     """The IPUs of this process alone."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Machine:
                 del users[ipu]
 
 
-class SharedMachine(Machine):
+class SharedMachine(EmulatedMachine):
     """The IPUs that all processes with one runtime directory share.
 
     Args:
@@ -172,7 +172,7 @@ class SharedMachine(Machine):
             return {}
 
 
-def machine() -> Machine:
+def machine() -> EmulatedMachine:
     """Return the machine that the environment describes.
 
     Raises:
@@ -281,7 +281,7 @@ _LOCK_SECONDS = 60.0
 # In the middle of a change the garbage collector may release IPUs of another machine, in the same thread.
 _LOCK = threading.RLock()
 os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
-_OWN = Machine()
+_OWN = EmulatedMachine()
 _SHARED: Dict[str, SharedMachine] = {}
 
 

@@ -11,7 +11,7 @@ import torch
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.adam import Adam, AdamW
 from ignite_ipu.emulator.optim.description import OptimizerDescription
-from ignite_ipu.emulator.optim.hyper_parameters import Kind
+from ignite_ipu.emulator.optim.hyper_parameters import UpdateRule
 from ignite_ipu.emulator.optim.lamb import LAMB
 from ignite_ipu.emulator.optim.rmsprop import RMSprop
 from ignite_ipu.emulator.optim.sgd import SGD
@@ -40,7 +40,7 @@ _READ_FROM_THE_OBJECT = {
     "velocity_accum_type",
     "velocity_scaling",
 }
-_UNCLIPPED = (Kind.RMSPROP, Kind.RMSPROP_CENTERED, Kind.LAMB, Kind.LAMB_NO_BIAS)
+_UNCLIPPED = (UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
 
 
 class Settings(Protocol):

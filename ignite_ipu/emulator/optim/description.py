@@ -10,7 +10,7 @@ import torch
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy
 from ignite_ipu.emulator.errors import Error, backend_error
-from ignite_ipu.emulator.optim.hyper_parameters import GROUP_VALUES, HyperParameter, HyperParameters, Kind
+from ignite_ipu.emulator.optim.hyper_parameters import GROUP_VALUES, HyperParameter, HyperParameters, UpdateRule
 from ignite_ipu.emulator.optim.lamb import LAMB
 from ignite_ipu.emulator.optim.optimizer import ACCUMULATION_TYPES
 from ignite_ipu.emulator.optim.optimizer import Optimizer as PoptorchOptimizer
@@ -44,7 +44,7 @@ class OptimizerDescription:
         use_tf_variant: RMSprop follows TensorFlow.
     """
 
-    kind: Kind
+    kind: UpdateRule
     groups: Tuple[HyperParameters, ...]
     defaults: HyperParameters
     loss_scaling: HyperParameter
@@ -156,7 +156,7 @@ def describe(optimizer: torch.optim.Optimizer, automatic_loss_scaling: bool = Fa
     kind = _kind(optimizer)
     _check_features(optimizer)
     constancy = _Constancy(optimizer)
-    combined = kind is Kind.SGD1
+    combined = kind is UpdateRule.SGD1
     types = (torch.float32, torch.float32, torch.float32) if combined else _types(optimizer)
     # Only these take a bound; AttributeTracker warns of one on the others.
     clips = isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW))
@@ -193,19 +193,23 @@ class _Constancy:
         return name in _ALWAYS_CONSTANT or (name in self._references and value == self._references[name])
 
 
-def _kind(optimizer: torch.optim.Optimizer) -> Kind:
+def _kind(optimizer: torch.optim.Optimizer) -> UpdateRule:
     if isinstance(optimizer, torch.optim.SGD):
-        return Kind.SGD1 if getattr(optimizer, "use_combined_accum", False) else Kind.SGD2
+        return UpdateRule.SGD1 if getattr(optimizer, "use_combined_accum", False) else UpdateRule.SGD2
     # AdamW first: recent torch derives it from Adam.
     if isinstance(optimizer, torch.optim.AdamW):
-        return Kind.ADAMW if getattr(optimizer, "bias_correction", True) else Kind.ADAMW_NO_BIAS
+        return UpdateRule.ADAMW if getattr(optimizer, "bias_correction", True) else UpdateRule.ADAMW_NO_BIAS
     if isinstance(optimizer, torch.optim.Adam):
-        return Kind.ADAM
+        return UpdateRule.ADAM
     if isinstance(optimizer, torch.optim.RMSprop):
         centered = _common(optimizer, "centered", [])
-        return Kind.RMSPROP_CENTERED if centered else Kind.RMSPROP
+        return UpdateRule.RMSPROP_CENTERED if centered else UpdateRule.RMSPROP
     if isinstance(optimizer, LAMB):
-        return Kind.LAMB if _common(optimizer, "bias_correction", [optimizer.bias_correction]) else Kind.LAMB_NO_BIAS
+        return (
+            UpdateRule.LAMB
+            if _common(optimizer, "bias_correction", [optimizer.bias_correction])
+            else UpdateRule.LAMB_NO_BIAS
+        )
     raise AssertionError(
         f"Unsupported optimizer type: {_name(type(optimizer))}. Use SGD, Adam, AdamW or RMSprop of poptorch.optim or "
         "torch.optim, or poptorch.optim.LAMB; unwrap an optimizer that another library has wrapped."
@@ -262,7 +266,7 @@ def _type(optimizer: torch.optim.Optimizer, name: str) -> torch.dtype:
 
 
 def _read_group(
-    optimizer: torch.optim.Optimizer, kind: Kind, group: Mapping[str, Any], where: str, constancy: _Constancy
+    optimizer: torch.optim.Optimizer, kind: UpdateRule, group: Mapping[str, Any], where: str, constancy: _Constancy
 ) -> HyperParameters:
     entries = []
     for name in GROUP_VALUES[kind]:

@@ -8,7 +8,7 @@ import functools
 from typing import Dict, Iterator, Tuple
 
 
-class Kind(enum.Enum):
+class UpdateRule(enum.Enum):
     """Update that an optimizer stands for."""
 
     SGD1 = "SGD1"
@@ -28,16 +28,16 @@ _ADAM = ("lr", "beta1", "beta2", "eps", "weight_decay")
 _RMSPROP = ("lr", "alpha", "eps", "weight_decay", "momentum")
 _SGD = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
 
-GROUP_VALUES: Dict[Kind, Tuple[str, ...]] = {
-    Kind.SGD1: (*_SGD, "velocity_scaling"),
-    Kind.SGD2: _SGD,
-    Kind.ADAM: _ADAM,
-    Kind.ADAMW: _ADAM,
-    Kind.ADAMW_NO_BIAS: _ADAM,
-    Kind.RMSPROP: _RMSPROP,
-    Kind.RMSPROP_CENTERED: _RMSPROP,
-    Kind.LAMB: (*_ADAM, "max_weight_norm"),
-    Kind.LAMB_NO_BIAS: (*_ADAM, "max_weight_norm"),
+GROUP_VALUES: Dict[UpdateRule, Tuple[str, ...]] = {
+    UpdateRule.SGD1: (*_SGD, "velocity_scaling"),
+    UpdateRule.SGD2: _SGD,
+    UpdateRule.ADAM: _ADAM,
+    UpdateRule.ADAMW: _ADAM,
+    UpdateRule.ADAMW_NO_BIAS: _ADAM,
+    UpdateRule.RMSPROP: _RMSPROP,
+    UpdateRule.RMSPROP_CENTERED: _RMSPROP,
+    UpdateRule.LAMB: (*_ADAM, "max_weight_norm"),
+    UpdateRule.LAMB_NO_BIAS: (*_ADAM, "max_weight_norm"),
 }
 """What each parameter group of an optimizer says."""
 

@@ -306,8 +306,8 @@ def test_a_full_connection_blocks_nobody(short_timeout, short_patience):
 
     def fill():
         for number in range(300):
-            worker.send(process.Message(process.Kind.ITERATE, number, body=bytes(5000)))
-            worker.send(process.Message(process.Kind.FREED, number))
+            worker.send(process.Message(process.MessageKind.ITERATE, number, body=bytes(5000)))
+            worker.send(process.Message(process.MessageKind.FREED, number))
 
     sender = threading.Thread(target=fill, daemon=True)
     sender.start()
@@ -318,7 +318,7 @@ def test_a_full_connection_blocks_nobody(short_timeout, short_patience):
     unsent = [(message.kind, message.number) for message in worker._unsent.values()]
     accessor.terminate()
     assert not is_blocked
-    assert unsent == [(process.Kind.ITERATE, 299), (process.Kind.FREED, 299)]
+    assert unsent == [(process.MessageKind.ITERATE, 299), (process.MessageKind.FREED, 299)]
     assert not is_alive(worker.pid)
 
 

@@ -132,14 +132,14 @@ def test_ipus_that_are_given_back_in_between_are_taken(monkeypatch):
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
     first = inference(replicationFactor=2)
     first(X)
-    users = device.Machine.users
+    users = device.EmulatedMachine.users
 
     def after_giving_back(where):
         if first.isAttachedToDevice():
             first.detachFromDevice()
         return users(where)
 
-    monkeypatch.setattr(device.Machine, "users", after_giving_back)
+    monkeypatch.setattr(device.EmulatedMachine, "users", after_giving_back)
     assert inference()(X).shape == (2, 2)
 
 

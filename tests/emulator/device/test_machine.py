@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ignite_ipu.emulator.device.machine import (
+    EmulatedMachine,
     Holder,
-    Machine,
     SharedMachine,
     device_ids,
     emulated_ipus,
@@ -26,7 +26,7 @@ from ignite_ipu.emulator.errors import Error
 
 @pytest.fixture(params=["own", "shared"])
 def ipus(request, tmp_path):
-    return Machine() if request.param == "own" else SharedMachine(str(tmp_path / "run"))
+    return EmulatedMachine() if request.param == "own" else SharedMachine(str(tmp_path / "run"))
 
 
 def dead_process() -> int:
@@ -48,7 +48,7 @@ def test_ipus_are_given_to_one_holder_at_a_time(ipus):
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.booleans()), max_size=12))
 def test_no_ipu_ever_has_two_holders(steps):
-    table, held = Machine(), []
+    table, held = EmulatedMachine(), []
     for number, (size, release) in enumerate(steps):
         if release and held:
             table.release(held.pop(0)[0])
@@ -131,7 +131,7 @@ def test_a_fork_does_not_give_back_its_parents_ipus(ipus):
 def test_the_machine_is_private_unless_it_is_described(tmp_path, monkeypatch):
     monkeypatch.delenv("IGNITE_IPU_RUNTIME_DIR", raising=False)
     monkeypatch.delenv("IGNITE_IPU_EMULATED_IPUS", raising=False)
-    assert type(machine()) is Machine and machine() is machine()
+    assert type(machine()) is EmulatedMachine and machine() is machine()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "4")
     assert type(machine()) is SharedMachine and machine() is machine()
@@ -162,7 +162,7 @@ def test_device_ids_are_those_of_a_pod16():
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_release_by_the_garbage_collector_in_the_middle_of_a_change(shared, tmp_path):
     """It neither waits for the change that it interrupts, nor is it forgotten."""
-    where = SharedMachine(str(tmp_path)) if shared else Machine()
+    where = SharedMachine(str(tmp_path)) if shared else EmulatedMachine()
     first, second = holder("first", 1), holder("second", 2)
     where.take([range(2)], first)
     with where._changing():
@@ -173,7 +173,7 @@ def test_a_release_by_the_garbage_collector_in_the_middle_of_a_change(shared, tm
 
 def test_a_release_of_another_machines_ipus_in_the_middle_of_a_change(tmp_path):
     """The garbage collector knows no machines: what it collects may be on any of them."""
-    machines = [Machine(), SharedMachine(str(tmp_path / "one")), SharedMachine(str(tmp_path / "other"))]
+    machines = [EmulatedMachine(), SharedMachine(str(tmp_path / "one")), SharedMachine(str(tmp_path / "other"))]
     old = holder("first", 1)
 
     def change():

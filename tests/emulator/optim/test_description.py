@@ -13,7 +13,7 @@ from ignite_ipu.emulator import optim
 from ignite_ipu.emulator.enums import MeanReductionStrategy
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.optim.description import OptimizerDescription, describe
-from ignite_ipu.emulator.optim.hyper_parameters import Kind
+from ignite_ipu.emulator.optim.hyper_parameters import UpdateRule
 
 Edit = Callable[[Any], None]
 
@@ -44,20 +44,20 @@ def test_groups_override_defaults_and_defaults_are_kept_for_weights_in_no_group(
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
-        (lambda p: torch.optim.SGD(p, lr=0.1), Kind.SGD2),
-        (lambda p: optim.SGD(p, lr=0.1, use_combined_accum=True), Kind.SGD1),
-        (lambda p: torch.optim.Adam(p), Kind.ADAM),
-        (lambda p: optim.Adam(p), Kind.ADAM),
-        (lambda p: torch.optim.AdamW(p), Kind.ADAMW),
-        (lambda p: optim.AdamW(p), Kind.ADAMW),
-        (lambda p: optim.AdamW(p, bias_correction=False), Kind.ADAMW_NO_BIAS),
-        (lambda p: torch.optim.RMSprop(p), Kind.RMSPROP),
-        (lambda p: optim.RMSprop(p, centered=True), Kind.RMSPROP_CENTERED),
-        (lambda p: optim.LAMB(p), Kind.LAMB),
-        (lambda p: optim.LAMB(p, bias_correction=False), Kind.LAMB_NO_BIAS),
+        (lambda p: torch.optim.SGD(p, lr=0.1), UpdateRule.SGD2),
+        (lambda p: optim.SGD(p, lr=0.1, use_combined_accum=True), UpdateRule.SGD1),
+        (lambda p: torch.optim.Adam(p), UpdateRule.ADAM),
+        (lambda p: optim.Adam(p), UpdateRule.ADAM),
+        (lambda p: torch.optim.AdamW(p), UpdateRule.ADAMW),
+        (lambda p: optim.AdamW(p), UpdateRule.ADAMW),
+        (lambda p: optim.AdamW(p, bias_correction=False), UpdateRule.ADAMW_NO_BIAS),
+        (lambda p: torch.optim.RMSprop(p), UpdateRule.RMSPROP),
+        (lambda p: optim.RMSprop(p, centered=True), UpdateRule.RMSPROP_CENTERED),
+        (lambda p: optim.LAMB(p), UpdateRule.LAMB),
+        (lambda p: optim.LAMB(p, bias_correction=False), UpdateRule.LAMB_NO_BIAS),
     ],
 )
-def test_kinds(make: Any, kind: Kind) -> None:
+def test_kinds(make: Any, kind: UpdateRule) -> None:
     assert describe(make(parameters())).kind is kind
 
 
@@ -141,7 +141,7 @@ def test_extras_are_read_from_attributes_of_a_torch_optimizer() -> None:
     sgd: Any = torch.optim.SGD(parameters(), lr=0.1)
     sgd.use_combined_accum, sgd.velocity_scaling, sgd.max_grad_norm = True, 4.0, 2.0
     description = describe(sgd)
-    assert description.kind is Kind.SGD1
+    assert description.kind is UpdateRule.SGD1
     assert description.max_grad_norm == 2.0
     assert description.groups[0].get("velocity_scaling").value == 4.0
     assert not description.groups[0].get("velocity_scaling").constant

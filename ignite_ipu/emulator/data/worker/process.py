@@ -20,7 +20,7 @@ from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 from ignite_ipu.emulator.data.strictness import TIMEOUT_VARIABLE, worker_timeout
 from ignite_ipu.emulator.data.worker import orphans, worker
 from ignite_ipu.emulator.data.worker.memory import SharedFile
-from ignite_ipu.emulator.data.worker.worker import Kind, Message, is_ready
+from ignite_ipu.emulator.data.worker.worker import Message, MessageKind, is_ready
 from ignite_ipu.emulator.enums import SharingStrategy
 from ignite_ipu.emulator.values.custom_types import registered_parsers
 
@@ -57,7 +57,7 @@ class WorkerProcess:
     def __init__(self, dataset: Iterable[Any], settings: worker.WorkerSettings, strategy: SharingStrategy) -> None:
         self._owner = os.getpid()
         self._inbox: Deque[Message] = collections.deque()
-        self._unsent: Dict[Kind, Message] = {}
+        self._unsent: Dict[MessageKind, Message] = {}
         self.is_running = False
         context: Any = multiprocessing.get_context(_START_METHODS[strategy])
         self._connection, theirs = context.Pipe()
@@ -113,11 +113,11 @@ class WorkerProcess:
             if exited or not self._inbox:
                 self._read_all()
             # What it loaded before it raised is still good. If it died without a word, nothing that it says is trusted.
-            if exited and not any(message.kind == Kind.FAILED for message in self._inbox):
+            if exited and not any(message.kind == MessageKind.FAILED for message in self._inbox):
                 raise self._died()
             if self._inbox:
                 message = self._inbox.popleft()
-                if message.kind == Kind.FAILED:
+                if message.kind == MessageKind.FAILED:
                     self.stop()
                     raise WorkerFailed(f"worker process {self.pid} raised {message.body}")
                 return message
@@ -138,7 +138,7 @@ class WorkerProcess:
             return
         is_polite = False
         try:
-            self.send(Message(Kind.STOP))
+            self.send(Message(MessageKind.STOP))
             is_polite = self._exits_within(POLITE_SECONDS)
             if not is_polite:
                 os.kill(self.pid, signal.SIGINT)

@@ -35,8 +35,8 @@ _DEATH_SECONDS = 0.05
 _inherited: List[Any] = []
 
 
-class Kind(enum.IntEnum):
-    """Kind of a message."""
+class MessageKind(enum.IntEnum):
+    """MessageKind of a message."""
 
     FREED = 0
     """To the worker: `number` items in all have been given back."""
@@ -57,7 +57,7 @@ class Kind(enum.IntEnum):
 class Message(NamedTuple):
     """One message between an accessor and its worker."""
 
-    kind: Kind
+    kind: MessageKind
     number: int = 0
     rows: int = -1
     body: Any = b""
@@ -146,7 +146,7 @@ def run(
         traceback.print_exc()
         sys.stderr.flush()
         with contextlib.suppress(OSError):
-            connection.send(Message(Kind.FAILED, body=_report(worker.doing, error)))
+            connection.send(Message(MessageKind.FAILED, body=_report(worker.doing, error)))
     _disarm_loader()
     # Only here, where no traceback holds an iterator any more. multiprocessing would terminate loader processes in the
     # middle of making shared memory.
@@ -231,7 +231,7 @@ class _Worker:
             self._publish(number, self._filled, self._tail_skeleton)
         if self._published == 0:
             raise AssertionError("The Dataset is empty: it yielded no complete item.")
-        self._send(Message(Kind.END, number))
+        self._send(Message(MessageKind.END, number))
 
     def _items(self, number: int, dataset: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of one epoch, and say in `doing` which one is being waited for."""
@@ -309,7 +309,7 @@ class _Worker:
             rows = 0 if size is None else tensors[0].shape[0]
             specs = [TensorSpec(tuple(t.shape) if size is None else (size, *t.shape[1:]), t.dtype) for t in tensors]
             self._ring = Ring(specs, self._settings.slots, self._memory)
-            self._send(Message(Kind.LAYOUT, body=(self._structure, specs, rows)))
+            self._send(Message(MessageKind.LAYOUT, body=(self._structure, specs, rows)))
             self._specs = specs
         return self._structure, self._ring
 
@@ -321,7 +321,7 @@ class _Worker:
         return ring.slot(self._published % len(ring))
 
     def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
-        self._send(Message(Kind.ITEM, number, rows, skeleton))
+        self._send(Message(MessageKind.ITEM, number, rows, skeleton))
         self._published += 1
         # The first item fixes the layout; the rest is loaded when somebody wants it.
         while self._asked_above == _NOT_ASKED and not self._settings.early_preload:
@@ -346,11 +346,11 @@ class _Worker:
                 message: Message = self._connection.recv()
             except (EOFError, ConnectionResetError):
                 raise _Stop from None
-            if message.kind == Kind.STOP:
+            if message.kind == MessageKind.STOP:
                 raise _Stop
-            if message.kind == Kind.FREED:
+            if message.kind == MessageKind.FREED:
                 self._freed = message.number
-            elif message.kind == Kind.ITERATE:
+            elif message.kind == MessageKind.ITERATE:
                 self._asked_above = message.number
                 self._state = message.body or self._state
         if number is not None and number <= self._asked_above:

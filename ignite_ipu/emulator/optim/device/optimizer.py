@@ -16,13 +16,13 @@ from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.updates import Bucket, CombinedSgd, Sgd, SgdRule, rule_for
 from ignite_ipu.emulator.optim.device.values import device_values
-from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, Kind
+from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, UpdateRule
 from ignite_ipu.emulator.optim.optimizer import IpuState
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
 STEP = "Step"
 _UPDATE_FACTOR = "lossScaleUpdateFactor"
-_COUNTED = (Kind.ADAM, Kind.ADAMW, Kind.ADAMW_NO_BIAS, Kind.LAMB, Kind.LAMB_NO_BIAS)
+_COUNTED = (UpdateRule.ADAM, UpdateRule.ADAMW, UpdateRule.ADAMW_NO_BIAS, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
 Grads = Sequence[Optional[torch.Tensor]]
 
 

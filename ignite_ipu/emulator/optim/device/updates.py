@@ -16,7 +16,7 @@ import torch
 from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.foreach import Tensors
-from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, Kind
+from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, UpdateRule
 
 Factor = Optional[torch.Tensor]
 
@@ -279,16 +279,16 @@ class RmsProp(Rule):
 def rule_for(description: OptimizerDescription, store: foreach.Store) -> Rule:
     """Return the maths of an optimizer, rounding what is kept in float16 by `store`."""
     kind = description.kind
-    if kind is Kind.SGD1:
+    if kind is UpdateRule.SGD1:
         return CombinedSgd(store)
-    if kind is Kind.SGD2:
+    if kind is UpdateRule.SGD2:
         return Sgd(store, description.loss_scaling.value)
-    if kind in (Kind.RMSPROP, Kind.RMSPROP_CENTERED):
-        return RmsProp(store, kind is Kind.RMSPROP_CENTERED, description.use_tf_variant)
-    if kind in (Kind.LAMB, Kind.LAMB_NO_BIAS):
-        return Lamb(store, decoupled=True, corrected=kind is Kind.LAMB)
+    if kind in (UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED):
+        return RmsProp(store, kind is UpdateRule.RMSPROP_CENTERED, description.use_tf_variant)
+    if kind in (UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS):
+        return Lamb(store, decoupled=True, corrected=kind is UpdateRule.LAMB)
     # PopTorch compiles AdamW without bias correction to the same program as AdamW with it.
-    return Adam(store, decoupled=kind is not Kind.ADAM)
+    return Adam(store, decoupled=kind is not UpdateRule.ADAM)
 
 
 def _decayed(grads: Tensors, weights: Tensors, weight_decay: float) -> Tensors:

@@ -7,7 +7,7 @@ from typing import Dict, Iterable, Iterator, Mapping, Optional, Tuple
 import torch
 
 from ignite_ipu.emulator.optim.description import OptimizerDescription
-from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, Kind
+from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, UpdateRule
 
 _PLAIN = {
     "lr": "learningRate",
@@ -51,7 +51,7 @@ def _constant(description: OptimizerDescription, values: HyperParameters, name: 
 
 
 def _entries(description: OptimizerDescription, values: HyperParameters, loss_scaling: float) -> Iterator[_Entry]:
-    if description.kind not in (Kind.SGD1, Kind.SGD2):
+    if description.kind not in (UpdateRule.SGD1, UpdateRule.SGD2):
         for name in values:
             yield _PLAIN[name], values[name], (name,)
         return
@@ -60,7 +60,7 @@ def _entries(description: OptimizerDescription, values: HyperParameters, loss_sc
         yield "scaledLearningRate0", lr * damped / loss_scaling, ("lr", "dampening", "loss_scaling")
         yield "weightDecayScaleFactor0", 1 - lr * damped * decay, ("lr", "dampening", "weight_decay")
         return
-    combined = description.kind is Kind.SGD1
+    combined = description.kind is UpdateRule.SGD1
     number, scaling, which = (
         ("1", values["velocity_scaling"], "velocity_scaling") if combined else ("2", loss_scaling, "loss_scaling")
     )
