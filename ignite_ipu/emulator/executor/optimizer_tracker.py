@@ -129,10 +129,6 @@ class OptimizerTracker:
         self._description.check_backend()
         self._compiled = self._description
 
-    def reduction_strategy(self) -> MeanReductionStrategy:
-        """Return how means are accumulated."""
-        return MeanReductionStrategy(self._options.Training.meanAccumulationAndReplicationReductionStrategy)
-
     def on_device(
         self,
         weights: Mapping[str, torch.Tensor],
@@ -252,7 +248,7 @@ class OptimizerTracker:
         description = describe(optimizer, loss_scaling.enabled(self._options))
         self._attributes.check(optimizer, description)
         if self._compiled is not None:
-            description.check_strategy(self.reduction_strategy())
+            description.check_strategy(MeanReductionStrategy(self._options.Training(_STRATEGY)))
         elif description.half_accumulators:
             # Although the options are frozen; whoever made them has his own.
             self._options.Training._values[_STRATEGY] = MeanReductionStrategy.Running

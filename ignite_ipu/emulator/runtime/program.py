@@ -59,9 +59,6 @@ class OptimizerSource(Protocol):
     ) -> Optimizer:
         """Return the optimizer that updates these weights, its state as the host last knew it."""
 
-    def reduction_strategy(self) -> MeanReductionStrategy:
-        """Return when a mean over micro-batches divides."""
-
     @property
     def description(self) -> OptimizerDescription:
         """The optimizer as it was last read."""
@@ -104,6 +101,7 @@ class Program:
         self.batching = batching.from_options(options)
         self._options = options
         self._training = training
+        self._name = options_name(options, training)
         self._optimizer = optimizer
         self._meter = meter
         self._host = HostTensors(model)
@@ -123,12 +121,12 @@ class Program:
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
         self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
         self.synthetic = bool(options._Popart._value("syntheticDataMode", 0))
-        self.report = report_for(options, options_name(options, training))
+        self.report = report_for(options, self._name)
         # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.
         each_result = self.precision.floating_point_exceptions or self.precision.stochastic_rounding
         self._compiles_with_torch = torch_compile_wanted() and not each_result
         self._compiled: Optional[Graph] = None
-        self._compiled_step = Compiled(options_name(options, training))
+        self._compiled_step = Compiled(self._name)
         self._executable: Optional[Executable] = None
         self._step: Optional[TrainingStep] = None
         self._device: Optional[Device] = None
@@ -155,14 +153,13 @@ class Program:
         options = self._options
         ipu_id = options("ipu_id") if options.exists("ipu_id") else None
         if not options._uses_ipu_model():  # of IPU models there are as many as anybody asks for
-            name = f"{type(owner).__name__} {options_name(options, self._training)}"
-            self._device = acquire(self.ipus, owner, name, ipu_id)
-        weights = {name: plain(self._host.parameters[name]) for name in self.graph.weights}
-        buffers = {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
+            self._device = acquire(self.ipus, owner, f"{type(owner).__name__} {self._name}", ipu_id)
         if self._compiles_with_torch and self._compiled is None and not self._training:
-            self._compiled = torch_compiled(self.graph, options_name(options, self._training))
-        graph = self.graph if self._compiled is None else self._compiled
-        executable = Executable(graph, self.batching, weights, self._trained, buffers, self._groups, self.random)
+            self._compiled = torch_compiled(self.graph, self._name)
+        weights, buffers = self._host_values()
+        executable = Executable(
+            self._compiled or self.graph, self.batching, weights, self._trained, buffers, self._groups, self.random
+        )
         self._executable = executable
         self._meter.add(attaches=1)
         self._count_upload()
@@ -220,8 +217,9 @@ class Program:
         executable = self._executable
         if executable is None:
             return
-        executable.set_weights({name: plain(self._host.parameters[name]) for name in self.graph.weights})
-        executable.set_buffers({name: plain(self._host.buffers[name]) for name in self.graph.buffers})
+        weights, buffers = self._host_values()
+        executable.set_weights(weights)
+        executable.set_buffers(buffers)
         self._count_upload()
 
     def upload_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -367,7 +365,7 @@ class Program:
                 store=store,
             ),
             ReductionType(options.Training.accumulation_and_replication_reduction_type),
-            source.reduction_strategy(),
+            MeanReductionStrategy(options.Training.meanAccumulationAndReplicationReductionStrategy),
             source.description.accum_type,
             self.batching.replication_factor * options.Distributed.numProcesses,
             self._reduce,
@@ -390,12 +388,14 @@ class Program:
                 ", ".join(edited),
             )
 
+    def _host_values(self) -> Tuple[Dict[str, torch.Tensor], Dict[str, torch.Tensor]]:
+        """Return the host's weights and buffers."""
+        weights = {name: plain(self._host.parameters[name]) for name in self.graph.weights}
+        return weights, {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
+
     def _versions(self) -> Dict[str, int]:
-        graph = self.graph
-        return {
-            **{name: version(self._host.parameters[name]) for name in graph.weights},
-            **{name: version(self._host.buffers[name]) for name in graph.buffers},
-        }
+        weights = {name: version(self._host.parameters[name]) for name in self.graph.weights}
+        return {**weights, **{name: version(self._host.buffers[name]) for name in self.graph.buffers}}
 
     def _check_buffers(self) -> None:
         shared = self.batching.group_size < self.batching.replication_factor and self._options.broadcast_buffers

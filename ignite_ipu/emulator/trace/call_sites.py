@@ -12,8 +12,6 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-__all__ = ["called", "here", "of_read"]
-
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = "ignite_ipu."
 _LOOPS = ("ignite", "accelerate")  # they call models

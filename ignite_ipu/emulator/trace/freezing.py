@@ -14,8 +14,6 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 
-__all__ = ["called", "set_requires_grad"]
-
 
 def called(capture: Trace, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[IpuTensor]:
     """Answer a call of `requires_grad_` or, on a parameter, `detach_`; None for any other."""

@@ -17,8 +17,6 @@ from ignite_ipu.emulator.trace.operators import support as operators
 from ignite_ipu.emulator.trace.traced_tensor import needs_value
 from ignite_ipu.emulator.values.nested import map_leaves
 
-__all__ = ["infer"]
-
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # Where PyTorch keeps what stands for its kernels where tensors have no values.
 _STAND_INS = tuple(_TORCH + name for name in ("_meta_registrations.py", "_decomp", "_refs", "_prims", "_subclasses"))
@@ -156,80 +154,72 @@ _Kernel = Callable[..., Any]
 
 def fixed(name: str, kernel: _Kernel) -> _Kernel:
     """Return a kernel that computes what `kernel` does and knows its result's shape before it runs."""
-    make = _FIXED.get(name)
-    return kernel if make is None else functools.wraps(kernel)(make(kernel))
+    fix = _FIXED.get(name)
+    if fix is None:
+        return kernel
+
+    @functools.wraps(kernel)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fix(kernel, *args, **kwargs)
+
+    return call
 
 
-def _ctc_loss(kernel: _Kernel) -> _Kernel:
-    def ctc_loss(*args: Any, **kwargs: Any) -> Any:
-        log_probs = args[0] if args else kwargs["log_probs"]
-        # Reduced: "none" does not compile.
-        return log_probs.sum() if log_probs.is_meta else kernel(*args, **kwargs)
-
-    return ctc_loss
+def _ctc_loss(kernel: _Kernel, *args: Any, **kwargs: Any) -> Any:
+    log_probs = args[0] if args else kwargs["log_probs"]
+    # Reduced: "none" does not compile.
+    return log_probs.sum() if log_probs.is_meta else kernel(*args, **kwargs)
 
 
-def _bincount(kernel: _Kernel) -> _Kernel:
-    def bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> torch.Tensor:
-        if minlength < 1:
-            raise backend_error(
-                "bincount: dynamic output shape is not supported, and without minlength the largest value decides. "
-                "Pass minlength, above every value.",
-                kind=Refusal.DYNAMIC_SHAPE,
-            )
-        if input.is_meta:
-            dtype = torch.int64 if weights is None else torch.float32
-            return torch.empty(minlength, dtype=dtype, device=input.device)
-        counts: torch.Tensor = kernel(input, weights, minlength)
-        if len(counts) > minlength:
-            raise backend_error(
-                f"bincount: the value {len(counts) - 1} is beyond the result, whose length is minlength ({minlength})."
-            )
-        return counts
-
-    return bincount
+def _bincount(kernel: _Kernel, input: torch.Tensor, weights: Any = None, minlength: int = 0) -> torch.Tensor:
+    if minlength < 1:
+        raise _needs_length("bincount", "minlength")
+    if input.is_meta:
+        dtype = torch.int64 if weights is None else torch.float32
+        return torch.empty(minlength, dtype=dtype, device=input.device)
+    counts: torch.Tensor = kernel(input, weights, minlength)
+    if len(counts) > minlength:
+        raise backend_error(
+            f"bincount: the value {len(counts) - 1} is beyond the result, whose length is minlength ({minlength})."
+        )
+    return counts
 
 
-def _one_hot(kernel: _Kernel) -> _Kernel:
-    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-        if num_classes < 0:
-            raise backend_error(
-                "one_hot: dynamic output shape is not supported, and without num_classes the largest value decides. "
-                "Pass num_classes, above every value.",
-                kind=Refusal.DYNAMIC_SHAPE,
-            )
-        if tensor.is_meta and tensor.dtype is torch.int64:  # PyTorch 2.0 has no meta kernel
-            return tensor.new_empty((*tensor.shape, num_classes))
-        encoded: torch.Tensor = kernel(tensor, num_classes)
-        return encoded
-
-    return one_hot
+def _one_hot(kernel: _Kernel, tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    if num_classes < 0:
+        raise _needs_length("one_hot", "num_classes")
+    if tensor.is_meta and tensor.dtype is torch.int64:  # PyTorch 2.0 has no meta kernel
+        return tensor.new_empty((*tensor.shape, num_classes))
+    encoded: torch.Tensor = kernel(tensor, num_classes)
+    return encoded
 
 
-def _repeat_interleave(kernel: _Kernel) -> _Kernel:
-    def repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        repeats, dim = [*args, *[None] * 2][:2]
-        repeats, dim = kwargs.get("repeats", repeats), kwargs.get("dim", dim)
-        if input.is_meta and isinstance(repeats, int) and kwargs.get("output_size") is None:
-            # PyTorch 2.0 asks for the length even where the repeats are a number.
-            kwargs["output_size"] = repeats * (input.numel() if dim is None else input.size(dim))
-        repeated: torch.Tensor = kernel(input, *args, **kwargs)
-        return repeated
-
-    return repeat_interleave
+def _needs_length(name: str, argument: str) -> Error:
+    return backend_error(
+        f"{name}: dynamic output shape is not supported, and without {argument} the largest value decides. Pass "
+        f"{argument}, above every value.",
+        kind=Refusal.DYNAMIC_SHAPE,
+    )
 
 
-def _cov(kernel: _Kernel) -> _Kernel:
-    def cov(input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        if input.is_meta and not any(isinstance(value, torch.Tensor) for value in kwargs.values()):
-            return input.new_empty((len(input), len(input)) if input.dim() > 1 else ())
-        covariance: torch.Tensor = kernel(input, **kwargs)
-        return covariance
+def _repeat_interleave(kernel: _Kernel, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    repeats, dim = [*args, *[None] * 2][:2]
+    repeats, dim = kwargs.get("repeats", repeats), kwargs.get("dim", dim)
+    if input.is_meta and isinstance(repeats, int) and kwargs.get("output_size") is None:
+        # PyTorch 2.0 asks for the length even where the repeats are a number.
+        kwargs["output_size"] = repeats * (input.numel() if dim is None else input.size(dim))
+    repeated: torch.Tensor = kernel(input, *args, **kwargs)
+    return repeated
 
-    return cov
+
+def _cov(kernel: _Kernel, input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    if input.is_meta and not any(isinstance(value, torch.Tensor) for value in kwargs.values()):
+        return input.new_empty((len(input), len(input)) if input.dim() > 1 else ())
+    covariance: torch.Tensor = kernel(input, **kwargs)
+    return covariance
 
 
-_FIXED: Dict[str, Callable[[_Kernel], _Kernel]] = {
+_FIXED: Dict[str, _Kernel] = {
     "bincount": _bincount,
     "cov": _cov,
     "ctc_loss": _ctc_loss,
