@@ -10,7 +10,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError
-from ignite_ipu.program.forward.eager import NATIVE, natively
+from ignite_ipu.program.forward.eager import EAGER, eagerly
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
 from ignite_ipu.program.forward.half_precision import half_products
 from ignite_ipu.program.forward.losses import LossGuard
@@ -115,7 +115,7 @@ class BatchStep(nn.Module):
         traced: bool = backend.poptorch().isRunningOnIpu()
         if traced:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(NATIVE)
+                stack.enter_context(EAGER)
                 if training:
                     stack.enter_context(own_backwards_refused())
                     stack.enter_context(GradientHookGuard())
@@ -211,7 +211,7 @@ def changed_on_host(model: nn.Module, call: Callable[[], Any]) -> List[str]:
             return call()
 
     # Without gradients PyTorch's checkpoints warn that there are none.
-    with natively(), without_checkpointing(training=False), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with eagerly(), without_checkpointing(training=False), torch.random.fork_rng(devices=[]), torch.no_grad():
         return changed_by_every(model, looked_at)[1]
 
 

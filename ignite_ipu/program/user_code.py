@@ -1,4 +1,4 @@
-"""Lines of the user's code, and which files are the user's."""
+"""The user's code: whose a file is, and at which line something was recorded."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ignite_ipu.program.forward.eager import NATIVE
+from ignite_ipu.program.forward.eager import EAGER
 
 __all__ = ["CAPTURE", "capturing_class", "release_class"]
 
@@ -36,7 +36,7 @@ def capturing_class(base: Any) -> Any:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         # What a trace reads of a model is noted, and a look into __dict__ reads all of it.
-        capture = None if NATIVE.is_on else self.__dict__.get(CAPTURE)
+        capture = None if EAGER.is_on else self.__dict__.get(CAPTURE)
         return base.__call__(self, *args, **kwargs) if capture is None else capture.call(args, kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:

@@ -12,7 +12,7 @@ from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, Pa
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Shape
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.forward.eager import natively
+from ignite_ipu.program.forward.eager import eagerly
 from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.guards.attributes import PythonState, changed_by_every, changes_in_every_call
@@ -91,7 +91,7 @@ def called_on_host(
         held.check(buffers, left_there)
         return output
 
-    with natively(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with eagerly(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
         output, changed = changed_by_every(model, call)
     what = f"The forward of {name}, called at {current_line()},"
     if changed:

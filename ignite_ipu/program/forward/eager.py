@@ -10,17 +10,17 @@ import torch
 
 from ignite_ipu.program.guards.registrations import REGISTRATIONS
 
-__all__ = ["NATIVE", "natively"]
+__all__ = ["EAGER", "eagerly"]
 
 
-class _Native(threading.local):
+class _Eager(threading.local):
     """A context in which captured models run as ordinary modules, in this thread; they do in `torch.jit.trace`, too."""
 
     _depth = 0
 
     @property
     def is_on(self) -> bool:
-        """True if captured models run natively now."""
+        """True if captured models run eagerly now."""
         return self._depth > 0 or torch._C._get_tracing_state() is not None
 
     def __enter__(self) -> None:
@@ -30,14 +30,14 @@ class _Native(threading.local):
         self._depth -= 1
 
 
-NATIVE = _Native()
+EAGER = _Eager()
 
 
 @contextlib.contextmanager
-def natively() -> Iterator[None]:
+def eagerly() -> Iterator[None]:
     """Let captured models run as ordinary modules in the `with` block.
 
     What they register themselves while they are traced, such as a cache, is part of the trace and does not count.
     """
-    with NATIVE, REGISTRATIONS.uncounted():
+    with EAGER, REGISTRATIONS.uncounted():
         yield

@@ -26,7 +26,7 @@ from ignite_ipu.deferred.model.held import is_held, release_optimizer
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver
-from ignite_ipu.program.forward.eager import NATIVE, natively
+from ignite_ipu.program.forward.eager import EAGER, eagerly
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
@@ -128,11 +128,11 @@ class _Loops(CaptureObserver):
     def module_call(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if NATIVE.is_on:
+            if EAGER.is_on:
                 return original(module, *args, **kwargs)
             if type(module).__module__.startswith(_OURS):
                 # What PopTorch compiles: the models in it are traced as they are.
-                with natively():
+                with eagerly():
                     return original(module, *args, **kwargs)
             if within(module) is not module or next(module.parameters(), None) is None:
                 return original(module, *args, **kwargs)
