@@ -12,17 +12,17 @@ from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.user_code import current_line
 
-__all__ = ["DerivativeGuard", "HeldBuffers", "PackingGuard"]
+__all__ = ["ForwardGuard", "HeldBuffers"]
 
 _PACK = torch._VF._pack_padded_sequence
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
-class PackingGuard(FunctionGuard):
-    """Refuses `pack_padded_sequence` in its `with` block, where a model is called for a look or traced."""
+class ForwardGuard(FunctionGuard):
+    """Refuses calls that no compiled program makes, in its `with` block, where a model is tried or traced."""
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Refuse to pack sequences."""
+        """Refuse to pack sequences and to differentiate."""
         if func is _PACK:
             raise CaptureError(
                 f"pack_padded_sequence at {current_line()} makes a tensor whose shape depends on the lengths, and a "
@@ -31,13 +31,6 @@ class PackingGuard(FunctionGuard):
                 "output, and a mask of the lengths leaves the padding out of sums. (The backward direction of a "
                 "bidirectional layer sees the padding first.)"
             )
-
-
-class DerivativeGuard(FunctionGuard):
-    """Refuses backward passes in its `with` block, where a model is called for a look or traced."""
-
-    def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Refuse to differentiate."""
         if func in _DERIVATIVES:
             raise CaptureError(
                 f"{func.__name__}() at {current_line()} differentiates within the forward of a model, but a compiled "

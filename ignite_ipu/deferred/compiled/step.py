@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, PackingGuard
+from ignite_ipu.deferred.compiled.guards import ForwardGuard, HeldBuffers
 from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.step_graph import StepGraph
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
@@ -147,7 +147,7 @@ class CalledStep(_ReadyStep):
             args, kwargs = self._arguments([leaf.clone() for leaf in leaves])
             return self.model(*args, **kwargs)
 
-        with PackingGuard():
+        with ForwardGuard():
             return changed_on_host(self.model, call)
 
     def forward(self, *leaves: Any) -> Any:
@@ -157,7 +157,7 @@ class CalledStep(_ReadyStep):
             CaptureError: There are none, or the call replaces buffers.
         """
         args, kwargs = self._arguments(leaves)
-        with eagerly(), self.guarded(), PackingGuard(), DerivativeGuard(), half_products(self.half_products):
+        with eagerly(), self.guarded(), ForwardGuard(), half_products(self.half_products):
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self.model(*args, **kwargs)
             held.check(buffers, dict(self.model.named_buffers()))

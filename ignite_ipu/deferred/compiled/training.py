@@ -199,31 +199,24 @@ class CapturedTraining:
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
         traced = False
-        if self._compiled is None or not self._compiled.serves(batches, needed, modes):
-            kept = next((each for each in self._kept if each[0].serves(batches, needed, modes)), None)
-            if kept is not None:
-                self._resume(kept)
-            else:
-                self._compile(self._wanted(batches, needed, modes))
-                traced = True
         compiled = self._compiled
-        assert compiled is not None
+        if compiled is None or not compiled.serves(batches, needed, modes):
+            kept = next((each for each in self._kept if each[0].serves(batches, needed, modes)), None)
+            traced = kept is None
+            compiled = self._compile(self._wanted(batches, needed, modes)) if kept is None else self._resume(kept)
         if self._edits != self.session.weights.edits:
             self._follow_buffers()
         leaves = _leaves(batches, compiled)
         try:
             results = self.session.prepare_call(leaves, leaves[0])(*leaves)
-        except Exception as error:
+        except BaseException as error:
             self._compiled = None
-            if "out of memory" in str(error).lower():
+            if isinstance(error, Exception) and "out of memory" in str(error).lower():
                 self.session.release_after_failure()
                 raise IPUOutOfMemoryError(
                     f"The training step does not fit the device: {error} Use smaller micro-batches and more gradient "
                     "accumulation. (Looked for by retry helpers: CUDA out of memory.)"
                 ) from error
-            raise
-        except BaseException:
-            self._compiled = None
             raise
         self.session.note_updates(1)
         if traced:
@@ -324,14 +317,15 @@ class CapturedTraining:
             modes,
         )
 
-    def _resume(self, kept: Tuple[_Compiled, Program]) -> None:
-        """Let an earlier program serve from now on."""
+    def _resume(self, kept: Tuple[_Compiled, Program]) -> _Compiled:
+        """Let an earlier program serve from now on, and return what it was compiled for."""
         self._kept.remove(kept)
         self._keep()
         compiled, program = kept
         self.session.with_trainer().resume(program)
         self._edits = NEVER
         self._compiled = compiled
+        return compiled
 
     def _keep(self) -> None:
         """Note the program that serves, so that it can serve again."""
@@ -341,8 +335,8 @@ class CapturedTraining:
             if len(self._kept) >= _MOST_PROGRAMS:
                 self.session.with_trainer().drop_aside(self._kept.pop(0)[1])
 
-    def _compile(self, wanted: _Compiled) -> None:
-        """Make the program that serves from now on; it is compiled when it runs."""
+    def _compile(self, wanted: _Compiled) -> _Compiled:
+        """Make the program that serves from now on, and return what it will be compiled for when it runs."""
         modes = self.modes.now()
         if modes != wanted.modes:
             raise CaptureError(
@@ -396,6 +390,7 @@ class CapturedTraining:
         self.prepared = True
         self._compiled = wanted
         self.compilations += 1
+        return wanted
 
     def _report(self, before: _Compiled, wanted: _Compiled) -> None:
         if before.graph.key != wanted.graph.key:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ignite_ipu.deferred.compiled.guards import DerivativeGuard, HeldBuffers, PackingGuard
+from ignite_ipu.deferred.compiled.guards import ForwardGuard, HeldBuffers
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Shape
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
@@ -83,9 +83,7 @@ def called_on_host(
         given[:] = args, kwargs = unflatten(structure, copies)
         for argument in (*args, *kwargs.values()):
             draws.look_at(argument)
-        with GradientHookGuard(), PackingGuard(), DerivativeGuard(), reads_noted(
-            model, True, PythonState(model).roots(), draws
-        ):
+        with GradientHookGuard(), ForwardGuard(), reads_noted(model, True, PythonState(model).roots(), draws):
             # Which leaves there what it finds in the place of each buffer afterwards.
             output = torch.func.functional_call(model, left_there, args, kwargs)
         held.check(buffers, left_there)

@@ -6,7 +6,9 @@ inference program, and an update that no captured step makes is refused. (`updat
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 import weakref
 from typing import Any, Callable, List, Optional
 
@@ -30,7 +32,6 @@ from ignite_ipu.program.forward.eager import EAGER, eagerly
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.substitutes.accelerator import substitute_accelerator
 from ignite_ipu.running.substitutes.data_edits import substitute_data
 from ignite_ipu.running.substitutes.gradients import substitute_gradients
 from ignite_ipu.running.substitutes.host_runs import is_exported
@@ -75,7 +76,34 @@ def substitute_loops(
     substitute_gradients(substitutes, trained)
     substitute_data(substitutes)
     if accelerates:
-        substitute_accelerator(substitutes, loops, replication_factor)
+        _substitute_accelerator(substitutes, loops, replication_factor)
+
+
+def _substitute_accelerator(
+    substitutes: Substitutes, observer: CaptureObserver, replication_factor: Optional[int] = None
+) -> None:
+    """Let `accelerate.Accelerator` be an `IPUAccelerator` while the script runs.
+
+    Args:
+        substitutes: What the script's calls mean instead.
+        observer: Follows the models that it prepares.
+        replication_factor: Replicas that share the micro-batches of an update.
+    """
+    import accelerate
+
+    from ignite_ipu.deferred.accelerator import IPUAccelerator
+
+    class Substitute(IPUAccelerator):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            substitutes.maps(sys._getframe(1), "Accelerator()", "IPUAccelerator()", of_libraries=True)
+            if replication_factor is not None:
+                kwargs["replication_factor"] = replication_factor
+            super().__init__(*args, **kwargs)
+            self.capture_settings = dataclasses.replace(self.capture_settings, observer=observer)
+
+    Substitute.__name__, Substitute.__qualname__ = IPUAccelerator.__name__, IPUAccelerator.__qualname__
+    Substitute.__module__ = IPUAccelerator.__module__
+    substitutes.set_everywhere("accelerate", accelerate.Accelerator, Substitute)
 
 
 def _state_dict(frame: Any, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
