@@ -100,10 +100,6 @@ class ParsedFile:
         """Tell whether a node stands in a later line than another, in the same function."""
         return node.lineno > first.lineno and self.function_of(node) is self.function_of(first)
 
-    def statement_of(self, node: ast.AST) -> ast.stmt:
-        """Return the innermost statement around a node, or the node itself when it is one."""
-        return next(part for part in [node, *self.ancestors(node)] if isinstance(part, ast.stmt))
-
     def loops_around(self, node: ast.AST) -> Iterator[Union[ast.For, ast.AsyncFor, ast.While]]:
         """Yield the loops around a node within its function, innermost first."""
         for above in self.ancestors(node):

@@ -105,15 +105,6 @@ class Editor:
         """Return an expression's or statement's text as it stands, without the comments around it."""
         return ast.get_source_segment(self.program.source.text, node) or ""
 
-    def moved_source(self, node: ast.AST, indent: str = "") -> str:
-        """Return a node's text with its further lines set in as for a block that is set in by `indent`."""
-        first, *rest = self.source_of(node).split("\n")
-        texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-        own = " " * self.program.statement_of(node).col_offset
-        if all(part.lineno == part.end_lineno for part in texts) and all(line.startswith(own) for line in rest):
-            rest = [f"{indent}{line[len(own) :]}" for line in rest]
-        return "\n".join([first, *rest])
-
     def remark(self, node: ast.AST, message: str) -> None:
         """Note something at a node's line."""
         self.remarks.append(Remark(getattr(node, "lineno", 1), self.subject, message))
@@ -142,13 +133,13 @@ class Editor:
 
     def _find(self, node: ast.AST) -> cst.CSTNode:
         wanted = _CONCRETE.get(type(node))
-        for candidate in self._nodes.get(self.range_of(node), []):
+        for candidate in self._nodes.get(self._range_of(node), []):
             if wanted is None or isinstance(candidate, wanted):
                 return candidate
         raise RewriteRefused(getattr(node, "lineno", 1), "its place in the text cannot be found")
 
-    def range_of(self, node: ast.AST) -> Range:
-        """Return a node's first line and column and its last line and end, lines from 1 and columns in characters."""
+    def _range_of(self, node: ast.AST) -> Range:
+        # Lines from 1, columns in characters.
         first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
         start = self._column(first, getattr(node, "col_offset", 0))
         return first, start, last, self._column(last, getattr(node, "end_col_offset", 0))

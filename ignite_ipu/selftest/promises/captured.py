@@ -18,7 +18,7 @@ from ignite.engine import Engine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ignite_ipu import ipu_evaluate_batch, ipu_step, ipu_train_batch
+from ignite_ipu import ipu_clip_grad_norm_, ipu_evaluate_batch, ipu_prepare, ipu_step, ipu_train_batch
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promises, Skipped
 from ignite_ipu.selftest.reference import Pair, agree, batches, expect, joined, network, sgd, train
@@ -138,6 +138,22 @@ def portable_functions(bench: Bench) -> None:
     losses = [ipu_train_batch(pair.model, pair.optimizer, F.cross_entropy, x, target=y)[1] for x, y in data]
     agree([float(loss) for loss in losses], pair.train(data), "losses")
     agree(ipu_evaluate_batch(pair.model, data[0][0]), pair.reference.eval()(data[0][0]), "predictions")
+    pair.compare()
+
+
+@PROMISES.promise(page="migration/index.md", ipus=2)
+def prepared_loops(bench: Bench) -> None:
+    """A loop written for PyTorch trains as it stands once its model and optimizer are prepared, clipping included."""
+    data = batches(4)
+    pair = Pair(lambda model: sgd(model, momentum=0.0))
+    bench.session(pair.model)
+    ipu_prepare(pair.optimizer, pair.model)
+    for x, y in data:
+        pair.optimizer.zero_grad()
+        F.cross_entropy(pair.model(x), y).backward()  # type: ignore[no-untyped-call]
+        ipu_clip_grad_norm_(pair.model.parameters(), 0.5)
+        pair.optimizer.step()
+    pair.train(data, max_norm=0.5)
     pair.compare()
 
 
