@@ -411,7 +411,7 @@ class PoplarExecutor:
         self._device_state.fail_on_demand("call", program)
         if arguments is not None:
             given = arguments.tensors_like(program.arguments)
-        inputs = self._device_calls.transfer.to_device(program.graph.inputs, given)
+        inputs = self._device_calls.to_device(program.graph.inputs, given)
         # A call that fails may have changed all of this before it did.
         self._weight_copies.device_is_newer = self._training
         self._device_state.random_is_stale = True

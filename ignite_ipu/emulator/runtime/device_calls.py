@@ -12,6 +12,8 @@ from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.runtime.program import Program
 
+_INT32 = torch.iinfo(torch.int32)
+
 
 class DeviceCalls:
     """One executor's calls.
@@ -21,7 +23,6 @@ class DeviceCalls:
         meter: Counts the calls.
 
     Attributes:
-        transfer: Takes the inputs to the device.
         times: When the last call's tensors crossed.
     """
 
@@ -29,7 +30,7 @@ class DeviceCalls:
         self._training = training
         self._meter = meter
         self._anchored: Dict[str, torch.Tensor] = {}
-        self.transfer = Transfer()
+        self._non_contiguous_seen = False
         self.times = Times()
 
     def run(self, program: Program, inputs: List[torch.Tensor], given: Sequence[torch.Tensor]) -> Any:
@@ -42,7 +43,7 @@ class DeviceCalls:
         started = time.perf_counter()
         outputs = program.run(inputs)
         if graph.written_inputs:
-            self.transfer.write_back(graph.written_inputs, inputs, given)
+            self._write_back(graph.written_inputs, inputs, given)
         seconds = time.perf_counter() - started
         self._anchored = program.anchored(outputs)
         steps = (0, 0) if program.synthetic else (arithmetic.micro_batches, arithmetic.returned)
@@ -62,6 +63,39 @@ class DeviceCalls:
                 "Anchors are set with Options.anchorTensor before wrapping."
             )
         return self._anchored[short_name]
+
+    def to_device(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """Return the inputs as the graph takes them: detached, narrowed from float64 and contiguous.
+
+        Raises:
+            Error: An int64 input holds a value that the device's int32 has not; PopTorch would cut it silently.
+        """
+        return [self._sent(name, tensor) for name, tensor in zip(names, tensors)]
+
+    def _write_back(self, places: Sequence[int], sent: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+        """Copy the inputs that forward modified in place into the caller's tensors, where they are not the same."""
+        for place in places:
+            if sent[place].data_ptr() != given[place].data_ptr():
+                given[place].detach().copy_(sent[place])
+
+    def _sent(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.dtype is torch.float64:
+            return tensor.to(torch.float32, memory_format=torch.contiguous_format)
+        if tensor.dtype is torch.int64:
+            low, high = (int(value) for value in torch.aminmax(tensor))
+            if low < _INT32.min or high > _INT32.max:
+                raise python_error(
+                    f"Input {name} of torch.int64 holds values from {low} to {high}: the device's integers are int32 "
+                    f"({_INT32.min} to {_INT32.max})."
+                )
+        if tensor.is_contiguous():
+            return tensor
+        if not self._non_contiguous_seen:
+            logger.warning("At least one input tensor is not contiguous (%s): it is copied on every call.", name)
+            self._non_contiguous_seen = True
+        return tensor.contiguous()
 
 
 Events = List[List[float]]
@@ -97,46 +131,3 @@ class Times(NamedTuple):
         has_data = self.inputs and self.steps and self.outputs and self.returned
         seconds = self.seconds if has_data and not crossing else 0.0
         return (seconds, seconds, seconds)
-
-
-_INT32 = torch.iinfo(torch.int32)
-
-
-class Transfer:
-    """Transfer of an executor's inputs: they are detached, narrowed from float64 and made contiguous."""
-
-    def __init__(self) -> None:
-        self._non_contiguous_seen = False
-
-    def to_device(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """Return the inputs as the graph takes them.
-
-        Raises:
-            Error: An int64 input holds a value that the device's int32 has not; PopTorch would cut it silently.
-        """
-        return [self._sent(name, tensor) for name, tensor in zip(names, tensors)]
-
-    def write_back(self, places: Sequence[int], sent: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-        """Copy the inputs that forward modified in place into the caller's tensors, where they are not the same."""
-        for place in places:
-            if sent[place].data_ptr() != given[place].data_ptr():
-                given[place].detach().copy_(sent[place])
-
-    def _sent(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            tensor = tensor.detach()
-        if tensor.dtype is torch.float64:
-            return tensor.to(torch.float32, memory_format=torch.contiguous_format)
-        if tensor.dtype is torch.int64:
-            low, high = (int(value) for value in torch.aminmax(tensor))
-            if low < _INT32.min or high > _INT32.max:
-                raise python_error(
-                    f"Input {name} of torch.int64 holds values from {low} to {high}: the device's integers are int32 "
-                    f"({_INT32.min} to {_INT32.max})."
-                )
-        if tensor.is_contiguous():
-            return tensor
-        if not self._non_contiguous_seen:
-            logger.warning("At least one input tensor is not contiguous (%s): it is copied on every call.", name)
-            self._non_contiguous_seen = True
-        return tensor.contiguous()

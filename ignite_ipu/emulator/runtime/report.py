@@ -48,29 +48,21 @@ class Reported(Protocol):
         """Return how many bytes the device holds of what kind."""
 
 
-def engine_options(options: Options) -> Dict[str, str]:
-    """Return the options of the engine: the program's, overridden by the environment's.
+def report_for(options: Options, model_name: str) -> Optional[Report]:
+    """Return the report that the options of the engine ask for, which the environment overrides; None if they do not.
 
     Raises:
         Error: The environment variable holds no JSON object.
     """
     chosen = dict(options._Popart._value("engineOptions", {}))
     text = os.environ.get(ENGINE_VARIABLE)
-    if text:
-        try:
-            chosen.update({str(name): str(value) for name, value in json.loads(text).items()})
-        except (ValueError, AttributeError):
-            raise backend_error(
-                f'{ENGINE_VARIABLE} must be a JSON object such as {{"autoReport.all": "true"}}, got {text!r}.'
-            ) from None
-    return chosen
-
-
-def report_for(options: Options, model_name: str) -> Optional[Report]:
-    """Return the report that the options ask for, None when they ask for none."""
-    chosen = engine_options(options)
-    wanted = [name for name in chosen if name.startswith("autoReport.") and chosen[name].lower() == "true"]
-    if not wanted:
+    try:
+        chosen.update({str(name): str(value) for name, value in json.loads(text or "{}").items()})
+    except (ValueError, AttributeError):
+        raise backend_error(
+            f'{ENGINE_VARIABLE} must be a JSON object such as {{"autoReport.all": "true"}}, got {text!r}.'
+        ) from None
+    if not any(name.startswith("autoReport.") and value.lower() == "true" for name, value in chosen.items()):
         return None
     return Report(os.path.join(chosen.get("autoReport.directory", "."), model_name), chosen)
 
