@@ -12,8 +12,7 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.trainable import Trainable
 from ignite_ipu.program.options import output_mode
-from ignite_ipu.program.tensors.rows import join_rows, row_count
-from ignite_ipu.program.tensors.trees import map_tensors
+from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import Program
@@ -59,7 +58,7 @@ class LastCalls:
             stop = start + part.global_batch_size
             self._parts[part] = self._take_turn(self._parts.get(part), whole, part)
             self._parts[part].set_modes()
-            results.append(session.train(*_rows((x, y), start, stop)))
+            results.append(session.train(*row_range((x, y), start, stop)))
             start = stop
         x, y, y_pred = join_rows([result[:3] for result in results])
         losses = [result[3] * part.global_batch_size for result, part in zip(results, self.made)]
@@ -114,7 +113,3 @@ def _options(asked: Options, part: BatchGeometry) -> Options:
     options.Training.gradientAccumulation(part.gradient_accumulation)
     options.replicationFactor(part.replication_factor)
     return options
-
-
-def _rows(batch: Any, start: int, stop: int) -> Any:
-    return map_tensors(batch, lambda tensor: tensor[start:stop] if tensor.dim() else tensor)

@@ -27,6 +27,10 @@ from ignite_ipu.program.tensors.rows import row_count
 __all__ = ["Loaders", "ReadyBatches"]
 
 _logger = logging.getLogger("ignite_ipu")
+_KEPT = (
+    *("num_workers", "collate_fn", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    "persistent_workers",
+)
 _POPTORCH_LOGGER = "poptorch::python"
 
 
@@ -392,15 +396,7 @@ def _check_batch_size(batch_sampler: Any, size: int) -> None:
 
 def _kept_arguments(loader: DataLoader[Any]) -> Dict[str, Any]:
     """Return the arguments of a torch loader that mean the same to `poptorch.DataLoader`."""
-    arguments: Dict[str, Any] = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "persistent_workers": loader.persistent_workers,
-    }
+    arguments = {name: getattr(loader, name) for name in _KEPT}
     if loader.num_workers:
         arguments["prefetch_factor"] = loader.prefetch_factor
     if not getattr(loader, "in_order", True):

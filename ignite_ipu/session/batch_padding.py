@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ignite_ipu.errors import RowsError, listed
-from ignite_ipu.program.tensors.rows import row_count
+from ignite_ipu.program.tensors.rows import row_count, row_range
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.session.program import Program
 
@@ -51,7 +51,7 @@ class FillingCheck:
     def keep_sample(self, program: Program, batch: Any) -> None:
         """Keep a sample of a program's first batch, to fill up with when a later batch has only one."""
         if program not in self._samples:
-            self._samples[program] = map_tensors(_row(batch, 0), torch.clone)
+            self._samples[program] = map_tensors(row_range(batch, 0, 1), torch.clone)
 
     def may_cut(self, program: Program, batch: Any, call: Callable[[Any], Any]) -> bool:
         """Tell whether a larger batch may be cut into pieces of a program's size.
@@ -73,7 +73,7 @@ class FillingCheck:
         alike = _alike(map_tensors(output, lambda each: each[-half:]), map_tensors(moved, lambda each: each[:half]))
         if not alike and _alike(output, call(batch)):
             return False
-        if not _alike(_row(batch, 0), _row(batch, rows - 1)):
+        if not _alike(row_range(batch, 0, 1), row_range(batch, rows - 1, rows)):
             self._cuttable.add(executor)
         return True
 
@@ -81,7 +81,7 @@ class FillingCheck:
         rows, executor = row_count(batch), program.executor
         if executor in self._passed or valid % (rows // program.micro_batches) == 0:
             return  # whole micro-batches of filling are never mixed with samples
-        sample, filling = _row(batch, 0), _row(batch, rows - 1)
+        sample, filling = row_range(batch, 0, 1), row_range(batch, rows - 1, rows)
         if _alike(sample, filling):
             sample = self._samples.get(program, sample)
             if _alike(sample, filling):
@@ -101,11 +101,6 @@ def _refilled(batch: Any, valid: int, sample: Any) -> Any:
         return torch.cat([tensor[:valid], filling.expand(len(tensor) - valid, *tensor.shape[1:])])
 
     return map_tensors(batch, refill)
-
-
-def _row(batch: Any, number: int) -> Any:
-    """Return one row of a batch, as a batch."""
-    return map_tensors(batch, lambda tensor: tensor[number : number + 1] if tensor.dim() else tensor)
 
 
 def _moved(tensor: torch.Tensor, half: int) -> torch.Tensor:

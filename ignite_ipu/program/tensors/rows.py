@@ -18,6 +18,7 @@ __all__ = [
     "join_rows",
     "join_tensors",
     "row_count",
+    "row_range",
     "select_rows",
     "split_rows",
     "take_rows",
@@ -96,6 +97,11 @@ def select_rows(structure: Any, rows: Union[Sequence[int], torch.Tensor, None], 
         return structure
     index = torch.as_tensor(rows, dtype=torch.long)
     return map_tensors(structure, lambda tensor: _checked(tensor, total)[index] if tensor.dim() else tensor)
+
+
+def row_range(structure: Any, start: int, stop: int) -> Any:
+    """Return the rows from `start` to before `stop` of every tensor; those without dimensions stay as they are."""
+    return map_tensors(structure, lambda tensor: tensor[start:stop] if tensor.dim() else tensor)
 
 
 def _piece(tensor: torch.Tensor, start: int, valid: int, rows: int) -> torch.Tensor:
