@@ -54,6 +54,7 @@ class IPUEngine(Engine):
         session.listen(self)
         self.add_event_handler(Events.EPOCH_STARTED, session.check_model)
         self.add_event_handler(Events.EPOCH_COMPLETED, session.changes.refuse_replaced)
+        self.add_event_handler(Events.EPOCH_COMPLETED | Events.COMPLETED, session.end_pass)
         self.add_event_handler(Events.GET_BATCH_COMPLETED, self._own_batch)
 
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:

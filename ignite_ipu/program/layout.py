@@ -180,6 +180,8 @@ def _unflatten(node: _Node, leaves: Iterator[Any]) -> Any:
     if node.kind == "frozen":
         return node.value
     if node.kind == "constant":
+        if Contents(node.value.value) != node.value:
+            raise BatchError(f"A {_qualname(node)} of the batch that a model was compiled for has changed since then.")
         return node.value.value
     items = [_unflatten(child, leaves) for child in node.children]
     if node.type is None:

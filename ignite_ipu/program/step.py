@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -19,13 +19,16 @@ from ignite_ipu.program.forward.model_libraries import (
     without_checkpointing,
     without_generation_cache,
 )
-from ignite_ipu.program.guards.attributes import PythonState, changed_by_every
-from ignite_ipu.program.guards.randomness import Draws
-from ignite_ipu.program.guards.reads import reads_noted
+from ignite_ipu.program.guards.attributes import PythonState
+from ignite_ipu.program.guards.retrace import Recorder
 from ignite_ipu.program.layout import BatchLayout
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, tensors_in
 
-__all__ = ["BatchStep", "EvaluationStep", "changed_on_host", "check_output", "describe_value"]
+__all__ = ["BatchStep", "EvaluationStep", "check_output", "describe_value"]
+
+# Buffers of PyTorch's from which nothing is computed.
+_COUNTERS = ("num_batches_tracked", "n_averaged")
 
 
 class StagesOfModel(Protocol):
@@ -42,7 +45,12 @@ class BatchStep(nn.Module):
     """A module called with a batch's leaves, which calls the user's model with the batch.
 
     The user's model stays the child `model`, so that its parameters are named `model.<name>` in the compiled program.
+
+    Attributes:
+        is_tried: Whether the model is known to change nothing in every call.
     """
+
+    is_tried = False
 
     def __init__(
         self,
@@ -59,12 +67,12 @@ class BatchStep(nn.Module):
         self.model_fn = model_fn
         self.model_transform = model_transform
         self.half_products = half
+        self._unwrapped = type(self)
         self._names = tuple(names)
         # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
         self._layout: List[BatchLayout] = []
         # What puts the model's layers on their IPUs, while it compiles; a list for the same reason.
         self.placements: List[StagesOfModel] = []
-        self._draws: List[Draws] = []
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -96,18 +104,9 @@ class BatchStep(nn.Module):
         mine = (type(self), self.model, self.model_fn, self.model_transform, self.half_products)
         return mine == (type(other), other.model, other.model_fn, other.model_transform, other.half_products)
 
-    def python_state(self, training: Optional[bool] = None) -> PythonState:
-        """Return what the compiled step has from Python as constants; `training` is that of `PythonState`."""
-        return PythonState(self.model, self.model_fn, self.model_transform, training=training)
-
-    @contextlib.contextmanager
-    def noting(self, draws: Draws) -> Iterator[None]:
-        """Let `draws` note what the model draws while it is traced in the `with` block."""
-        self._draws.append(draws)
-        try:
-            yield
-        finally:
-            self._draws.clear()
+    def python_state(self) -> PythonState:
+        """Return what the compiled step has from Python as constants."""
+        return PythonState(self.model, self.model_fn, self.model_transform)
 
     @contextlib.contextmanager
     def guarded(self, training: bool = False) -> Iterator[bool]:
@@ -119,8 +118,6 @@ class BatchStep(nn.Module):
                 if training:
                     stack.enter_context(own_backwards_refused())
                     stack.enter_context(GradientHookGuard())
-                for draws in self._draws:
-                    stack.enter_context(draws)
                 with LossGuard(), declared_as_tracing():
                     with without_checkpointing(training), without_generation_cache(self.model):
                         yield True
@@ -128,17 +125,25 @@ class BatchStep(nn.Module):
             # On the host PyTorch computes every loss.
             yield False
 
-    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
-        """Return the names of the Python values that the model reads and that a call of it on the host changes.
-
-        Weights, buffers and random states are left as they are.
+    def call_on_host(self, leaves: Sequence[Any], micro_batches: int) -> Callable[[Recorder], Any]:
+        """Return a call of this on the host, as often as somebody likes, which leaves weights and buffers as they are.
 
         Args:
-            leaves: What a device call would be given, of which one micro-batch is taken.
+            leaves: What a device call would be given, of which one micro-batch is kept.
             micro_batches: How many there are in it.
         """
-        x = self.batch([leaf[: len(leaf) // micro_batches] for leaf in leaves])[0]
-        return changed_on_host(self.model, lambda: self.call_model(x))
+        kept = [
+            leaf[: len(leaf) // micro_batches].clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        ]
+
+        def call(recorder: Recorder) -> Any:
+            inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
+            with _on_host(self) as tensors:
+                recorder.mark([*tensors_in(inputs), *tensors])
+                with recorder:
+                    return self.forward(*inputs)
+
+        return call
 
     def forget_layout(self) -> None:
         """Let the next batch decide the layout again, for use before a compilation."""
@@ -154,9 +159,13 @@ class BatchStep(nn.Module):
             self._layout[0].check_parsed(leaves)
         return self._layout[0].rebuild(leaves)
 
+    def in_half(self) -> ContextManager[Any]:
+        """Return a context for what is computed in half precision on an IPU, if anything is."""
+        return half_products(self.half_products and backend.poptorch().isRunningOnIpu())
+
     def call_model(self, x: Any) -> Any:
         """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""
-        with half_products(self.half_products and backend.poptorch().isRunningOnIpu()):
+        with self.in_half():
             output = self.model_fn(self.model, x)
             for placed in self.placements:
                 placed.check_ran()
@@ -197,38 +206,33 @@ class EvaluationStep(BatchStep):
         return y_pred
 
 
-def changed_on_host(model: nn.Module, call: Callable[[], Any]) -> List[str]:
-    """Return the names of what every call of a model on the host changes or finds changed.
-
-    Args:
-        model: The model.
-        call: Calls it. Weights, buffers and random states are left as they are.
-    """
-
-    def looked_at(draws: Draws) -> Any:
-        roots = PythonState(model).roots()
-        with _copied_buffers(model), reads_noted(model, model.training, roots, draws):
-            return call()
-
-    # Without gradients PyTorch's checkpoints warn that there are none.
-    with eagerly(), without_checkpointing(training=False), torch.random.fork_rng(devices=[]), torch.no_grad():
-        return changed_by_every(model, looked_at)[1]
-
-
 @contextlib.contextmanager
-def _copied_buffers(model: nn.Module) -> Iterator[None]:
-    """Give the modules copies of their buffers in the `with` block."""
-    own = [module.__dict__["_buffers"] for module in model.modules()]
-    before = [dict(buffers) for buffers in own]
-    for buffers in own:
-        with torch._C.DisableTorchFunctionSubclass():
-            copies = {name: None if value is None else torch.Tensor.clone(value) for name, value in buffers.items()}
-        buffers.update(copies)
+def _on_host(step: BatchStep) -> Iterator[List[torch.Tensor]]:
+    """Let a step be called natively, with ordinary tensors as weights; gives those that are no constants."""
+    found: Dict[int, torch.Tensor] = {}
+    # Of a wrapped one, whoever looks at forward downloads.
+    wrapped, step.__class__ = type(step), step._unwrapped
+    before, variable = [], []
+    for kind in ("_parameters", "_buffers"):
+        for tensors in [module.__dict__[kind] for module in step.modules()]:
+            before.append((tensors, dict(tensors)))
+            for name, tensor in tensors.items():
+                if tensor is not None and id(tensor) not in found:
+                    # Buffers may be written into. Of weights nobody needs the newest values.
+                    found[id(tensor)] = plain(tensor).clone() if kind == "_buffers" else plain(tensor)
+                    if found[id(tensor)].is_floating_point() or name in _COUNTERS:
+                        variable.append(found[id(tensor)])
+            tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
     try:
-        yield
+        # Without gradients PyTorch's checkpoints warn that there are none.
+        with eagerly(), without_checkpointing(training=False), without_generation_cache(step.model):
+            with torch.inference_mode(False), torch.no_grad():
+                with torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunctionSubclass():
+                    yield variable
     finally:
-        for buffers, values in zip(own, before):
-            buffers.update(values)
+        for tensors, values in before:
+            tensors.update(values)
+        object.__setattr__(step, "__class__", wrapped)
 
 
 def check_output(output: Any) -> None:

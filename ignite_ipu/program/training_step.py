@@ -80,9 +80,9 @@ class TrainingStep(BatchStep):
             keep_modes=self.keep_modes,
         )
 
-    def python_state(self, training: Optional[bool] = None) -> PythonState:
+    def python_state(self) -> PythonState:
         """Return what the compiled step has from Python as constants, the loss's included."""
-        return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn, training=training)
+        return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn)
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import enum
 import functools
@@ -40,7 +41,9 @@ class Line(Tuple[CodeType, int]):
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function as if it stood at this line, for compilers and tracebacks that name the line of a call."""
         here = _CALL.replace(co_filename=self[0].co_filename, co_name=self[0].co_name, co_firstlineno=self._number())
-        return FunctionType(here, {"function": function, "args": args, "kwargs": kwargs})()
+        # PyTorch imports what it needs by the names that are built in where it is called.
+        known = {"function": function, "args": args, "kwargs": kwargs, "__builtins__": builtins}
+        return FunctionType(here, known)()
 
     def _number(self) -> int:
         code, instruction = self

@@ -245,6 +245,7 @@ class Inference:
                 executor = program.load(leaves, x)
         programs.active = program
         programs.weights.to_inference(executor)
+        program.note_call()
         return executor(*leaves)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from typing import Any, Callable, Hashable, List, Optional, Sequence
 
 import torch
@@ -13,8 +14,7 @@ from ignite_ipu.optimizers import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.guards.randomness import Draws
-from ignite_ipu.program.guards.reads import reads_noted
+from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.options import check_ipus, output_mode
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
@@ -27,6 +27,7 @@ from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["CompiledProgram", "Program"]
 
+_logger = logging.getLogger("ignite_ipu")
 # In the place of a random state that nobody knows any more.
 _NO_STATE = [0]
 _SEEDS = 2**31
@@ -39,7 +40,7 @@ class Program:
         asked: The `poptorch.Options` that were asked for.
         placing: What puts the model on several IPUs; None for a model that is on one, or says so itself.
         link: The tie to the user's optimizer; None where nothing is trained.
-        on_trace: Called with this program, a batch's leaves, and the Python values that forward changed in its trace.
+        on_trace: Called with this program, and the Python values that forward changed in its trace.
 
     Attributes:
         geometry: The arithmetic of one call, None before first use.
@@ -48,7 +49,7 @@ class Program:
         device_iterations: Of the options; weight updates in one call of a training program.
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
-        drawn: Names of the random draws and iterators that forward used in the trace.
+        varying: Names of what every call of forward on the host changes, or finds changed.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Program:
         hooks: SessionHooks,
         placing: Optional[Placing] = None,
         link: Optional[OptimizerLink] = None,
-        on_trace: Optional[Callable[[Program, Sequence[Any], List[str]], None]] = None,
+        on_trace: Optional[Callable[[Program, List[str]], None]] = None,
     ) -> None:
         self.step = step
         self.asked = asked
@@ -71,7 +72,7 @@ class Program:
         self.device_iterations = asked.device_iterations
         self.micro_batches_per_replica = self.device_iterations * asked.Training.gradient_accumulation
         self.micro_batches = self.calls.input_micro_batches
-        self.drawn: List[str] = []
+        self.varying: List[str] = []
         self._executor: Optional[Executor] = None  # without a program in it after a compilation that failed
         self._compiled: Optional[CompiledProgram] = None
         self._placed: Optional[Placed] = None
@@ -141,6 +142,11 @@ class Program:
     def changed_values(self) -> List[str]:
         """Return the names of Python values that were others when the program was traced; modules and hooks, too."""
         return [] if self._compiled is None else self._compiled.changed_values()
+
+    def note_call(self) -> None:
+        """Count a call."""
+        if self._compiled is not None:
+            self._compiled.retrace.note_call()
 
     def changed_buffers(self) -> List[str]:
         """Return the names of buffers that are constants of the program and have other values now."""
@@ -334,23 +340,27 @@ class Program:
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
         attributes = self.step.python_state()
-        before, kept, draws = attributes.values(), ModuleAttributes(self.step), Draws()
+        before, kept = attributes.values(), ModuleAttributes(self.step)
         try:
             placed = contextlib.nullcontext() if self._placed is None else self._placed.applied()
-            reads = reads_noted(self.step.model, self.training, attributes.roots(), draws)
-            with placed, self.step.noting(draws), reads:
+            with placed:
                 executor.compile(*leaves)
         except BaseException:
             kept.put_back()
             self.step.forget_layout()
             raise
-        changed, self.drawn = attributes.changed(before), draws.names()
+        changed = attributes.changed(before)
         kept.put_back()
-        if draws.asked_outside and not changed and not self.drawn:
-            self.drawn = self.step.changed_in_a_call(leaves, self.micro_batches)
-        if self._on_trace is not None and (changed or self.drawn):
-            self._on_trace(self, leaves, [*changed, *self.drawn])
-        self._compiled = CompiledProgram(executor, self.step, self.training, self._weights, changed)
+        retrace = Retrace(self.step.call_on_host(leaves, self.micro_batches), self.step.python_state)
+        kept = ModuleAttributes(self.step)
+        try:
+            self.varying = retrace.begin(once=self.step.is_tried)
+        except Exception as error:
+            _logger.info("%s cannot be called on the host: %s", type(self.step.model).__qualname__, error)
+        kept.put_back(always=True)
+        if self._on_trace is not None and (changed or self.varying):
+            self._on_trace(self, changed)
+        self._compiled = CompiledProgram(executor, self.step, self.training, self._weights, changed, retrace)
         self._hooks.fire(IPUEvents.COMPILE_COMPLETED)
 
 
@@ -362,18 +372,27 @@ class CompiledProgram:
 
     Attributes:
         constants: What the program has of buffers as constants.
+        retrace: Finds out whether a call on the host still computes the same.
     """
 
     def __init__(
-        self, executor: Executor, step: BatchStep, training: bool, weights: Weights, changed: Sequence[str]
+        self,
+        executor: Executor,
+        step: BatchStep,
+        training: bool,
+        weights: Weights,
+        changed: Sequence[str],
+        retrace: Retrace,
     ) -> None:
         self.executor = executor
+        self.retrace = retrace
         self._step, self._training, self._changed = step, training, changed
-        self._python = step.python_state(training)
+        self._python = step.python_state()
         self._python.leave_out(changed)
         self._traced: List[Hashable] = self._python.values()
+        self._traced_modes = self._python.training()
         self._modes: List[bool] = []
-        self.constants = CompiledBuffers(step, training, weights)
+        self.constants = CompiledBuffers(step, self._python.words, weights)
 
     def set_modes(self) -> None:
         """Put the user's model in its mode; calls none of its code where no module's mode has changed since."""
@@ -385,14 +404,25 @@ class CompiledProgram:
         """Return the names of Python values that were others when the program was traced; modules and hooks, too."""
         attributes = self._python
         if not attributes.complete:
-            parts, only_read_more = attributes.parts, attributes.has_its_places
+            parts = attributes.parts
             before = dict(zip(attributes.names, self._traced))
-            attributes = self._python = self._step.python_state(self._training)
+            attributes = self._python = self._step.python_state()
             if attributes.parts != parts:
                 return ["modules or hooks"]
             attributes.leave_out(self._changed)
-            # What another program was seen to read did not count in this one's trace.
-            now = attributes.values() if only_read_more else [None] * len(attributes.names)
-            self._traced = [before.get(name, value) for name, value in zip(attributes.names, now)]
+            self._traced = [before.get(name) for name in attributes.names]
         now = attributes.values()
         return [] if now is self._traced or now == self._traced else attributes.changed(self._traced)
+
+    def computed_otherwise(self) -> str:
+        """Return in words what a call on the host computes otherwise than when this was compiled; empty for nothing.
+
+        Values that code names are left to `changed_values`.
+        """
+        if self.changed_values():
+            return ""
+        kept = ModuleAttributes(self._step)
+        with self._python.in_modes(self._traced_modes):
+            found = self.retrace.again()
+        kept.put_back(always=True)
+        return found

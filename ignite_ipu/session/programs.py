@@ -39,8 +39,8 @@ class Programs:
         self.hooks = SessionHooks()
         self.weights = Weights(model, self.hooks)
         self.shared = SharedWeights(self.weights)
-        self.changes = ModelChanges(model, self.weights, self._compile_again)
-        self.states = ModelStates(model, self.weights)
+        self.changes = ModelChanges(model, self.weights, self._compile_again, self.hooks)
+        self.states = ModelStates(model, self.weights, self.look_again)
         self.trained: Optional[Trained] = None
         self.evaluations: List[Program] = []
         self.active: Optional[Program] = None
@@ -100,9 +100,28 @@ class Programs:
         self.states.leave()
         self.evaluations.clear()
 
-    def report_frozen(self, program: Program, leaves: Sequence[Any], changed: List[str]) -> None:
+    def end_pass(self, always: bool) -> None:
+        """Trace modules a second time at the end of a pass over data, and before the next call.
+
+        Args:
+            always: Whether it counts however few calls there were since the last time.
+        """
+        for program in self:
+            if program.compiled is not None and (always or program.compiled.retrace.is_worth_it):
+                retrace = program.compiled.retrace
+                if retrace.calls:
+                    self.changes.look_again(program)
+                retrace.is_due = True
+
+    def look_again(self) -> None:
+        """Trace modules a second time before somebody gets the weights, unless that was a while ago."""
+        for program in self:
+            if program.compiled is not None and program.compiled.retrace.is_worth_it:
+                self.changes.look_again(program)
+
+    def report_frozen(self, program: Program, changed: List[str]) -> None:
         """Say that forward has changed Python values while it was traced, as the session's hooks want it."""
-        report_frozen(program, leaves, changed, self.hooks.refuse_frozen)
+        report_frozen(program, changed, self.hooks.refuse_frozen)
 
     def _compile_again(self, program: Program) -> None:
         if self.trained is not None and program is self.trained.program:

@@ -6,13 +6,14 @@ They hold its parameters and buffers of then, and have Python values and whole n
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence
 
 from torch import nn
 
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.guards.attributes import FROZEN_REMEDY, changes_in_every_call
 from ignite_ipu.program.guards.registrations import REGISTRATIONS
+from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -23,6 +24,11 @@ _PYTHON_CHANGED = (
     "Python values that the program read while it was traced have changed (%s): it is compiled again. On IPUs each "
     "compilation takes minutes: make what changes often an input or a buffer."
 )
+_COMPUTED_OTHERWISE = (
+    "Something that the code of %s does not name has changed what it computes (%s), after the program was compiled%s: "
+    "%s. Name the value in the code, as an attribute or a global, and it counts from the next call."
+)
+_WITHIN = " and used: up to %d calls had the values of before"
 _BUFFERS_CHANGED = (
     "Buffers of integers or booleans, which are compiled into the program, have changed (%s): it is compiled again. On "
     "IPUs each compilation takes minutes: make what changes often an input or a buffer of floating-point numbers."
@@ -36,12 +42,20 @@ class ModelChanges:
         model: The model.
         weights: Who holds the newest of its weights.
         compile_again: Has the next call of a program compile it.
+        hooks: What refuses what was computed with values of before.
     """
 
-    def __init__(self, model: nn.Module, weights: Weights, compile_again: Callable[[Program], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Weights,
+        compile_again: Callable[[Program], None],
+        hooks: SessionHooks,
+    ) -> None:
         self._model = model
         self._weights = weights
         self._compile_again = compile_again
+        self._hooks = hooks
         # What had been counted when the model had the tensors of the session.
         self._registrations = REGISTRATIONS.count
 
@@ -72,10 +86,31 @@ class ModelChanges:
             self.refuse_replaced()
         self._follow(program, program.changed_values(), _PYTHON_CHANGED)
         self.follow_buffers(program)
+        self.follow_trace(program)
+
+    def follow_trace(self, program: Program) -> None:
+        """Trace a program's module a second time, if that is due before the next call."""
+        if program.compiled is not None and program.compiled.retrace.is_due:
+            self.look_again(program)
 
     def follow_buffers(self, program: Program) -> None:
         """Have a program compiled again if whole numbers or booleans in buffers have changed."""
         self._follow(program, program.changed_buffers(), _BUFFERS_CHANGED)
+
+    def look_again(self, program: Program) -> None:
+        """Trace a program's module a second time, and have it compiled again if that computes something else."""
+        compiled = program.compiled
+        calls = 0 if compiled is None else compiled.retrace.calls
+        found = "" if compiled is None else compiled.computed_otherwise()
+        if not found:
+            return
+        name, used = type(program.step.model).__qualname__, _WITHIN % calls if calls else ""
+        refuse = self._hooks.refuse_frozen
+        if calls and refuse is not None:
+            refuse(_COMPUTED_OTHERWISE % (name, found, used, "what was computed since then is not what the code says"))
+        _logger.warning(_COMPUTED_OTHERWISE, name, found, used, "it is compiled again")
+        self.refuse_replaced()
+        self._compile_again(program)
 
     def _follow(self, program: Program, changed: Sequence[str], message: str) -> None:
         if changed:
@@ -84,14 +119,11 @@ class ModelChanges:
             self._compile_again(program)
 
 
-def report_frozen(
-    program: Program, leaves: Sequence[Any], changed: List[str], refuse: Optional[Callable[[str], None]]
-) -> None:
+def report_frozen(program: Program, changed: List[str], refuse: Optional[Callable[[str], None]]) -> None:
     """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
 
     Args:
         program: The program.
-        leaves: What it is called with.
         changed: The values.
         refuse: Called with the reason when forward changes values in every call; None to warn of all.
     """
@@ -101,11 +133,10 @@ def report_frozen(
             "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
             "it again: what it changes in every call has the values of the first. %s",
             name,
-            ", ".join(changed),
+            ", ".join(dict.fromkeys([*changed, *program.varying])),
             FROZEN_REMEDY,
         )
         return
     # What the trace set up, such as a cache, stays as it is in another call.
-    changed = program.step.changed_in_a_call(leaves, program.micro_batches)
-    if changed:
-        refuse(changes_in_every_call(f"The forward of {name}", changed))
+    if program.varying:
+        refuse(changes_in_every_call(f"The forward of {name}", program.varying))

@@ -291,7 +291,9 @@ class IPUSession:
     def note_updates(self, count: int) -> None:
         """Note that the training program made updates."""
         self.weights.trained()
-        self.with_trainer().link.stepped(count)
+        trained = self.with_trainer()
+        trained.link.stepped(count)
+        trained.program.note_call()
 
     def check_model(self) -> None:
         """See at the start of an epoch whether the programs still fit the model.
@@ -305,6 +307,14 @@ class IPUSession:
         self.changes.refuse_replaced()
         if self.trained is not None:
             self.trained.follow_trainable()
+
+    def end_pass(self, always: bool = True) -> None:
+        """Look at the end of a pass over data whether the programs still compute what the model's code does.
+
+        Args:
+            always: Whether it counts however few calls there were since the last time.
+        """
+        self._programs.end_pass(always)
 
     # -- giving back ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Callable, List, Optional
 
 from ignite_ipu.errors import LossError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
@@ -47,7 +47,7 @@ class Trained:
         weights: Weights,
         hooks: SessionHooks,
         placing: Optional[Placing],
-        on_trace: Callable[[Program, Sequence[Any], List[str]], None],
+        on_trace: Callable[[Program, List[str]], None],
     ) -> None:
         names = dict(step.named_parameters())
         self.link = OptimizerLink(conversion, names, copying=hooks.copy, check_shown=hooks.check_shown)

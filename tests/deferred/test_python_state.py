@@ -240,7 +240,7 @@ def set_between(net: Any) -> None:
 REASONS = {
     "modules were put in training or evaluation mode": lambda net: net.eval(),
     "parameters were frozen or unfrozen": freeze,
-    r"Python values that its code reads have changed \(self\.inner\.value\)": set_between,
+    r"Python values that its code reads have changed \(self\.scale\.inner\.value\)": set_between,
     "modules or hooks were replaced, added or removed": lambda net: replace_layer(net, 1),
 }
 

@@ -83,11 +83,11 @@ class CapturedEvaluation:
             program = self._new(model, structure, tensors)
             self._programs[kind, shapes] = program
             outputs = self._call(program, tensors)
-            if program.drawn:
+            if program.varying:
                 self._destroy((kind, shapes))
                 what = f"The forward of {type(model).__qualname__}, called at {current_line()},"
-                raise CaptureError(changes_in_every_call(what, program.drawn))
-            # The trace has shown which attributes of the model count.
+                raise CaptureError(changes_in_every_call(what, program.varying))
+            # The trace may have set something up, such as a cache.
             del self._programs[kind, shapes]
             kind = self._kind(model, structure, shapes)
             self._programs[kind, shapes] = self._by_kind[kind] = program
@@ -106,7 +106,7 @@ class CapturedEvaluation:
             refuse_replaced(self._session.weights, self._session.model)
             self._registrations = REGISTRATIONS.count
         if state is None or not complete:
-            state = self._states[model] = PythonState(model, training=False)
+            state = self._states[model] = PythonState(model)
         modes = (self._number_of(state.parts), *state.training(), *state.values())
         return model, structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes])
 
@@ -178,6 +178,7 @@ class CapturedEvaluation:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
         self._session.weights.notice_edits()
         self._session.changes.follow_buffers(program)
+        self._session.changes.follow_trace(program)
         if not program.ready:
             for other in self._programs.values():
                 if other is not program:

@@ -56,7 +56,7 @@ class Modes:
         if untouched and then is not None and state is not None and state.unchanged(then.training, then.values):
             return then
         if state is None or not state.complete:
-            state = self._state = PythonState(self._model, training=True)
+            state = self._state = PythonState(self._model)
             self._registrations = NEVER
         if self._registrations != REGISTRATIONS.count:
             refuse_replaced(self._weights, self._model)

@@ -14,8 +14,7 @@ from ignite_ipu.deferred.graph.step_graph import StepGraph
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import eagerly
-from ignite_ipu.program.forward.half_precision import half_products
-from ignite_ipu.program.step import BatchStep, changed_on_host
+from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.user_code import Line
 
 __all__ = ["CalledStep", "CapturedStep"]
@@ -55,6 +54,8 @@ class CapturedStep(_ReadyStep):
         half: Whether matrix products and convolutions run in half precision.
     """
 
+    is_tried = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -70,17 +71,13 @@ class CapturedStep(_ReadyStep):
         self.numbers = tuple(numbers)
         self.inputs_for_numbers = inputs_for_numbers
 
-    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
-        """Return nothing: a model is tried before it is captured."""
-        return []
-
     def forward(self, *leaves: Any) -> Any:
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
         shapes = [*self.graph.inputs, *[((), torch.float32)] * len(self.inputs_for_numbers)]
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
         numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.graph.inputs) :]))
-        with eagerly(), self.guarded(training=True), half_products(self.half_products):
+        with eagerly(), self.guarded(training=True), self.in_half():
             results = self._compute(inputs, numbers)
             total: Any = None
             for operation, result in self.graph.losses:
@@ -140,16 +137,6 @@ class CalledStep(_ReadyStep):
         """Structure around the tensors that come back, once the model has been traced."""
         return self._output[0]
 
-    def changed_in_a_call(self, leaves: Sequence[Any], micro_batches: int) -> List[str]:
-        """Return the names of what every call on the host changes or finds changed, as another step does."""
-
-        def call() -> Any:
-            args, kwargs = self._arguments([leaf.clone() for leaf in leaves])
-            return self.model(*args, **kwargs)
-
-        with ForwardGuard():
-            return changed_on_host(self.model, call)
-
     def forward(self, *leaves: Any) -> Any:
         """Return the tensors of the model's output.
 
@@ -157,7 +144,7 @@ class CalledStep(_ReadyStep):
             CaptureError: There are none, or the call replaces buffers.
         """
         args, kwargs = self._arguments(leaves)
-        with eagerly(), self.guarded(), ForwardGuard(), half_products(self.half_products):
+        with eagerly(), self.guarded(), ForwardGuard(), self.in_half():
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self.model(*args, **kwargs)
             held.check(buffers, dict(self.model.named_buffers()))

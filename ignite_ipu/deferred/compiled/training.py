@@ -198,14 +198,16 @@ class CapturedTraining:
         modes = self._modes_of(batches)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
-        traced = False
         compiled = self._compiled
         if compiled is None or not compiled.serves(batches, needed, modes):
             kept = next((each for each in self._kept if each[0].serves(batches, needed, modes)), None)
-            traced = kept is None
             compiled = self._compile(self._wanted(batches, needed, modes)) if kept is None else self._resume(kept)
-        if self._edits != self.session.weights.edits:
-            self._follow_buffers()
+        program = self.session.training
+        if program is not None:
+            self.session.changes.follow_trace(program)
+            if self._edits != self.session.weights.edits:
+                self._edits = self.session.weights.edits
+                self.session.changes.follow_buffers(program)
         leaves = _leaves(batches, compiled)
         try:
             results = self.session.prepare_call(leaves, leaves[0])(*leaves)
@@ -219,9 +221,6 @@ class CapturedTraining:
                 ) from error
             raise
         self.session.note_updates(1)
-        if traced:
-            # More of the model's attributes than its call on the host has read, maybe.
-            compiled = self._compiled = dataclasses.replace(compiled, modes=self.modes.now())
         self._last = compiled
         _settle(batches, needed, compiled, results if compiled.outputs else (results,))
         if WAITING:
@@ -233,12 +232,6 @@ class CapturedTraining:
         if last is None or last.count > 1:
             return False
         return last.graph is self._graphs.micro_batch([loss]).graph
-
-    def _follow_buffers(self) -> None:
-        self._edits = self.session.weights.edits
-        program = self.session.training
-        if program is not None:
-            self.session.changes.follow_buffers(program)
 
     def _check_zeroed(self, graph: StepGraph, modes: ModesThen) -> None:
         last = self._last

@@ -44,6 +44,8 @@ def capturing_class(base: Any) -> Any:
         if capture is not None:
             capture.training.modes.look_again()
             capture.evaluation.look_again()
+            if mode != self.training:
+                capture.session.end_pass(always=False)
         return base.train(self, mode)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import nn
@@ -15,13 +15,20 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import eagerly
 from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
-from ignite_ipu.program.guards.attributes import PythonState, changed_by_every, changes_in_every_call
-from ignite_ipu.program.guards.randomness import Draws
-from ignite_ipu.program.guards.reads import reads_noted
+from ignite_ipu.program.guards.attributes import PythonState, changes_in_every_call
+from ignite_ipu.program.guards.randomness import GENERATORS
+from ignite_ipu.program.guards.retrace import Recorder, Retrace
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["HostCall", "called_on_host"]
+
+
+_CHANGES_ARGUMENT = (
+    " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
+    "Let it return what is to be kept. If it only sets something up, as a cached property does, do that before the "
+    "first call."
+)
 
 
 class HostCall(NamedTuple):
@@ -75,33 +82,34 @@ def called_on_host(
     copies: List[torch.Tensor] = []
 
     given: List[Any] = []
+    what = f"The forward of {name}, called at {current_line()},"
 
-    def call(draws: Draws) -> Any:
+    def call(recorder: Recorder) -> Any:
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
-        given[:] = args, kwargs = unflatten(structure, copies)
-        for argument in (*args, *kwargs.values()):
-            draws.look_at(argument)
-        with GradientHookGuard(), ForwardGuard(), reads_noted(model, True, PythonState(model).roots(), draws):
+        recorder.mark([*copies, *left_there.values()])
+        try:
+            given[:] = args, kwargs = unflatten(structure, copies)
+        except CaptureError:
+            raise CaptureError(what + _CHANGES_ARGUMENT) from None
+        with GradientHookGuard(), ForwardGuard(), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
             output = torch.func.functional_call(model, left_there, args, kwargs)
         held.check(buffers, left_there)
         return output
 
-    with eagerly(), without_generation_cache(model), torch.random.fork_rng(devices=[]), torch.no_grad():
-        output, changed = changed_by_every(model, call)
-    what = f"The forward of {name}, called at {current_line()},"
+    args, kwargs = unflatten(structure, tensors)
+    drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
+    with eagerly(), without_generation_cache(model), torch.no_grad():
+        called = Retrace(call, lambda: PythonState(model), drawn_from)
+        changed = called.begin()
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
     left: List[Any] = []
     same = flatten(tuple(given), left).key == structure.key and len(left) == len(copies)
     if not same or any(mine is not theirs for mine, theirs in zip(left, copies)):
-        raise CaptureError(
-            f"{what} changes an object that it is given (an attribute, a list, a dictionary), which a compiled program "
-            "would do once. Let it return what is to be kept. If it only sets something up, as a cached property does, "
-            "do that before the first call."
-        )
+        raise CaptureError(what + _CHANGES_ARGUMENT)
     for copy in copies:
         if copy._version:
             raise CaptureError(
@@ -113,7 +121,7 @@ def called_on_host(
     _refuse_counters(model, {path: before[path].dtype for path in writes}, what)
     with torch._C.DisableTorchFunctionSubclass():
         shared = [tensor.untyped_storage()._cdata for tensor in (*copies, *buffers.values(), *model.parameters())]
-    return HostCall(output, writes, frozenset(shared))
+    return HostCall(called.result, writes, frozenset(shared))
 
 
 def _refuse_counters(model: nn.Module, written: Mapping[str, torch.dtype], what: str) -> None:

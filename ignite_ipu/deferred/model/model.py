@@ -215,6 +215,7 @@ class CapturedModel:
     def _look_after(self, session: IPUSession) -> None:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
         session.hooks.around_programs(self._without_gradients, self._check_evaluation)
+        session.hooks.refuse_frozen_values(_refuse)
 
     def _check_evaluation(self) -> None:
         self._buffer_writes.check_evaluation(self)
@@ -490,3 +491,7 @@ def _give_up(loss: Loss, problem: str) -> None:
     for operation in loss.operations:
         if not operation.done:
             operation.problem = problem
+
+
+def _refuse(reason: str) -> None:
+    raise CaptureError(reason)

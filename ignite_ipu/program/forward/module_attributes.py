@@ -35,14 +35,18 @@ class ModuleAttributes:
             plain = {name: _contents(own[name]) for name in own if name not in _TENSORS_OF_MODULES}
             self._before.append((path, own, plain))
 
-    def put_back(self) -> None:
-        """Give every module in which there are tensors now that were not there its attributes back, all together."""
+    def put_back(self, always: bool = False) -> None:
+        """Give every module in which there are tensors now that were not there its attributes back, all together.
+
+        Args:
+            always: Whether all modules get their attributes back, of which nothing is said.
+        """
         left: List[str] = []
         for path, own, before in self._before:
             now = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
             known = {id(tensor) for _, contents in before.values() for tensor in tensors_in(contents)}
             new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
-            if not new:
+            if not new and not always:
                 continue
             left += (f"{path}.{name}" for name in new)
             for name in now.keys() - before.keys():
@@ -54,7 +58,7 @@ class ModuleAttributes:
                 elif type(value) is dict:
                     value.clear()
                     value.update(contents)
-        if left:
+        if left and not always:
             _logger.warning(
                 "%s: tensors that were kept while the model was traced are the device's, which computes them in each "
                 "call. On the host these attributes are put back, and are not the newest.",

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Tuple
 import numpy as np
 import torch
 
-from ignite_ipu.program.guards.globals import outer_values
+from ignite_ipu.program.guards.names import Named
 
 __all__ = ["Contents", "Same", "contents", "identity"]
 
@@ -154,7 +154,8 @@ class _Reader:
         if isinstance(value, types.MethodType):
             return types.MethodType, self._all((value.__func__, value.__self__))
         if isinstance(value, types.FunctionType):
-            parts = (value.__defaults__, value.__kwdefaults__, *[each.value for each in outer_values(value, _READABLE)])
+            named = [holder.get(key) for _, holder, key in Named([("", value)]).places]
+            parts = tuple([each for each in named if isinstance(each, _READABLE)])
         elif isinstance(value, type):
             parts = tuple(_of_class(value))
         elif type(value).__module__.partition(".")[0] not in _PASSIVE:

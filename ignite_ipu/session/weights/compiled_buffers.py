@@ -5,15 +5,15 @@ An index that is permuted, a mask, a table of labels: other values are another p
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import Collection, List, Tuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import AveragedModel
 
-from ignite_ipu.program.guards.reads import is_read
 from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["CompiledBuffers"]
@@ -23,17 +23,18 @@ class CompiledBuffers:
     """Constants that one compiled program has of its module's buffers.
 
     Args:
+        words: All names in the user's code that it runs.
         weights: Who knows when somebody wrote on the host.
     """
 
-    def __init__(self, step: nn.Module, training: bool, weights: Weights) -> None:
+    def __init__(self, step: nn.Module, words: Collection[str], weights: Weights) -> None:
         self._weights = weights
         self._seen = weights.edits
         self._compiled: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
         for path, module in step.named_modules():
             for kind in ("_buffers", "_parameters"):
                 for name, tensor in module.__dict__[kind].items():
-                    if tensor is not None and not _is_on_device(tensor) and _is_used(module, name, training):
+                    if tensor is not None and not _is_on_device(tensor) and _is_used(module, name, words):
                         full = f"{path}.{name}" if path else name
                         self._compiled.append((full, tensor, plain(tensor).clone()))
 
@@ -52,13 +53,14 @@ def _is_on_device(tensor: torch.Tensor) -> bool:
     return plain(tensor).is_floating_point()
 
 
-def _is_used(module: nn.Module, name: str, training: bool) -> bool:
+def _is_used(module: nn.Module, name: str, words: Collection[str]) -> bool:
     """Tell whether a program may depend on a buffer; PyTorch's counters of batches and of averages it does not."""
     if isinstance(module, _NormBase) and name == "num_batches_tracked":
         return module.momentum is None
     if isinstance(module, AveragedModel) and name == "n_averaged":
         return False
-    return is_read(module, name, training)
+    code = getattr(type(module).forward, "__code__", None)
+    return code is None or not is_users_file(code.co_filename) or name in words
 
 
 def _same(now: torch.Tensor, then: torch.Tensor) -> bool:

@@ -77,20 +77,26 @@ def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState
 
 
 class ModelStates:
-    """Tells a model's weights when something is loaded into the model, and when a state handed out is read."""
+    """Tells a model's weights when something is loaded into the model, and when a state handed out is read.
 
-    def __init__(self, model: nn.Module, weights: Weights) -> None:
-        self._model, self._weights = model, weights
-        self.leave = _follow(model, weights)
+    Args:
+        before: A bound method, held weakly: called before a state is handed out.
+    """
+
+    def __init__(self, model: nn.Module, weights: Weights, before: Callable[[], None]) -> None:
+        self._model, self._weights, self._before = model, weights, weakref.WeakMethod(before)
+        self.leave = _follow(model, weights, self._before)
 
     def follow(self) -> None:
         """Tell it again, after `leave`."""
         if not self.leave.alive:
-            self.leave = _follow(self._model, self._weights)
+            self.leave = _follow(self._model, self._weights, self._before)
 
 
-def _follow(model: nn.Module, weights: Weights) -> weakref.finalize[Any, Weights]:
-    shows = _ShowsNewest(weights)
+def _follow(
+    model: nn.Module, weights: Weights, before: Callable[[], Optional[Callable[[], None]]]
+) -> weakref.finalize[Any, Weights]:
+    shows = _ShowsNewest(weights, before)
     handles = [model.register_load_state_dict_post_hook(_NotesLoading(weights))]  # type: ignore[no-untyped-call]
     handles += [module._register_state_dict_hook(shows) for module in model.modules()]  # type: ignore[no-untyped-call]
     leave = weakref.finalize(weights, _remove, handles)
@@ -122,8 +128,17 @@ class _NotesLoading(_Hook):
 class _ShowsNewest(_Hook):
     """Has `module.state_dict()` return a `LiveState`."""
 
+    def __init__(self, weights: Weights, before: Callable[[], Optional[Callable[[], None]]]) -> None:
+        super().__init__(weights)
+        self._before = before
+
     def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> Optional[LiveState]:
-        return None if prefix else live_state(state, self._weights)  # else it is a part of a larger one
+        if prefix:
+            return None  # it is a part of a larger one
+        before = self._before()
+        if before is not None:
+            before()
+        return live_state(state, self._weights)
 
 
 def _remove(handles: List[Any]) -> None:

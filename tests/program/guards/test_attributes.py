@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 
@@ -13,8 +14,8 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.program.guards.attributes import changed_by, changed_by_every
-from ignite_ipu.program.guards.reads import reads_noted
+from ignite_ipu.program.guards.attributes import PythonState
+from ignite_ipu.program.guards.retrace import Retrace
 from tests.supervised import assert_same_weights, network, task
 
 
@@ -195,27 +196,34 @@ def test_a_forward_that_counts_its_calls_is_compiled_once_by_each_engine():
         assert poptorch.counters(program.executor).compiles == 1
 
 
-def test_names_of_what_a_call_changes():
+def changed_by(model, change):
+    """Return the names of what every call of a model changes that begins with `change`."""
+    x = torch.ones(2, 6)
+
+    def call(recorder):
+        change()
+        with recorder:
+            return model(x)
+
+    return Retrace(call, lambda: PythonState(model)).begin()
+
+
+def test_names_of_what_every_call_changes():
+    """What the first call sets up, it changes alone."""
     model = Annealed()
-
-    def change(draws):
-        model.scale, model.inner[1].note = 2.0, "new"
-        return 5
-
-    assert changed_by(model, change) == (5, ["scale"], False)
-    assert changed_by(model, change) == (5, [], False)
-    assert changed_by(model, lambda draws: setattr(model, "other", 1)) == (None, ["new ones"], False)
+    model.steps = itertools.count()
+    assert changed_by(model, lambda: setattr(model, "scale", 2.0)) == []
+    assert changed_by(model, lambda: setattr(model, "scale", model.scale + 1)) == ["scale"]
+    assert changed_by(model, lambda: setattr(model, f"number {next(model.steps)}", 1)) == ["new ones"]
 
 
 @pytest.mark.parametrize("used", [True, False])
 def test_asking_for_the_time_is_reported_where_the_numbers_depend_on_it(used):
-    """PyTorch's random numbers are the same in the two calls that are compared."""
-    model, x = nn.Dropout(), torch.ones(8)
-
-    def call(draws):
-        with reads_noted(model, True, [call], draws):
-            now = time.perf_counter_ns() % 1000
-            return model(x) * (now if used else 1.0)
-
-    _, changed = changed_by_every(model, call)
-    assert changed == (["what it computes from the time or from random bytes"] if used else [])
+    """And where that is."""
+    model = nn.Dropout()
+    model.register_forward_hook(lambda *call: call[2] * (time.perf_counter_ns() if used else 1.0))
+    changed = changed_by(model, lambda: None)
+    assert len(changed) == used
+    if used:
+        assert changed[0].startswith("what it computes from the time or from random bytes, or from what no code names")
+        assert "aten.mul" in changed[0] and "test_attributes.py:" in changed[0]

@@ -16,7 +16,7 @@ from torch import nn
 
 from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.deferred import CaptureError
-from ignite_ipu.program.guards.randomness import Draws, generator_states
+from ignite_ipu.program.guards.randomness import draws_put_back, generator_states, moved, state_of
 from tests.accelerate_state import forget
 from tests.supervised import network, task
 
@@ -76,7 +76,7 @@ DRAWS = {
     "an iterator, itertools.cycle": lambda: (next, advanced(advanced(itertools.cycle([0.1, 0.2, 0.3])))),
     "zip": lambda: (lambda pairs: next(pairs)[0], zip([0.1, 0.2] * 9, [1, 2] * 9)),
     "enumerate": lambda: (lambda items: next(items)[0], enumerate("ab" * 9)),
-    "Place": lambda: (next, Place()),
+    "self.source.place": lambda: (next, Place()),
     "the time or": lambda: (lambda _: time.perf_counter_ns() % 1000 / 1000, None),
     "random bytes": lambda: (lambda _: os.urandom(4)[0], None),
     "the time or from random bytes": lambda: (lambda _: secrets.randbits(32) / 2**32, None),
@@ -172,23 +172,16 @@ def said_by_engine(caplog, model, training):
 
 
 def test_draws_are_found_and_undone():
-    """The generators go on as if nothing had been drawn."""
-    rngs = [random.Random(0), np.random.default_rng(0), np.random.RandomState(0), np.random.PCG64(0)]
-    before, generator = generator_states(), torch.Generator().manual_seed(0)
+    """The generators of modules go on as if nothing had been drawn."""
+    rngs = [random, np.random, random.Random(0), np.random.default_rng(0), np.random.RandomState(0), np.random.PCG64(0)]
+    before = list(map(state_of, rngs))
 
     def draw():
-        return [
-            *(random.random(), np.random.rand(), rngs[0].random(), rngs[1].random(), rngs[2].rand()),
-            *(rngs[3].random_raw(), torch.rand((), generator=generator).item()),
-        ]
+        own = [rngs[2].random(), rngs[3].random(), rngs[4].rand(), rngs[5].random_raw()]
+        return [random.random(), np.random.rand(), torch.rand(1).item()], own
 
-    with Draws() as draws:
-        assert all(map(draws.look_at, rngs)) and draws.look_at(generator)
-        result = draw()
-    assert len(draws.names()) == 7
-    draws.put_back()
-    assert generator_states() == before
-    with Draws() as draws:
-        torch.rand(1)
-    assert draws.names() == []
-    assert draw() == result
+    with draws_put_back():
+        result, _ = draw()
+        assert len(moved(rngs, before)) == 6
+    assert generator_states() == tuple(before[:2])
+    assert draw()[0] == result
