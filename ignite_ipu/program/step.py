@@ -47,7 +47,7 @@ class BatchStep(nn.Module):
     The user's model stays the child `model`, so that its parameters are named `model.<name>` in the compiled program.
 
     Attributes:
-        is_tried: Whether the model is known to change nothing in every call.
+        is_tried: True if the model is known to change nothing in every call.
     """
 
     is_tried = False

@@ -104,7 +104,7 @@ class Programs:
         """Trace modules a second time at the end of a pass over data, and before the next call.
 
         Args:
-            always: Whether it counts however few calls there were since the last time.
+            always: Look however few calls there were since the last time.
         """
         for program in self:
             if program.compiled is not None and (always or program.compiled.retrace.is_worth_it):

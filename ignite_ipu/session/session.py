@@ -312,7 +312,7 @@ class IPUSession:
         """Look at the end of a pass over data whether the programs still compute what the model's code does.
 
         Args:
-            always: Whether it counts however few calls there were since the last time.
+            always: Look however few calls there were since the last time.
         """
         self._programs.end_pass(always)
 

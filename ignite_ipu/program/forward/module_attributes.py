@@ -39,7 +39,7 @@ class ModuleAttributes:
         """Give every module in which there are tensors now that were not there its attributes back, all together.
 
         Args:
-            always: Whether all modules get their attributes back, of which nothing is said.
+            always: Give all modules their attributes back, and say nothing of it.
         """
         left: List[str] = []
         for path, own, before in self._before:

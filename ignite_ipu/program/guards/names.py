@@ -38,7 +38,7 @@ from ignite_ipu.program.user_code import is_users_file
 __all__ = ["FUNCTIONS", "HOOKS", "OWN", "Holder", "Named", "Place"]
 
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
-"""What can be called and has code, or leads to it."""
+"""Types of what has code that a call runs, or leads to it."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """The attributes of a module that hold functions which a call of it runs."""

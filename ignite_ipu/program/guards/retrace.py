@@ -97,7 +97,7 @@ class Retrace:
     Attributes:
         result: What the last call of `begin` returned.
         calls: Calls of the program since the last look.
-        is_due: Whether there is to be a look before the next call.
+        is_due: True if there is to be a look before the next call.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class Retrace:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether there were enough calls for a look that others ask for, however often: looks become rarer."""
+        """True if there were enough calls for a look that others ask for, however often: looks become rarer."""
         return self.calls > min(self._looks, MOST_CALLS)
 
     def begin(self, once: bool = False) -> List[str]:
         """Note what is computed; returns the names of what every call changes or finds changed.
 
         Args:
-            once: Whether it is known that there is nothing of that kind.
+            once: True if it is known that there is nothing of that kind.
         """
         traces: List[List[_Operation]] = []
         with draws_put_back():
