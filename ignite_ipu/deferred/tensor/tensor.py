@@ -16,7 +16,7 @@ from ignite_ipu.deferred.graph.structure import flatten_call, leaves_in, mapped,
 from ignite_ipu.deferred.tensor.buffer_writes import NORMALISATIONS, refuse_statistics
 from ignite_ipu.deferred.tensor.frames import applied_function, is_argument_check, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST, refuse_weights_of_the_host
-from ignite_ipu.deferred.tensor.in_place import OPERATORS, OUT_OF_PLACE, diagonal_masked
+from ignite_ipu.deferred.tensor.in_place import OPERATORS, diagonal_masked, out_of_place
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
@@ -379,7 +379,7 @@ def _record_in_place(
     func: Callable[..., Any], name: str, target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Any:
     """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
-    plain = OUT_OF_PLACE.get(name)
+    plain = out_of_place(name)
     line = current_line()
     known = not isinstance(target, DeferredTensor) or target.value.known
     if known and all(leaf.value.known for leaf in _deferred_in((args, kwargs))):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred.tensor.in_place import out_of_place
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -50,6 +51,15 @@ def fill_diagonal(scores: torch.Tensor, step: int) -> None:
 
 def fill_diagonals(scores: torch.Tensor, step: int) -> None:
     scores.fill_diagonal_(float(step), wrap=True)
+
+
+def multiply_and_add(scores: torch.Tensor, step: int) -> None:
+    weights = torch.arange(18.0).reshape(6, 3) / 18
+    scores.addmm_(X, weights, beta=0.5, alpha=float(step)).addr_(X[:, 0], weights[0])
+
+
+def fractions(scores: torch.Tensor, step: int) -> None:
+    scores.addcdiv_(X[:, :3], X[:, 3:].square() + 1, value=0.1).subtract_(X[:, :1], alpha=0.5).multiply_(0.5)
 
 
 def smooth_targets(scores: torch.Tensor) -> torch.Tensor:
@@ -126,6 +136,8 @@ def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
         set_twice,
         fill_diagonal,
         fill_diagonals,
+        multiply_and_add,
+        fractions,
     ],
 )
 def test_writes_into_parts(write: Callable[[torch.Tensor, int], None]) -> None:
@@ -220,3 +232,52 @@ def test_outputs_of_their_own_are_written_into() -> None:
     for output in model(X):
         output[0] = 1.0
         output *= 2
+
+
+def arguments() -> List[Tuple[Any, ...]]:
+    """Return arguments for a tensor of shape (3, 3); each operator takes some of them."""
+    other = torch.rand(3, 3, generator=torch.Generator().manual_seed(2)) + 0.5
+    index, mask = torch.tensor([0, 2]), other > 1
+    columns, rows = other[:, :2], torch.zeros(1, 3).long()
+    found: List[Tuple[Any, ...]] = [(), (0,), (2,), (0.25,), (other,), (mask,), (other.int(),)]
+    found += [
+        (0.1, 0.9),
+        (other, other),
+        (other[0], other[0]),
+        (other, other[0]),
+        (2, 0, 1.0),
+        (mask, 0.5),
+        (mask, other),
+    ]
+    found += [(1, index, 0.5), (1, index, columns), (1, index, columns, "mean"), ((index,), other[:2])]
+    found += [(0, rows, other), (0, rows, other, "sum"), (torch.tensor([0, 4]), other[0, :2])]
+    return [*found, (torch.stack([other, other]), torch.stack([other, other]))]
+
+
+def test_the_function_without_underscore_computes_what_is_written() -> None:
+    """By PyTorch's schemas some 100 operators have one: same arguments, same values, where the type stays the same."""
+    tensor = torch.rand(3, 3, generator=torch.Generator().manual_seed(1)) + 0.5
+    compared = set()
+    for name in (
+        name for name in dir(torch.Tensor) if name[0] != "_" and name != "fill_diagonal_" and out_of_place(name)
+    ):
+        for start in (tensor, (tensor * 4).int(), tensor > 1):
+            for given in arguments():
+                written = start.clone()
+                try:
+                    getattr(written, name)(*given)
+                except (RuntimeError, TypeError, IndexError, ValueError, UserWarning):
+                    continue  # the operator does not take them
+                expected = out_of_place(name)(start, *given)  # type: ignore[misc]
+                if expected.dtype == written.dtype and expected.shape == written.shape:
+                    torch.testing.assert_close(written, expected, rtol=0, atol=0, equal_nan=True)
+                    compared.add(name)
+    assert len(compared) > 100 and {"addmm_", "addr_", "nan_to_num_", "masked_scatter_", "cumsum_"} <= compared
+
+
+@pytest.mark.parametrize(
+    "name", ["normal_", "bernoulli_", "uniform_", "resize_", "resize_as_", "t_", "squeeze_", "map_"]
+)
+def test_what_draws_or_changes_shapes_has_none(name: str) -> None:
+    """Nor has what is another function without the underscore, as `bernoulli` is."""
+    assert out_of_place(name) is None
