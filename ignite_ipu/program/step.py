@@ -71,8 +71,7 @@ class BatchStep(nn.Module):
         self._names = tuple(names)
         # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
         self._layout: List[BatchLayout] = []
-        # What puts the model's layers on their IPUs, while it compiles; a list for the same reason.
-        self.placements: List[StagesOfModel] = []
+        self._stages: List[StagesOfModel] = []
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -107,6 +106,15 @@ class BatchStep(nn.Module):
     def python_state(self) -> PythonState:
         """Return what the compiled step has from Python as constants."""
         return PythonState(self.model, self.model_fn, self.model_transform)
+
+    @contextlib.contextmanager
+    def staged(self, stages: StagesOfModel) -> Iterator[None]:
+        """Let stages open their blocks in the model and before the loss, which is traced in the `with` block."""
+        self._stages.append(stages)
+        try:
+            yield
+        finally:
+            self._stages.clear()
 
     @contextlib.contextmanager
     def guarded(self, training: bool = False) -> Iterator[bool]:
@@ -167,8 +175,8 @@ class BatchStep(nn.Module):
         """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""
         with self.in_half():
             output = self.model_fn(self.model, x)
-            for placed in self.placements:
-                placed.check_ran()
+            for stages in self._stages:
+                stages.check_ran()
             output = self.model_transform(output)
         return map_tensors(output, lambda tensor: tensor)
 

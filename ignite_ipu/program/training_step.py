@@ -96,8 +96,8 @@ class TrainingStep(BatchStep):
             y_pred = self.call_model(x)
             if self.predictions:
                 check_output(y_pred)
-            for placed in self.placements:
-                placed.begin_loss()
+            for stages in self._stages:
+                stages.begin_loss()
             loss = find_loss(y_pred) if self.loss_fn is None else self.loss_fn(y_pred, y)
             loss = _scalar(loss, traced)
             if traced:

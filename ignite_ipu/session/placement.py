@@ -242,12 +242,8 @@ class Placed:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
-        with self.placement.apply(self.step.model) as applied:
-            self.step.placements.append(applied)
-            try:
-                yield
-            finally:
-                self.step.placements.clear()
+        with self.placement.apply(self.step.model) as applied, self.step.staged(applied):
+            yield
 
 
 def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, training: bool, granularity: Any) -> Any:
