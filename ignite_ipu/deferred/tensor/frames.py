@@ -76,14 +76,14 @@ def applied_function() -> Optional[str]:
 
 
 def refuse_function(name: str, values: Sequence[Value]) -> None:
-    """Refuse an operation on values that depend on weights within the forward of an `autograd.Function`.
+    """Refuse an operation on values to come that depend on weights within the forward of an `autograd.Function`.
 
     PyTorch runs that without gradients, so none would flow through what is recorded.
 
     Raises:
         CaptureError: Some value does.
     """
-    if any(value.shape.requires_grad and not value.known for value in values):
+    if any(value.shape.requires_grad for value in values):
         raise CaptureError(
             f"{name}.apply() at {current_line()}: {OWN_BACKWARD.format(name=name)} To compute the value alone, apply "
             "it to x.detach()."

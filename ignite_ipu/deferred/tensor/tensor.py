@@ -350,7 +350,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         args, leaves = with_known_indices(name, args, _on_host), []
         structure = flatten_call(args, kwargs, leaves, is_leaf)
     if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
-        return func(*_known(args), **_known(kwargs))
+        return func(*known_in(args), **known_in(kwargs))
     line = current_line()
     if name in NORMALISATIONS:
         refuse_statistics(func, name, args, kwargs, line)
@@ -382,8 +382,8 @@ def _record_in_place(
     plain = out_of_place(name)
     line = current_line()
     known = not isinstance(target, DeferredTensor) or target.value.known
-    if known and all(leaf.value.known for leaf in _deferred_in((args, kwargs))):
-        return func(*_known(args), **_known(kwargs))
+    if known and not deferred_values((args, kwargs)):
+        return func(*known_in(args), **known_in(kwargs))
     ordinary = not isinstance(target, DeferredTensor)
     if plain is None and not ordinary:
         raise CaptureError(
@@ -445,15 +445,7 @@ def _gone() -> None:
 def _refuse_functions(args: Tuple[Any, ...], kwargs: Any) -> None:
     name = applied_function()
     if name is not None:
-        refuse_function(name, [tensor.value for tensor in _deferred_in((args, kwargs))])
-
-
-def _deferred_in(structure: Any) -> List[DeferredTensor]:
-    return [leaf for leaf in leaves_in(structure) if isinstance(leaf, DeferredTensor)]
-
-
-def _known(structure: Any) -> Any:
-    return mapped(structure, lambda leaf: leaf.value.get() if isinstance(leaf, DeferredTensor) else leaf)
+        refuse_function(name, deferred_values((args, kwargs)))
 
 
 def _with_values(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], what: str) -> Any:
