@@ -24,6 +24,7 @@ import torch
 from ignite_ipu.emulator.data.worker.item import Structure
 from ignite_ipu.emulator.data.worker.memory import Ring, SharedFile, TensorSpec
 from ignite_ipu.emulator.data.worker.orphans import Ending, end_with_parent
+from ignite_ipu.emulator.data.worker.rows import take_rows_at_once
 from ignite_ipu.emulator.data.worker.seeding import RandomState, adopt_state
 from ignite_ipu.emulator.values.custom_types import registerCustomArgParser
 
@@ -185,6 +186,7 @@ class _Worker:
         _forget_iterator(dataset)
         if isinstance(dataset, torch.utils.data.DataLoader) and dataset.num_workers:
             dataset.worker_init_fn = Ending(dataset.worker_init_fn)
+        take_rows_at_once(dataset)
         if self._settings.random_state is not None:
             self._settings.random_state.restore()
         number = 0
