@@ -10,7 +10,7 @@ from ignite_ipu.migration.analysis.engine_functions import captured_functions, t
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.kinds import parameters_of
 from ignite_ipu.migration.analysis.models import Holding
-from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, owner_of, unmoved
+from ignite_ipu.migration.analysis.names import argument, dotted, index_of, method_calls, owner_of, unmoved
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
 
@@ -23,6 +23,8 @@ _TRAINERS = {
     "ignite_ipu.ipu_train_batch": 1,
     "poptorch.trainingModel": 2,
 }
+_LISTS = (ast.List, ast.Tuple, ast.ListComp)
+_MODULES = "torch.nn.ModuleList"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -156,10 +158,12 @@ class _Captures:
             hidden = [loop for loop in loops if names_bound(loop.target) & models]
             models -= {name for loop in hidden for name in names_bound(loop.target)}
             ran_over = {dotted(part) for loop in hidden for part in ast.walk(loop.iter)}
-            models |= {name for name in ran_over if name is not None and name in self.training.models}
+            models |= {name for name in ran_over if name is not None and self._is_model(name)}
+            lists = {dotted(loop.iter) for loop in hidden if isinstance(loop.target, ast.Name)}
+            models |= {f"*{name}" for name in lists if name is not None and self._is_list(name)}
             if models:
                 break
-        models = models or {name for name in map(dotted, inside) if name is not None and name in self.training.models}
+        models = models or {name for name in map(dotted, inside) if name is not None and self._is_model(name)}
         if models:
             yield Capture(call, self._with_parts(models))
         else:
@@ -182,7 +186,7 @@ class _Captures:
             owner, _, attribute = (name or "").rpartition(".")
             if owner in models:
                 parts.update(f"{owner}.{part}" for part in self._modules_behind(attribute, set()))
-        return (*sorted(models), *sorted(parts - models))
+        return (*sorted(models, key=lambda name: name.strip("*")), *sorted(parts - models))
 
     def _modules_behind(self, attribute: str, seen: Set[str]) -> Iterator[str]:
         """Yield the attribute of a model if it is a module, and the modules that it calls if it is a method."""
@@ -199,12 +203,24 @@ class _Captures:
 
     def _as_called(self, module: ast.expr) -> Optional[str]:
         while isinstance(module, ast.Subscript):
+            if self._is_list(dotted(module.value) or ""):
+                fixed = isinstance(index_of(module), ast.Constant)
+                return ast.get_source_segment(self.file.source.text, module) if fixed else None
             module = module.value
         name = dotted(module)
         parts = (name or "").split(".")
         outer = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         known = [each for each in outer if each in self.called]
-        return next(iter(known or [each for each in outer if each in self.training.models]), name)
+        return next(iter(known or filter(self._is_model, outer)), name)
+
+    def _is_list(self, name: str) -> bool:
+        """Whether a variable holds several models, of which none is called by that name."""
+        values = [value for target, value in self.file.assigned if target == name]
+        made = [isinstance(value, _LISTS) or self.file.names.called(value) == _MODULES for value in values]
+        return bool(made) and all(made)
+
+    def _is_model(self, name: str) -> bool:
+        return name in self.training.models and not self._is_list(name)
 
     # Optimizers that a function is given
 
@@ -248,7 +264,7 @@ class _Captures:
     def _in_front(self, scope: Scope, optimizers: Sequence[str]) -> Iterator[Capture]:
         """Yield the call of `ipu_prepare` in front of the first statement that calls a model."""
         models = {
-            name
+            f"*{name}" if self._is_list(name) else name
             for node in self._own_nodes(scope)
             for name in [dotted(node.func) if isinstance(node, ast.Call) else dotted(node)]
             if name is not None and name in self.training.models and not _is_part(name, self.training.models)
@@ -273,7 +289,7 @@ class _Captures:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if not isinstance(call, ast.Call) or self.file.names.called(call) != PREPARE:
             return False
-        return {dotted(value) for value in call.args} >= set(names)
+        return {ast.get_source_segment(self.file.source.text, value) for value in call.args} >= set(names)
 
     def _own_nodes(self, scope: Scope) -> List[ast.AST]:
         """Return the nodes of a function, or of the module, without those of functions and classes in it."""

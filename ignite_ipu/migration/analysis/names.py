@@ -122,6 +122,14 @@ def _star_names(module: str) -> FrozenSet[str]:
     return frozenset(getattr(found, "__all__", public))
 
 
+def index_of(node: ast.Subscript) -> ast.expr:
+    """Return the index of a subscription; None as a literal for what is no expression."""
+    # Python 3.8 wraps an index in ast.Index.
+    index = node.slice
+    value = getattr(index, "value", index) if type(index).__name__ == "Index" else index
+    return value if isinstance(value, ast.expr) else ast.Constant(value=None)
+
+
 def argument(call: ast.Call, name: str, position: Optional[int] = None) -> Optional[ast.expr]:
     """Return a call's argument by keyword or by position; None when absent."""
     for keyword in call.keywords:

@@ -8,7 +8,7 @@ from typing import Dict, FrozenSet, Optional, Sequence, Set, Tuple, Union
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, declared_kind, join, parameters_of, used_as_tensor
 from ignite_ipu.migration.analysis.models import Holding, Model
-from ignite_ipu.migration.analysis.names import Names, dotted
+from ignite_ipu.migration.analysis.names import Names, dotted, index_of
 
 Environment = Dict[str, Kind]
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
@@ -124,7 +124,7 @@ class Walker:
             self.set_attribute(target)
         elif isinstance(target, ast.Subscript):
             self.expression(target.value)
-            self.expression(_index(target))
+            self.expression(index_of(target))
             if self.is_own(target.value) and not self.expression(target.value).is_tensor:
                 self.fact("mutation", target, dotted(target.value) or "")
 
@@ -294,11 +294,11 @@ class Walker:
         return Kind.UNKNOWN
 
     def subscript(self, node: ast.Subscript) -> Kind:
-        base, index = self.expression(node.value), self.expression(_index(node))
+        base, index = self.expression(node.value), self.expression(index_of(node))
         if base.is_tensor:
             masks = [index]
-            if isinstance(_index(node), ast.Tuple):
-                masks = [self.quiet(part) for part in getattr(_index(node), "elts", [])]
+            if isinstance(index_of(node), ast.Tuple):
+                masks = [self.quiet(part) for part in getattr(index_of(node), "elts", [])]
             if Kind.MASK in masks and isinstance(node.ctx, ast.Load):
                 self.fact("mask", node)
             return base
@@ -459,13 +459,6 @@ class Walker:
         if name in tensor_methods.SEVERAL_RESULTS and not (name in ("max", "min") and not kinds and not node.keywords):
             return Kind.TENSORS
         return Kind.TENSOR
-
-
-def _index(node: ast.Subscript) -> ast.expr:
-    # Python 3.8 wraps an index in ast.Index.
-    index = node.slice
-    value = getattr(index, "value", index) if type(index).__name__ == "Index" else index
-    return value if isinstance(value, ast.expr) else ast.Constant(value=None)
 
 
 def _container(kinds: Sequence[Kind]) -> Kind:

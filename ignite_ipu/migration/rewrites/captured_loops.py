@@ -27,9 +27,13 @@ def apply(editor: Editor) -> None:
 def _prepared(name: str, *others: str) -> Edit:
     def edit(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
-        return cst.Call(cst.Name(name), [cst.Arg(node), *(cst.Arg(cst.parse_expression(other)) for other in others)])
+        return cst.Call(cst.Name(name), [cst.Arg(node), *map(_argument, others)])
 
     return edit
+
+
+def _argument(text: str) -> cst.Arg:
+    return cst.Arg(cst.parse_expression(text.lstrip("*")), star="*" if text.startswith("*") else "")
 
 
 def _preceded(call: str) -> Edit:

@@ -46,6 +46,34 @@ def test_optimizers_that_the_file_makes(rewritten, setup, prepared):
     assert rewritten(REWRITE, after) == after
 
 
+@pytest.mark.parametrize(
+    ("made", "parameters", "prepared"),
+    [
+        ("[nn.Linear(4, 4), nn.Linear(4, 1)]", "[p for m in parts for p in m.parameters()]", "*parts"),
+        ("nn.ModuleList([nn.Linear(4, 4)])", "[{'params': part.parameters()} for part in parts]", "*parts"),
+        (
+            "[nn.Linear(4, 4), nn.Linear(4, 1)]",
+            "[*parts[0].parameters(), *parts[1].parameters()]",
+            "parts[0], parts[1]",
+        ),
+    ],
+)
+def test_lists_of_models(rewritten, made, parameters, prepared):
+    """They are called one by one, not as the list."""
+    setup = f"parts = {made}\noptimizer = torch.optim.SGD({parameters}, lr=0.1)"
+    result = rewritten(REWRITE, LOOP.format(setup=setup).replace("model(x)", "parts[0](x)"))
+    assert f"optimizer = ipu_prepare(torch.optim.SGD({parameters}, lr=0.1), {prepared})\n" in result
+
+
+def test_a_list_that_a_function_is_given_models_from(rewritten):
+    before = GIVEN.replace("model.train()", "parts = [model.a, model.b]\n    parts.train()").replace(
+        "model(x)", "parts[0](x)"
+    )
+    result = rewritten(REWRITE, before)
+    assert "    ipu_prepare(optimizer, *parts)\n" in result
+    assert rewritten(REWRITE, result) == result
+
+
 def test_layout_and_comments_stay(rewritten):
     call = "torch.optim.SGD(  # plain\n    model.parameters(),\n    lr=0.1,\n)"
     before = LOOP.format(setup=f"optimizer = {call}  # for all\n")
