@@ -12,10 +12,10 @@ from typing import Iterator, NamedTuple, Optional, Sequence
 
 from ignite_ipu.errors import UserError
 
-__all__ = ["Program", "module_program", "script_program", "started"]
+__all__ = ["Main", "module_program", "script_program", "started"]
 
 
-class Program(NamedTuple):
+class Main(NamedTuple):
     """A program that has not started.
 
     Attributes:
@@ -48,7 +48,7 @@ def started(first_argument: str, argv: Sequence[str], first_path: str) -> Iterat
         sys.argv, sys.path[:] = arguments, paths
 
 
-def script_program(path: str) -> Program:
+def script_program(path: str) -> Main:
     """Return a script as a program.
 
     Raises:
@@ -59,10 +59,10 @@ def script_program(path: str) -> Program:
     if not os.path.isfile(path):
         raise UserError(f"there is no script {path!r}")
     _refuse_binary(path)
-    return Program(path, os.path.dirname(os.path.abspath(path)))
+    return Main(path, os.path.dirname(os.path.abspath(path)))
 
 
-def module_program(name: str) -> Program:
+def module_program(name: str) -> Main:
     """Return a module, or the `__main__` of a package, as a program; nothing is imported to find it.
 
     Raises:
@@ -81,7 +81,7 @@ def module_program(name: str) -> Program:
         raise UserError(f"there is no module {name!r} on Python's path, which begins with {sys.path[0]!r}; {way_out}")
     _refuse_binary(spec.origin)
     outermost = next(iter(top.submodule_search_locations or ()), top.origin or "")
-    return Program(spec.origin, os.path.dirname(os.path.abspath(outermost)), name)
+    return Main(spec.origin, os.path.dirname(os.path.abspath(outermost)), name)
 
 
 def _find(name: str, locations: Optional[Sequence[str]]) -> Optional[importlib.machinery.ModuleSpec]:

@@ -15,7 +15,7 @@ from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.poptorch_users import any_built_on_poptorch
-from ignite_ipu.running.program import Program, module_program, script_program, started
+from ignite_ipu.running.program import Main, module_program, script_program, started
 
 __all__ = ["imports", "run_module", "run_script"]
 
@@ -73,7 +73,7 @@ def run_module(
         _run(module_program(name), replication_factor, [] if substitutions is None else substitutions)
 
 
-def _run(program: Program, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
+def _run(program: Main, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
     if backend.choice() == "native":
         program.run()
     elif imports(program, "poptorch") or any_built_on_poptorch(_all_imports(program)):
@@ -82,7 +82,7 @@ def _run(program: Program, replication_factor: Optional[int], substitutions: Lis
         _run_substituted(program, replication_factor, substitutions)
 
 
-def imports(program: Program, package: str) -> bool:
+def imports(program: Main, package: str) -> bool:
     """Tell whether a program, or a module of its own that it imports, imports a package.
 
     A module of that name beside the program is what Python imports then.
@@ -92,7 +92,7 @@ def imports(program: Program, package: str) -> bool:
     return any(name.split(".")[0] == package for name in _all_imports(program))
 
 
-def _all_imports(program: Program) -> Iterator[str]:
+def _all_imports(program: Main) -> Iterator[str]:
     """Yield what a program and its own modules that it imports import."""
     waiting = [os.path.abspath(program.path), *_files_of(program.folder, program.module or "")]
     seen: Set[str] = set()
@@ -114,12 +114,12 @@ def _files_of(folder: str, name: str) -> List[str]:
     return [place for place in places if os.path.isfile(place)]
 
 
-def _run_poptorch(program: Program) -> None:
+def _run_poptorch(program: Main) -> None:
     with backend.installed():
         program.run()
 
 
-def _run_substituted(program: Program, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
+def _run_substituted(program: Main, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
     from ignite_ipu.running.substitutes.cuda import substitute_cuda
     from ignite_ipu.running.substitutes.devices import substitute_devices
     from ignite_ipu.running.substitutes.gpu_types import substitute_gpu_types
@@ -161,7 +161,7 @@ def _run_substituted(program: Program, replication_factor: Optional[int], substi
         raise journal.refusals[0]
 
 
-def _run_with_its_threads(program: Program) -> None:
+def _run_with_its_threads(program: Main) -> None:
     """Run a program to its end, which natively is that of its threads, too: one may be training still."""
     before = set(threading.enumerate())
     try:

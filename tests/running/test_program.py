@@ -9,7 +9,7 @@ import pytest
 
 from ignite_ipu.cli.command import main
 from ignite_ipu.errors import UserError
-from ignite_ipu.running.program import Program, module_program, script_program
+from ignite_ipu.running.program import Main, module_program, script_program
 
 SHOW = """
 import sys
@@ -53,7 +53,7 @@ def test_what_its_packages_do_is_substituted_too(project, capsys):
 def test_its_own_files_lie_beside_the_outermost_package(project):
     inner = project / "outer_package" / "inner"
     program = module_program("outer_package.inner.train")
-    assert program == Program(str(inner / "train.py"), str(project), "outer_package.inner.train")
+    assert program == Main(str(inner / "train.py"), str(project), "outer_package.inner.train")
     assert module_program("outer_package.inner").path == str(inner / "__main__.py")
     assert script_program(str(inner / "train.py")).folder == str(inner)
 
