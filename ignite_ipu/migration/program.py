@@ -7,10 +7,10 @@ import re
 from functools import cached_property
 from typing import Dict, Iterator, List, Set
 
+from ignite_ipu.migration.analysis.forward import ForwardAnalysis
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
-from ignite_ipu.migration.analysis.walker import ForwardAnalysis
 from ignite_ipu.migration.source.comments import find_suppressions
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, FrozenSet, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, FrozenSet, Optional, Protocol, Sequence, Set, Union
 
 from ignite_ipu.migration.analysis import tensor_methods
-from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, declared_kind, join, parameters_of, used_as_tensor
+from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, declared_kind, join, parameters_of
 from ignite_ipu.migration.analysis.models import Holding, Model
 from ignite_ipu.migration.analysis.names import Names, dotted, index_of
 
@@ -14,11 +14,29 @@ Environment = Dict[str, Kind]
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
 
 
+class Analysis(Protocol):
+    """Analysis of a file that a walk is a part of.
+
+    Attributes:
+        names: Meanings of names in the file.
+        models, functions: The file's, by name.
+        facts: Facts that were found, which walks add to.
+    """
+
+    names: Names
+    models: Dict[str, Model]
+    functions: Dict[str, Function]
+    facts: Set[Fact]
+
+    def call(self, function: Function, kinds: Sequence[Kind], model: Optional[Model]) -> Kind:
+        """Analyse a function for arguments of these kinds and return the kind of its result."""
+
+
 class Walker:
     """Walks one function body, keeping what each local name is."""
 
     def __init__(
-        self, analysis: ForwardAnalysis, function: Function, model: Optional[Model], environment: Environment
+        self, analysis: Analysis, function: Function, model: Optional[Model], environment: Environment
     ) -> None:
         self.analysis = analysis
         self.names = analysis.names
@@ -478,53 +496,3 @@ def _device_test(test: ast.expr, names: Names) -> Optional[bool]:
         inner = _device_test(test.operand, names)
         return None if inner is None else not inner
     return True if names.called(test) == "poptorch.isRunningOnIpu" else None
-
-
-class ForwardAnalysis:
-    """Follows tensors through the models and functions of one file; `facts` grows with each run.
-
-    PopTorch runs `forward` once, on tensors without values. So what matters is where the value of a tensor is asked
-    for, and which Python state is read or written. The analysis follows values through a model's methods and the file's
-    functions, and knows for each expression whether it is a tensor, a Python value, or unknown. Unknown is never
-    reported.
-    """
-
-    def __init__(self, names: Names, models: Sequence[Model], functions: Dict[str, Function]) -> None:
-        self.names = names
-        self.models = {model.name: model for model in models}
-        self.functions = functions
-        self.facts: Set[Fact] = set()
-        self.visited: Dict[Tuple[int, str, Tuple[Kind, ...]], Kind] = {}
-
-    def run_model(self, model: Model) -> None:
-        """Analyse a model's forward and what it calls."""
-        forward = model.method("forward")
-        if forward is None:
-            return
-        parameters = parameters_of(forward)[1:]
-        self.call(forward, [Kind.PYTHON, *(self._entry_kind(forward, arg) for arg in parameters)], model)
-
-    def run_function(self, function: Function) -> None:
-        """Analyse a function that is traced itself, such as a loss."""
-        self.call(function, [self._entry_kind(function, arg) for arg in parameters_of(function)], None)
-
-    def call(self, function: Function, kinds: Sequence[Kind], model: Optional[Model]) -> Kind:
-        """Analyse a function for arguments of these kinds and return the kind of its result."""
-        key = (id(function), model.name if model else "", tuple(kinds))
-        if key in self.visited or len(self.visited) > 2000:
-            return self.visited.get(key, Kind.UNKNOWN)
-        self.visited[key] = Kind.UNKNOWN
-        environment = {arg.arg: declared_kind(function, arg) for arg in parameters_of(function)}
-        environment.update(dict(zip((arg.arg for arg in parameters_of(function)), kinds)))
-        if function.args.vararg:
-            environment[function.args.vararg.arg] = Kind.TENSORS
-        walker = Walker(self, function, model, environment)
-        walker.block(function.body)
-        self.visited[key] = walker.result or Kind.PYTHON
-        return self.visited[key]
-
-    def _entry_kind(self, function: Function, arg: ast.arg) -> Kind:
-        kind = declared_kind(function, arg)
-        if kind is Kind.UNKNOWN and used_as_tensor(function, arg.arg, self.names):
-            return Kind.TENSOR
-        return kind
