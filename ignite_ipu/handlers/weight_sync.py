@@ -27,6 +27,7 @@ class WeightSync:
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
+        self._counts_steps = False
 
     @classmethod
     def between(cls, training: Executor, inference: Optional[Executor], model: nn.Module) -> WeightSync:
@@ -44,8 +45,6 @@ class WeightSync:
         sync = cls(weights)
         sync._counts_steps = True
         return sync
-
-    _counts_steps = False
 
     def attach(self, trainer: Optional[Engine] = None, evaluator: Optional[Engine] = None) -> None:
         """Sync when an evaluation starts; when training ends or is interrupted, bring the newest weights to the host.

@@ -29,14 +29,7 @@ _Wishes = Tuple[Tuple[str, Any], ...]
 
 
 class Evaluation:
-    """The program of one evaluator, prepared anew when it was dropped or the model has another trainer.
-
-    Args:
-        inference: Evaluates the model.
-        step: Makes the module that evaluates.
-        options: Gives the options to evaluate with.
-        pipeline: As for `Inference.prepare`.
-    """
+    """The program of one evaluator, prepared anew when it was dropped or the model has another trainer."""
 
     def __init__(
         self,

@@ -181,11 +181,7 @@ class GuardedTraining:
         return output
 
     def evaluate(self, program: Program, call: Callable[[], Any]) -> Any:
-        """Make one inference call, again and again if need be.
-
-        Raises:
-            RecoveryError, ResetNeeded: As for `train`.
-        """
+        """Make one inference call, again and again if need be; raises as `train` does."""
         if self._interrupted is not None:
             self._interrupted()
         training_is_lost = False
@@ -266,11 +262,7 @@ class GuardedTraining:
     # -- decisions ------------------------------------------------------------------------------------------------
 
     def _decide(self, error: Exception, attempt: int) -> Decision:
-        """Do what a fault asks for; returns when the call is to be made again.
-
-        Raises:
-            RecoveryError, ResetNeeded: It is not.
-        """
+        """Do what a fault asks for; returns when the call is to be made again, and else raises."""
         decision = decide(
             error,
             self._trainer.state.iteration,
