@@ -46,6 +46,7 @@ READERS: Dict[str, Dict[str, str]] = {
         **dict.fromkeys(("open", "pickle.load", "mmap.mmap", "torch.frombuffer"), _OWN_PROCESSES)
     },
     "emulator/data/worker/orphans.py": {"open": _KERNEL},
+    "emulator/data/worker/rows.py": {"torch.frombuffer": "an array made in the same line"},
     "emulator/data/worker/seeding.py": {"pickle.loads": _OWN_PROCESSES},
     "emulator/data/worker/worker.py": {"pickle.loads": _OWN_PROCESSES},
     "emulator/compiler/graph.py": {"exec": "text that was made from operators recorded in this process"},

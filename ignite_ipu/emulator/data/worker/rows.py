@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import functools
 from typing import Any, Iterable, List, Sequence
 
@@ -52,5 +53,6 @@ def _rows(dataset: TensorDataset, indices: Iterable[Any]) -> Sequence[Any]:
 def _collate(samples: Any) -> Any:
     if not isinstance(samples, _Rows):
         return default_collate(samples)
-    chosen = torch.tensor(samples.indices)
+    # Some ten times as fast as `torch.tensor` of a list.
+    chosen = torch.frombuffer(array.array("q", samples.indices), dtype=torch.int64)
     return [tensor.index_select(0, chosen.to(tensor.device)) for tensor in samples.dataset.tensors]
