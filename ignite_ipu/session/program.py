@@ -14,6 +14,7 @@ from ignite_ipu.optimizers import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.guards.attributes import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.options import check_ipus, output_mode
 from ignite_ipu.program.step import BatchStep
@@ -352,15 +353,17 @@ class Program:
         changed = attributes.changed(before)
         kept.put_back()
         retrace = Retrace(self.step.call_on_host(leaves, self.micro_batches), self.step.python_state)
-        kept = ModuleAttributes(self.step)
+        # What the trace has imported, for example, was not there before.
+        python, kept = self.step.python_state(), ModuleAttributes(self.step)
         try:
-            self.varying = retrace.begin(once=self.step.is_tried)
+            self.varying = retrace.begin(python, once=self.step.is_tried)
         except Exception as error:
             _logger.info("%s cannot be called on the host: %s", type(self.step.model).__qualname__, error)
         kept.put_back(always=True)
         if self._on_trace is not None and (changed or self.varying):
             self._on_trace(self, changed)
-        self._compiled = CompiledProgram(executor, self.step, self.training, self._weights, changed, retrace)
+        python = python if python.complete else self.step.python_state()
+        self._compiled = CompiledProgram(executor, self.step, self.training, self._weights, python, changed, retrace)
         self._hooks.fire(IPUEvents.COMPILE_COMPLETED)
 
 
@@ -368,6 +371,7 @@ class CompiledProgram:
     """An executor with a program in it, and what of Python and of buffers that program has as constants.
 
     Args:
+        python: Values that the code of a call names.
         changed: Names of Python values that forward changed in the trace, as each trace of the model would again.
 
     Attributes:
@@ -381,13 +385,13 @@ class CompiledProgram:
         step: BatchStep,
         training: bool,
         weights: Weights,
+        python: PythonState,
         changed: Sequence[str],
         retrace: Retrace,
     ) -> None:
         self.executor = executor
         self.retrace = retrace
-        self._step, self._training, self._changed = step, training, changed
-        self._python = step.python_state()
+        self._step, self._training, self._python, self._changed = step, training, python, changed
         self._python.leave_out(changed)
         self._traced: List[Hashable] = self._python.values()
         self._traced_modes = self._python.training()

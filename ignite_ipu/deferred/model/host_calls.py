@@ -103,7 +103,7 @@ def called_on_host(
     drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
     with eagerly(), without_generation_cache(model), torch.no_grad():
         called = Retrace(call, lambda: PythonState(model), drawn_from)
-        changed = called.begin()
+        changed = called.begin(PythonState(model))
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
     left: List[Any] = []

@@ -91,7 +91,7 @@ class Retrace:
 
     Args:
         call: Calls the model in the `with` block of what it is given, which notes its operators.
-        state_of: Returns the values that its code names.
+        state_of: Finds the values that its code names again, when they are elsewhere.
         drawn_from: Random generators and iterators among its arguments.
 
     Attributes:
@@ -123,17 +123,18 @@ class Retrace:
         """True if there were enough calls for a look that others ask for, however often: looks become rarer."""
         return self.calls > min(self._looks, MOST_CALLS)
 
-    def begin(self, once: bool = False) -> List[str]:
+    def begin(self, state: PythonState, once: bool = False) -> List[str]:
         """Note what is computed; returns the names of what every call changes or finds changed.
 
         Args:
+            state: The values that its code names, found at this moment.
             once: True if it is known that there is nothing of that kind.
         """
         traces: List[List[_Operation]] = []
         with draws_put_back():
             # What the first call sets up, such as a cache, stays as it is in the second.
             for number in range(_MOST_TRACES):
-                state = self._state_of()
+                state = state if state.complete else self._state_of()
                 drawn_from = [random, np.random, *state.iterators, *self._drawn_from]
                 before, places = state.values(), list(map(state_of, drawn_from))
                 if number:

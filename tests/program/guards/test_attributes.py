@@ -205,7 +205,7 @@ def changed_by(model, change):
         with recorder:
             return model(x)
 
-    return Retrace(call, lambda: PythonState(model)).begin()
+    return Retrace(call, lambda: PythonState(model)).begin(PythonState(model))
 
 
 def test_names_of_what_every_call_changes():
