@@ -295,8 +295,7 @@ class _Captures:
         """Return the nodes of a function, or of the module, without those of functions and classes in it."""
         found: List[ast.AST] = []
         waiting: List[ast.AST] = list(scope.body)
-        while waiting:
-            node = waiting.pop(0)
+        for node in waiting:  # which grows
             if not isinstance(node, _DEFINITIONS):
                 found.append(node)
                 waiting += ast.iter_child_nodes(node)
