@@ -78,7 +78,7 @@ DRAWS = {
     "enumerate": lambda: (lambda items: next(items)[0], enumerate("ab" * 9)),
     "self.source.place": lambda: (next, Place()),
     "the time or": lambda: (lambda _: time.perf_counter_ns() % 1000 / 1000, None),
-    "random bytes": lambda: (lambda _: os.urandom(4)[0], None),
+    "random bytes": lambda: (lambda _: int.from_bytes(os.urandom(4), "big") / 2**32, None),
     "the time or from random bytes": lambda: (lambda _: secrets.randbits(32) / 2**32, None),
     "from random bytes": lambda: (lambda _: random.Random().random(), None),
 }
