@@ -307,7 +307,7 @@ def bytes_in_tensors() -> int:
         kind = type(found)
         if kind in (torch.Tensor, nn.Parameter) or kind.__name__ in ("PoptorchParameter", "PoptorchBuffer"):
             with torch._C.DisableTorchFunctionSubclass():
-                if found.device.type == "cpu":
+                if found.device.type == "cpu" and found.layout is torch.strided:
                     storage = torch.Tensor.untyped_storage(found)
                     sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())

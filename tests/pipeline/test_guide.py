@@ -40,6 +40,7 @@ def test_pictures_are_not_stale(name, tmp_path, monkeypatch):
 
 def test_every_picture_is_shown_and_drawn_by_the_page():
     names = sorted(picture.name for picture in (DOCS / "pictures").glob("*.svg"))
+    names.remove("rooms.svg")  # of the page on architecture
     assert names == ["chosen.svg", "plan.svg", "scaling.svg", "schedule.svg"]
     for name in names:
         assert f"](pictures/{name})" in PAGE and f'savefig("{name}")' in PAGE

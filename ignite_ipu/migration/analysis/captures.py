@@ -214,7 +214,7 @@ class _Captures:
         return next(iter(known or filter(self._is_model, outer)), name)
 
     def _is_list(self, name: str) -> bool:
-        """Whether a variable holds several models, of which none is called by that name."""
+        """Tell whether a variable holds several models, of which none is called by that name."""
         values = [value for target, value in self.file.assigned if target == name]
         made = [isinstance(value, _LISTS) or self.file.names.called(value) == _MODULES for value in values]
         return bool(made) and all(made)

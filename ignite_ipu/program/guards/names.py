@@ -65,14 +65,14 @@ _TENSORS = ("_parameters", "_buffers", "_modules")
 
 
 class Holder(Protocol):
-    """Where a value is looked up: the dictionary of a module or an object, or a closure's variable."""
+    """Holder of a value that is looked up: the dictionary of a module or an object, or a closure's variable."""
 
     def get(self, name: str) -> Any:
         """Return the value of this moment, None for none."""
 
 
 class Place(NamedTuple):
-    """Where code finds a value.
+    """Place where code finds a value.
 
     Attributes:
         name: What messages call it.
@@ -219,11 +219,11 @@ class Named:
             if name != "__class__":
                 read = functools.partial(getattr, cell, "cell_contents")
                 self._visit(name, self._add(name, _Variable(read), name, cell))
-        for name in _loaded_by(function.__code__, "LOAD_GLOBAL", "LOAD_NAME") & outside.keys():
+        for name in sorted(_loaded_by(function.__code__, "LOAD_GLOBAL", "LOAD_NAME") & outside.keys()):
             self._visit(name, self._add(name, outside, name))
         package = outside.get("__package__") or ""
         parents = [package.rsplit(".", level)[0] + "." for level in range(package.count(".") + 1)] if package else []
-        for name in _loaded_by(function.__code__, "IMPORT_NAME", "IMPORT_FROM"):
+        for name in sorted(_loaded_by(function.__code__, "IMPORT_NAME", "IMPORT_FROM")):
             for path in (name, *[parent + name for parent in parents]):
                 self._visit(path, sys.modules.get(path))
 
@@ -247,7 +247,7 @@ class Named:
             for inner in (own[each] for each in _TENSORS):
                 for name in inner:
                     self._add(f"{path}.{name}", inner, name)
-        for name in names - OWN if is_module else names:
+        for name in sorted(names - OWN if is_module else names):
             place = f"{path}.{name}" if path else name
             self._visit(f"self.{name}" if inside else place, self._add(place, own, name, found))
 
@@ -263,7 +263,7 @@ class Named:
         entries, looked = (_ENTRIES | _MAKING if kind is found else _ENTRIES), -1
         while looked != (looked := len(names)):
             for base in bases:
-                for name in (self.names | entries | names) & vars(base).keys():
+                for name in sorted((self.names | entries | names) & vars(base).keys()):
                     of_library = _of_library(vars(base)[name])
                     if of_library is None:
                         holder, owner = (vars(base), base) if shared else (_Attributes(found), found)
