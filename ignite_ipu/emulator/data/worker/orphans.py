@@ -21,6 +21,8 @@ from typing import Any, Callable, Iterator, Optional, Set
 
 _LOOK_SECONDS = 1.0
 _DEATH_SECONDS = 1.0
+# Held while files and directories are made that an end would leave behind.
+_NAMED = threading.RLock()
 
 
 def end_with_parent(sockets: Optional[str] = None) -> None:
@@ -43,7 +45,7 @@ def nameless_sockets() -> Iterator[str]:
     """Let sockets that multiprocessing makes in the `with` block lose their names at its end; gives their directory."""
     current: Any = process.current_process()
     before = current._config.get("tempdir")
-    with tempfile.TemporaryDirectory() as folder:
+    with _NAMED, tempfile.TemporaryDirectory() as folder:
         current._config["tempdir"] = folder
         try:
             yield folder
@@ -60,7 +62,8 @@ class Ending:
 
     def __init__(self, given: Optional[Callable[[int], None]]) -> None:
         self._given = given
-        self._sockets = multiprocessing.util.get_temp_dir()
+        with _NAMED:
+            self._sockets = multiprocessing.util.get_temp_dir()
 
     def __call__(self, worker: int) -> None:
         end_with_parent(self._sockets)
@@ -115,6 +118,7 @@ def _watch(parent: Any, settings: Any) -> None:
         parent.join(_LOOK_SECONDS)
     if os.getpgrp() == os.getpid():
         kill_group(os.getpid())
+    _NAMED.acquire(timeout=_DEATH_SECONDS)
     if settings["tempdir"]:
         shutil.rmtree(settings["tempdir"], ignore_errors=True)
     os._exit(1)
