@@ -56,8 +56,7 @@ def check_complete(path: Path) -> None:
 def read_checkpoint(path: Path) -> Any:
     """Return what a file of `torch.save` holds, on the CPU.
 
-    Nothing in the file is run: it may hold tensors, numbers,
-    strings, and lists, tuples and dictionaries of them.
+    Nothing in the file is run: it may hold tensors, numbers, strings, and lists, tuples and dictionaries of them.
 
     Raises:
         CheckpointError: The file is not complete, or holds something else.

@@ -88,8 +88,9 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
     """
     operations = ancestors(value)
     models = dict.fromkeys(_models_of(operations, what, current_line()).values())
-    checks = called_by(DISTRIBUTIONS)  # which ask in every step
-    if not checks and awaits_backward(value) and all(model.computes_on_host() for model in models):
+    on_host = all(model.computes_on_host() for model in models)  # asked first, since it is False in most steps
+    # Checks of distributions ask in every step, and later nobody could answer.
+    if on_host and awaits_backward(value) and not called_by(DISTRIBUTIONS):
         found = _computed_on_host(value, operations)
         if found is not None:
             return found
