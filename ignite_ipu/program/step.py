@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Protocol, Sequence, Tuple
+from unittest import mock
 
 import torch
 from torch import nn
@@ -126,6 +127,8 @@ class BatchStep(nn.Module):
                 if training:
                     stack.enter_context(own_backwards_refused())
                     stack.enter_context(GradientHookGuard())
+                # The loss, and what else follows the model, belongs to the last block of a model annotated by hand.
+                stack.enter_context(mock.patch.object(backend.poptorch().Block, "__exit__", _stay_open))
                 with LossGuard(), declared_as_tracing():
                     with without_checkpointing(training), without_generation_cache(self.model):
                         yield True
@@ -212,6 +215,10 @@ class EvaluationStep(BatchStep):
             y_pred = self.call_model(x)
         check_output(y_pred)
         return y_pred
+
+
+def _stay_open(block: Any, *error: Any) -> None:
+    """Leave a `poptorch.Block` open until the next one begins, as `poptorch.BeginBlock` does."""
 
 
 @contextlib.contextmanager

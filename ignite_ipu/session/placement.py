@@ -243,7 +243,17 @@ class Placed:
     def applied(self) -> Iterator[None]:
         """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
         with self.placement.apply(self.step.model) as applied, self.step.staged(applied):
-            yield
+            try:
+                yield
+            except AssertionError as error:
+                if "Unknown Block" not in str(error):
+                    raise
+                raise PlanError(
+                    f"{type(self.step.model).__qualname__} has annotations of its own (poptorch.Block, BeginBlock or "
+                    "BlockFunction), which say where its layers are, and so does pipeline. Remove the annotations "
+                    "(poptorch.removeBlocks(model) does so for BeginBlock), or leave pipeline out and set the "
+                    "execution strategy in options."
+                ) from error
 
 
 def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, training: bool, granularity: Any) -> Any:
