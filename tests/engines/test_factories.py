@@ -99,6 +99,35 @@ def test_targets_of_an_evaluation_belong_to_its_predictions(mode, period, return
     assert accuracy == pytest.approx((network()(x).argmax(1) == y).double().mean().item())
 
 
+@pytest.mark.parametrize(
+    ("mode", "period", "returned"), [("All", None, 64), ("Final", None, 8), ("EveryN", 2, 32), ("Sum", None, 64)]
+)
+@pytest.mark.parametrize("as_options", [True, False])
+def test_targets_and_loss_of_a_training_step_belong_to_its_predictions(mode, period, returned, as_options):
+    """Each call has 4 device iterations of 2 x 2 accumulated and replicated micro-batches of 4 samples."""
+    options, arguments, seen = poptorch.Options(), {"output_mode": mode, "output_return_period": period}, []
+    if as_options:
+        options.outputMode(poptorch.OutputMode[mode], *([period] if period else []))
+        arguments = {}
+    if mode != "Sum":
+        arguments["output_transform"] = lambda x, y, y_pred, loss: (x, y, y_pred, loss)
+    factors = {"device_iterations": 4, "gradient_accumulation_steps": 2, "replication_factor": 2}
+    trainer = create_ipu_trainer(*pair(lr=1e-9), CROSS_ENTROPY, options=options, **factors, **arguments)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: seen.append(trainer.state.output))
+    data = task(128)
+    trainer.run(DataLoader(data, batch_size=4))
+    if mode == "Sum":
+        calls = zip(*(tensor.split(64) for tensor in data.tensors))
+        assert seen == pytest.approx([CROSS_ENTROPY(network()(x), y).item() for x, y in calls], rel=1e-4)
+        return
+    for number, (x, y, y_pred, loss) in enumerate(seen):
+        assert len(x) == len(y) == len(y_pred) == returned
+        rows = [int((data.tensors[0] == row).all(1).nonzero()) for row in x]
+        assert set(rows) <= set(range(64 * number, 64 * number + 64)) and torch.equal(data.tensors[1][rows], y)
+        torch.testing.assert_close(y_pred, network()(x), rtol=1e-4, atol=1e-4)
+        assert loss.item() == pytest.approx(CROSS_ENTROPY(y_pred, y).item(), rel=1e-4)
+
+
 def test_an_evaluation_of_some_outputs_leaves_the_incomplete_call_out(caplog):
     evaluator = create_ipu_evaluator(network(), device_iterations=2, output_mode="Final")
     assert evaluator.run(DataLoader(task(22), batch_size=4)).iteration == 2
