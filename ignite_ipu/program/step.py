@@ -26,7 +26,7 @@ from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, tensors_in
 
-__all__ = ["BatchStep", "EvaluationStep", "check_output", "describe_value"]
+__all__ = ["BatchStep", "EvaluationStep", "check_output", "describe_value", "first_micro_batch"]
 
 # Buffers of PyTorch's from which nothing is computed.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
@@ -143,18 +143,24 @@ class BatchStep(nn.Module):
             leaves: What a device call would be given, of which one micro-batch is kept.
             micro_batches: How many there are in it.
         """
-        kept = [
-            leaf[: len(leaf) // micro_batches].clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-        ]
+        kept = first_micro_batch(leaves, micro_batches)
 
         def call(recorder: Recorder) -> Any:
             inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
-            with _on_host(self) as tensors:
+            with self.on_host() as tensors:
                 recorder.mark([*tensors_in(inputs), *tensors])
                 with recorder:
                     return self.forward(*inputs)
 
         return call
+
+    def on_host(self) -> ContextManager[List[torch.Tensor]]:
+        """Return a context for calls on the host with ordinary tensors as weights; gives those that are no constants."""
+        return _on_host(self)
+
+    def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
+        """Tell whether this trains by a loss that is a sum over samples; see `call_on_host`."""
+        return False
 
     def forget_layout(self) -> None:
         """Let the next batch decide the layout again, for use before a compilation."""
@@ -223,7 +229,6 @@ def _stay_open(block: Any, *error: Any) -> None:
 
 @contextlib.contextmanager
 def _on_host(step: BatchStep) -> Iterator[List[torch.Tensor]]:
-    """Let a step be called natively, with ordinary tensors as weights; gives those that are no constants."""
     found: Dict[int, torch.Tensor] = {}
     # Of a wrapped one, whoever looks at forward downloads.
     wrapped, step.__class__ = type(step), step._unwrapped
@@ -248,6 +253,11 @@ def _on_host(step: BatchStep) -> Iterator[List[torch.Tensor]]:
         for tensors, values in before:
             tensors.update(values)
         object.__setattr__(step, "__class__", wrapped)
+
+
+def first_micro_batch(leaves: Sequence[Any], micro_batches: int) -> List[Any]:
+    """Return copies of what the first of a call's micro-batches takes of its arguments."""
+    return [leaf[: len(leaf) // micro_batches].clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
 def check_output(output: Any) -> None:

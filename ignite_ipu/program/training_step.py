@@ -9,7 +9,7 @@ nothing.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Optional, Union
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
@@ -18,9 +18,14 @@ from ignite_ipu import backend
 from ignite_ipu.errors import LossError
 from ignite_ipu.program.forward.losses import check_loss_module
 from ignite_ipu.program.guards.attributes import PythonState
-from ignite_ipu.program.step import BatchStep, check_output, describe_value
+from ignite_ipu.program.step import BatchStep, check_output, describe_value, first_micro_batch
+from ignite_ipu.program.tensors.rows import row_count
+from ignite_ipu.program.tensors.trees import map_tensors
 
 __all__ = ["LossError", "TrainingStep", "find_loss"]
+
+# Of what a sum over samples and a small term beside it, such as a decay of weights, are of twice the samples.
+_ABOUT = 0.1
 
 
 class TrainingStep(BatchStep):
@@ -105,6 +110,18 @@ class TrainingStep(BatchStep):
         loss = backend.poptorch().identity_loss(loss, reduction="none")
         return (y_pred if self.predictions else None), loss
 
+    def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
+        """Tell whether the loss is a sum over samples: of each sample twice it is twice as large, on the host."""
+        with self.on_host():
+            x, y = self.batch(first_micro_batch(leaves, micro_batches))
+            rows = row_count((x, y))
+            y_pred = self.call_model(x)
+            if self.loss_fn is None:
+                once, twice = find_loss(y_pred), find_loss(self.call_model(_twice(x, rows)))
+            else:
+                once, twice = self.loss_fn(y_pred, y), self.loss_fn(*_twice((y_pred, y), rows))
+        return bool(once) and abs(float(twice) / float(once) - 2) < _ABOUT
+
     def _check_differentiable(self, loss: torch.Tensor) -> None:
         """Refuse a loss from which no way leads back to a weight, as `loss.backward()` does in PyTorch."""
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -117,6 +134,10 @@ class TrainingStep(BatchStep):
             "an operation without gradient, such as argmax() or a comparison. Compute it from the output itself; "
             "to watch another value, such as an accuracy, attach a metric."
         )
+
+
+def _twice(structure: Any, rows: int) -> Any:
+    return map_tensors(structure, lambda each: torch.cat([each] * 2) if each.dim() and len(each) == rows else each)
 
 
 def find_loss(output: Any) -> torch.Tensor:

@@ -15,6 +15,7 @@ from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.attributes import PythonState
+from ignite_ipu.program.guards.randomness import draws_put_back
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.options import check_ipus, output_mode
 from ignite_ipu.program.step import BatchStep
@@ -32,6 +33,11 @@ _logger = logging.getLogger("ignite_ipu")
 # In the place of a random state that nobody knows any more.
 _NO_STATE = [0]
 _SEEDS = 2**31
+_AVERAGED = (
+    "The loss is a sum over samples, and an update averages the gradients of its %s = %d micro-batches, as Ignite's "
+    "trainer does over its accumulation steps: it is 1/%d of the update by the sum over all its samples. For that one, "
+    "pass options with Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)."
+)
 
 
 class Program:
@@ -357,6 +363,8 @@ class Program:
         python, kept = self.step.python_state(), ModuleAttributes(self.step)
         try:
             self.varying = retrace.begin(python, once=self.step.is_tried)
+            if self.training:
+                self._say_if_sums_are_averaged(leaves)
         except Exception as error:
             _logger.info("%s cannot be called on the host: %s", type(self.step.model).__qualname__, error)
         kept.put_back(always=True)
@@ -365,6 +373,16 @@ class Program:
         python = python if python.complete else self.step.python_state()
         self._compiled = CompiledProgram(executor, self.step, self.training, self._weights, python, changed, retrace)
         self._hooks.fire(IPUEvents.COMPILE_COMPLETED)
+
+    def _say_if_sums_are_averaged(self, leaves: Sequence[Any]) -> None:
+        training, replicas = self.options.Training, self.options.replication_factor
+        count = training.gradient_accumulation * replicas
+        if count > 1 and training.accumulation_and_replication_reduction_type.name == "Mean":
+            with draws_put_back():
+                adds_up = self.step.adds_up(leaves, self.micro_batches)
+            if adds_up:
+                factors = f"gradientAccumulation {training.gradient_accumulation} x replicationFactor {replicas}"
+                _logger.warning(_AVERAGED, factors, count, count)
 
 
 class CompiledProgram:

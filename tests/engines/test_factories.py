@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ignite.engine import Events
+from ignite.engine import Events, create_supervised_trainer
 from ignite.metrics import Accuracy
 from torch import nn
 from torch.utils.data import DataLoader
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import OptionsError, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import RowsError
-from tests.supervised import network, pair, task
+from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 
@@ -126,6 +126,48 @@ def test_targets_and_loss_of_a_training_step_belong_to_its_predictions(mode, per
         assert set(rows) <= set(range(64 * number, 64 * number + 64)) and torch.equal(data.tensors[1][rows], y)
         torch.testing.assert_close(y_pred, network()(x), rtol=1e-4, atol=1e-4)
         assert loss.item() == pytest.approx(CROSS_ENTROPY(y_pred, y).item(), rel=1e-4)
+
+
+SUM = nn.CrossEntropyLoss(reduction="sum")
+FACTORS = {"device_iterations": 2, "gradient_accumulation_steps": 4}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_summed_loss_adds_up_all_samples_of_an_update(replicas, caplog):
+    """With `ReductionType.Sum`, as one native batch of them does; nothing is to be said then."""
+    options = poptorch.Options()
+    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    (model, optimizer), (reference, native) = pair(lr=1e-3), pair(lr=1e-3)
+    trainer = create_ipu_trainer(model, optimizer, SUM, options=options, replication_factor=replicas, **FACTORS)
+    trainer.run(DataLoader(task(), batch_size=4))
+    train_natively(reference, native, DataLoader(task(), batch_size=16 * replicas), loss_fn=SUM)
+    assert_same_weights(model, reference)
+    assert "sum over samples" not in caplog.text
+
+
+def test_a_summed_loss_that_is_averaged_is_told(caplog):
+    """Otherwise micro-batches are averaged, as Ignite's own trainer does over its accumulation steps."""
+    (model, optimizer), (reference, native) = pair(lr=1e-2), pair(lr=1e-2)
+    create_ipu_trainer(model, optimizer, SUM, **FACTORS).run(DataLoader(task(), batch_size=4))
+    ignites = create_supervised_trainer(reference, native, SUM, gradient_accumulation_steps=4)
+    ignites.run(DataLoader(task(), batch_size=4))
+    assert_same_weights(model, reference)
+    assert "x replicationFactor 1 = 4 micro-batches, as Ignite's trainer" in caplog.text
+    assert "1/4 of the update by the sum" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        CROSS_ENTROPY,
+        lambda y_pred, y: SUM(y_pred, y) / len(y_pred),
+        lambda y_pred, y: y_pred.std() + y_pred.abs().max(),
+    ],
+    ids=["mean", "sum / rows", "no mean"],
+)
+def test_losses_that_are_no_sums_are_averaged_without_a_word(loss_fn, caplog):
+    create_ipu_trainer(*pair(), loss_fn, **FACTORS).run(DataLoader(task(), batch_size=4))
+    assert "sum over samples" not in caplog.text
 
 
 def test_an_evaluation_of_some_outputs_leaves_the_incomplete_call_out(caplog):
