@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ignite_ipu.engines.portable import ipu_evaluate_batch as ipu_evaluate_batch
     from ignite_ipu.engines.portable import ipu_train_batch as ipu_train_batch
     from ignite_ipu.engines.portable import is_native as is_native
+    from ignite_ipu.engines.portable import parallel_model as parallel_model
     from ignite_ipu.engines.portable import process_backend as process_backend
     from ignite_ipu.engines.steps import ipu_evaluation_step as ipu_evaluation_step
     from ignite_ipu.engines.steps import ipu_training_step as ipu_training_step
@@ -94,6 +95,7 @@ _EXPORTS: Dict[str, str] = {
     "ipu_evaluate_batch": "ignite_ipu.engines.portable",
     "ipu_train_batch": "ignite_ipu.engines.portable",
     "is_native": "ignite_ipu.engines.portable",
+    "parallel_model": "ignite_ipu.engines.portable",
     "process_backend": "ignite_ipu.engines.portable",
     "training_options": "ignite_ipu.program.options",
 }

@@ -15,6 +15,7 @@ from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.processes import PARALLEL, unwrapped
 
 __all__ = ["host_step_reason", "ipu_clip_grad_norm_", "ipu_prepare"]
 
@@ -33,7 +34,8 @@ def ipu_prepare(
 
     Args:
         first: A model, or an optimizer.
-        others: What belongs to it: of an optimizer, the models that it trains, each as the loop calls it.
+        others: What belongs to it: of an optimizer, the models that it trains, each as the loop calls it. Of one in
+            `DataParallel` or `DistributedDataParallel` the model within is captured.
         settings: How the steps are compiled.
 
     Returns:
@@ -50,6 +52,7 @@ def ipu_prepare(
             raise TypeError(f"ipu_prepare was given a {type(each).__name__}: it takes models and optimizers.")
     if backend.choice() == "native":
         return first
+    given = [unwrapped(each) if isinstance(each, PARALLEL) else each for each in given]
     # Captured before, where this stands in a function that is called again.
     models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None and _has_weights(each)]
     for model in sorted(models, key=lambda model: -sum(1 for _ in model.modules())):  # those with others in them first

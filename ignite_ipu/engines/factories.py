@@ -96,7 +96,7 @@ def create_ipu_trainer(
         amp_mode: None, or "amp": products in half precision, by the rule of
             `ignite_ipu.program.forward.half_precision`. Small gradients then need `loss_scaling`.
         scaler: False, or True with `amp_mode="amp"`: the device scales the loss by itself
-            (`options.Training.setAutomaticLossScaling`), in place of a `GradScaler`.
+            (`options.Training.setAutomaticLossScaling`). A `GradScaler` is True: its own settings are for GPUs.
         gradient_accumulation_steps: Micro-batches per weight update and replica, all in one iteration.
         model_fn: Calls the model with the inputs, inside the compiled program.
         options: `poptorch.Options` for training.
@@ -316,6 +316,9 @@ def _with_plan(
     return {name: planned.get(name) if value is None and not said[name] else value for name, value in factors.items()}
 
 
+_GRAD_SCALER: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+
+
 def refuse_unsupported(
     device: Optional[Union[str, torch.device]] = None,
     deterministic: bool = False,
@@ -339,10 +342,9 @@ def refuse_unsupported(
             f'amp_mode={amp_mode!r}: it means a library for another device. Use "amp", which runs matrix products '
             "and convolutions in half precision, or call model.half() and convert the inputs in the data set."
         )
-    if scaler and scaler is not True:
+    if scaler and scaler is not True and not isinstance(scaler, _GRAD_SCALER):
         raise UnsupportedArgumentError(
-            f"scaler={scaler!r}: a GradScaler inspects gradients on the host, where an IPU's never are. Pass "
-            "scaler=True, with which the device scales the loss by itself, or loss_scaling=... instead."
+            f"scaler={scaler!r}: pass scaler=True, with which the device scales the loss by itself, or loss_scaling=..."
         )
     if scaler and amp_mode is None:
         raise UnsupportedArgumentError(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.errors import ProcessesError
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.optimizers.checks import clipping_problem
 from ignite_ipu.program.guards.modes import modes_kept, modes_of
@@ -21,10 +22,19 @@ from ignite_ipu.program.options import training_options
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep, find_loss
+from ignite_ipu.session.processes import connected, on_one_device
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["auto_model", "host_device", "ipu_evaluate_batch", "ipu_train_batch", "is_native", "process_backend"]
+__all__ = [
+    "auto_model",
+    "host_device",
+    "ipu_evaluate_batch",
+    "ipu_train_batch",
+    "is_native",
+    "parallel_model",
+    "process_backend",
+]
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -34,17 +44,17 @@ def is_native() -> bool:
     return backend.choice() == "native"
 
 
-def host_device(gpu: str = "cuda") -> torch.device:
+def host_device(gpu: Union[str, int, torch.device, None] = "cuda") -> torch.device:
     """Return the device of the tensors that a program holds itself.
 
     Beside an IPU that is the CPU, whatever else the machine has: PopTorch takes models and batches from there.
     Natively it is the GPU where there is one.
 
     Args:
-        gpu: Which GPU, in a native run.
+        gpu: Which GPU, in a native run; None is the current one.
     """
     native_gpu = is_native() and torch.cuda.is_available()
-    return torch.device(gpu if native_gpu else "cpu")
+    return torch.device("cuda" if gpu is None else gpu) if native_gpu else torch.device("cpu")
 
 
 def process_backend(native: str) -> str:
@@ -67,6 +77,32 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
     import ignite.distributed as idist
 
     return idist.auto_model(model, sync_bn=sync_bn, **kwargs)
+
+
+def parallel_model(wrapper: Callable[..., nn.Module], model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Return a model in a wrapper for several GPUs; where there are IPUs, calls of the wrapper are the model's.
+
+    It has the wrapper's class and names (`module.weight`), and whoever trains it trains the model within.
+
+    Args:
+        wrapper: `torch.nn.DataParallel` or `torch.nn.parallel.DistributedDataParallel`.
+        model: The model.
+        args, kwargs: For the wrapper, in native runs.
+
+    Raises:
+        ProcessesError: Several processes were to train the model; one process drives all IPUs.
+    """
+    if is_native():
+        return wrapper(model, *args, **kwargs)
+    if wrapper is nn.parallel.DistributedDataParallel and connected()[1] > 1:
+        raise ProcessesError(
+            f"DistributedDataParallel was to train a {type(model).__name__} in {connected()[1]} processes: on IPUs one "
+            "process drives all replicas. Start one process, and ask for replicas by replication_factor=... of "
+            "create_ipu_trainer, IPUAccelerator or the CaptureSettings of ipu_prepare."
+        )
+    wrapped: nn.Module = wrapper.__new__(wrapper)  # type: ignore[call-overload]
+    on_one_device(wrapped, model)
+    return wrapped
 
 
 _PROGRAMS = "_ignite_ipu_programs"

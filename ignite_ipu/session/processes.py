@@ -8,9 +8,10 @@ is divided among the processes, so that nothing here can make up for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from typing import Any, Tuple
+from typing import Any, ContextManager, Tuple
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,9 @@ from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
 from ignite_ipu.poptorch_types import Options
 
-__all__ = ["check_same_weights", "describe_processes", "unwrapped"]
+__all__ = ["PARALLEL", "check_same_weights", "describe_processes", "on_one_device", "unwrapped"]
+
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def connected() -> Tuple[int, int]:
@@ -119,3 +122,26 @@ def unwrapped(model: Any) -> Any:
             )
         else:
             return model
+
+
+def on_one_device(wrapper: Any, model: nn.Module) -> None:
+    """Let a new `DataParallel` or `DistributedDataParallel` be the model within, whose parameters it calls `module...`.
+
+    Args:
+        wrapper: The object, before its `__init__`; it keeps its class, and calls of it become the model's.
+        model: The model that it was to spread over GPUs.
+    """
+    nn.Module.__init__(wrapper)
+    kind: Any = type(wrapper)
+    own = {"forward": _forward_within, "no_sync": _no_sync, "__module__": kind.__module__}
+    wrapper.__class__ = type(kind.__name__, (kind,), own)
+    wrapper.module = model
+    wrapper.device_ids, wrapper.dim = [], 0
+
+
+def _forward_within(wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:
+    return wrapper.module(*inputs, **kwargs)
+
+
+def _no_sync(wrapper: Any) -> ContextManager[None]:
+    return contextlib.nullcontext()

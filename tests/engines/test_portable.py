@@ -354,3 +354,15 @@ def test_edits_reach_an_evaluation(backend):
     torch.testing.assert_close(ipu_evaluate_batch(model, x), model.bias.detach().expand(4, 2))
     model.weight.data = kept
     torch.testing.assert_close(ipu_evaluate_batch(model, x), before)
+
+
+def test_wrappers_for_several_gpus(monkeypatch):
+    """Here their calls are the model's, under the wrapper's class and names; natively they are the wrapper itself."""
+    model = nn.Linear(2, 1)
+    wrapped = portable.parallel_model(nn.parallel.DistributedDataParallel, model, device_ids=[0])
+    assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
+    assert list(wrapped.state_dict()) == ["module.weight", "module.bias"]
+    x = torch.ones(3, 2)
+    assert torch.equal(wrapped(x), model(x))
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    assert type(portable.parallel_model(nn.DataParallel, model)) is nn.DataParallel

@@ -23,7 +23,6 @@ SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 # Script -> line of its file that the refusal names, and a part of the reason.
 REFUSED = {
     "adagrad_ignite": ("create_supervised_trainer(", "PopTorch has no such update"),
-    "ddp": ("dist.init_process_group(", "DistributedDataParallel"),
     "dynamic_model": ("while h.abs().mean() > 0.2", "needs the value of a tensor"),
     "functional_updates": ("loss.backward()", "updated by hand"),
     "gan": ("errD_fake.backward()", "trained through its discriminator is not supported"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Optional, Set
 
-from ignite_ipu.migration.analysis.names import dotted
+from ignite_ipu.migration.analysis.names import constant, dotted
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
-_QUESTIONS = ("torch.cuda.is_available", "ignite_ipu.host_device")
+_QUESTIONS = ("torch.cuda.is_available", "ignite_ipu.host_device", "ignite_ipu.is_native")
 
 
 def asks_for_gpu(file: ParsedFile, test: ast.AST) -> bool:
@@ -51,18 +51,35 @@ def chosen_gpu(file: ParsedFile, node: ast.AST) -> Optional[str]:
     """Return the GPU that `"cuda" if torch.cuda.is_available() else "cpu"` asks for; None for other expressions."""
     if not isinstance(node, ast.IfExp) or file.names.called(node.test) != "torch.cuda.is_available":
         return None
-    return gpu_name(file, node.body) if _device_name(file, node.orelse) == "cpu" else None
+    return gpu_name(file, node.body) if constant(_device(file, node.orelse)) == "cpu" else None
 
 
 def gpu_name(file: ParsedFile, node: ast.AST) -> Optional[str]:
-    """Return the name of a GPU given as a literal, `"cuda:1"` or `torch.device("cuda", 1)`; None for anything else."""
-    name = _device_name(file, node)
-    return name if name is not None and name.split(":")[0] == "cuda" else None
+    """Return the source of a GPU's name or number: that of `"cuda:1"`, `f"cuda:{rank}"`, `torch.device("cuda", rank)`.
+
+    None for anything else.
+    """
+    name = _device(file, node)
+    if isinstance(name, ast.Call) and len(name.args) == 2 and constant(name.args[0]) == "cuda":
+        name = name.args[1]
+    elif name is None or str(_beginning(name)).split(":")[0] != "cuda":
+        return None
+    return ast.get_source_segment(file.source.text, name)
 
 
-def _device_name(file: ParsedFile, node: ast.AST) -> Optional[str]:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
+def _beginning(name: ast.expr) -> object:
+    """Return the literal that a text begins with."""
+    if isinstance(name, ast.JoinedStr) and name.values:
+        return constant(name.values[0])
+    if isinstance(name, ast.BinOp) and isinstance(name.op, (ast.Mod, ast.Add)):
+        return constant(name.left)
+    if isinstance(name, ast.Call) and isinstance(name.func, ast.Attribute) and name.func.attr == "format":
+        return constant(name.func.value)
+    return constant(name)
+
+
+def _device(file: ParsedFile, node: ast.AST) -> Optional[ast.expr]:
+    """Return the one argument of torch.device, its call with two, or the expression itself."""
     if file.names.called(node) == "torch.device" and isinstance(node, ast.Call) and len(node.args) == 1:
-        return _device_name(file, node.args[0])
-    return None
+        return _device(file, node.args[0])
+    return node if isinstance(node, ast.expr) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, FrozenSet, Iterator, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, Iterator, NamedTuple, Optional, Set, Tuple
 
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, has_hidden_arguments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
@@ -40,12 +40,10 @@ def refused_precision(file: ParsedFile, call: ast.Call, factory: str) -> Iterato
         value = None if position is None else argument(call, keyword, position)
         if value is None:
             continue
-        scalers = _is_scaler(file, value)
-        refused = _values(value) - meaning.values - {...}
-        if refused or scalers:
-            other = "a GradScaler" if scalers else repr(next(iter(refused)))
+        for refused in _values(value) - meaning.values - {...}:
             verb = "is" if isinstance(value, ast.Constant) else "may be"
-            yield value, f"{keyword} of {name} {verb} {other}; only {meaning.written} have a counterpart on an IPU"
+            yield value, f"{keyword} of {name} {verb} {refused!r}; only {meaning.written} have a counterpart on an IPU"
+            break
 
 
 def _values(node: ast.expr) -> FrozenSet[object]:
@@ -57,9 +55,11 @@ def _values(node: ast.expr) -> FrozenSet[object]:
     return frozenset({constant(node)})
 
 
-def _is_scaler(file: ParsedFile, node: ast.expr) -> bool:
-    values = [node, *(value for target, value in file.assigned if target == dotted(node))]
-    return any(file.names.called(value) == _SCALER for value in values)
+def scalers_of_trainers(file: ParsedFile, *factories: str) -> Set[int]:
+    """Return the ids of the constructions of GradScaler that Ignite's trainers are given, and ours."""
+    given = [argument(call, "scaler", _MEANINGS["scaler"].positions["trainer"]) for call, _ in file.calls(*factories)]
+    names = {dotted(value) for value in given if value is not None} - {None}
+    return {id(value) for value in given} | {id(value) for target, value in file.assigned if target in names}
 
 
 _SCALER, _AUTOCAST = "torch.amp.GradScaler", "torch.amp.autocast"

@@ -1,4 +1,4 @@
-"""`x.cuda()` becomes `x.to(host_device())`."""
+"""`x.cuda()` becomes `x.to(host_device())`, and orders to a GPU are given where there is one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import ast
 import libcst as cst
 
 from ignite_ipu.migration.analysis.devices import is_guarded
-from ignite_ipu.migration.analysis.names import constant
+from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+
+ORDERS = (
+    "torch.cuda.set_device",
+    "torch.cuda.synchronize",
+    "torch.cuda.empty_cache",
+    "torch.cuda.reset_peak_memory_stats",
+)
 
 
 def apply(editor: Editor) -> None:
-    """Replace the calls that name no particular GPU."""
+    """Replace moves, and guard statements that only call a function of torch.cuda."""
     program = editor.program
     for call in program.nodes(ast.Call):
         function = call.func
@@ -20,35 +27,54 @@ def apply(editor: Editor) -> None:
             continue
         if is_guarded(program, call):
             continue
-        others = [keyword.arg for keyword in call.keywords if keyword.arg != "non_blocking"]
-        default = not call.args or (len(call.args) == 1 and constant(call.args[0]) in (0, None))
-        if others or not default:
-            editor.remark(call, "moves to a GPU chosen by number, which has no counterpart")
+        others = [keyword.arg for keyword in call.keywords if keyword.arg not in ("device", "non_blocking")]
+        device = argument(call, "device", 0)
+        if others or (call.args and device is None):
             continue
-        editor.replace(call, _moved(editor.need("host_device", call), positional=bool(call.args)))
+        chosen = device is not None and constant(device) not in (0, None)
+        name = editor.need("host_device", call)
+        editor.replace(call, _moved(f"{name}({editor.source_of(device)})" if device and chosen else f"{name}()"))
+    for call, called in program.calls("torch.cuda.*"):
+        statement = program.parents[call]
+        if isinstance(statement, ast.Expr) and called in ORDERS and not is_guarded(program, call):
+            editor.replace(statement, _guarded(f'{editor.need("host_device", call)}().type == "cuda"'))
 
 
-def _moved(name: str, positional: bool) -> Edit:
+def _moved(where: str) -> Edit:
     def edit(node: cst.CSTNode) -> cst.CSTNode:
         assert isinstance(node, cst.Call)
         assert isinstance(node.func, cst.Attribute)
-        where = cst.parse_expression(f"{name}()")
-        first = node.args[0].with_changes(value=where) if positional else cst.Arg(where)
-        rest = node.args[1:] if positional else node.args
+        first, rest = cst.Arg(cst.parse_expression(where)), list(node.args)
+        given = [arg for arg in rest if arg.keyword is None or arg.keyword.value == "device"]
+        if given:
+            first = given[0].with_changes(value=first.value, keyword=None, equal=cst.MaybeSentinel.DEFAULT)
+            rest.remove(given[0])
         return node.with_changes(func=node.func.with_changes(attr=cst.Name("to")), args=[first, *rest])
+
+    return edit
+
+
+def _guarded(test: str) -> Edit:
+    def edit(node: cst.CSTNode) -> cst.CSTNode:
+        assert isinstance(node, cst.SimpleStatementLine)
+        body = cst.IndentedBlock([node.with_changes(leading_lines=[])])
+        return cst.If(cst.parse_expression(test), body, leading_lines=node.leading_lines)
 
     return edit
 
 
 REWRITE = Rewrite(
     name="device-moves",
-    summary="x.cuda() becomes x.to(host_device()).",
+    summary="x.cuda() becomes x.to(host_device()), and orders to a GPU are given where there is one.",
     example="""\
   import torch
 + from ignite_ipu import host_device
 
 - x = torch.zeros(2).cuda(non_blocking=True)
 + x = torch.zeros(2).to(host_device(), non_blocking=True)
+- torch.cuda.synchronize()
++ if host_device().type == "cuda":
++     torch.cuda.synchronize()
 """,
     apply=apply,
 )

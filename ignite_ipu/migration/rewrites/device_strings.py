@@ -34,7 +34,7 @@ def _replacement(editor: Editor, node: ast.expr) -> Optional[str]:
     if called == "ignite.distributed.device" and isinstance(node, ast.Call) and not node.args:
         editor.forget("ignite.distributed.device")
         return f"{editor.need('host_device', node)}()"
-    if called == "torch.device" and isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+    if called == "torch.device" and isinstance(node, ast.Call) and node.args and not node.keywords:
         gpu = chosen_gpu(program, node.args[0]) or (None if is_guarded(program, node) else gpu_name(program, node))
         return _host_device(editor, node, gpu) if gpu is not None else None
     gpu = chosen_gpu(program, node)
@@ -44,7 +44,7 @@ def _replacement(editor: Editor, node: ast.expr) -> Optional[str]:
     if called == "torch.cuda.is_available":
         text = f'{editor.need("host_device", node)}().type == "cuda"'
         return f"({text})" if isinstance(program.parents[node], (ast.Compare, ast.BinOp, ast.Attribute)) else text
-    if isinstance(node, ast.Constant) and not is_guarded(program, node):
+    if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Call)) and not is_guarded(program, node):
         gpu = gpu_name(program, node)
         parent = program.parents.get(node)
         if gpu is None or isinstance(parent, ast.Compare) or program.names.called(parent or node) == _OURS:
@@ -63,7 +63,7 @@ _OURS = "ignite_ipu.host_device"
 
 def _host_device(editor: Editor, node: ast.AST, gpu: str) -> str:
     name = editor.need("host_device", node)
-    return f"{name}()" if gpu in ("cuda", "cuda:0") else f'{name}("{gpu}")'
+    return f"{name}()" if gpu.strip("'\"") in ("cuda", "cuda:0", "0", "None") else f"{name}({gpu})"
 
 
 def _makes_device(program: Program, node: ast.AST) -> bool:

@@ -7,15 +7,22 @@ import ast
 import libcst as cst
 
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.analysis.precision_arguments import enabled_argument, native_only, switchable
+from ignite_ipu.migration.analysis.precision_arguments import (
+    enabled_argument,
+    native_only,
+    scalers_of_trainers,
+    switchable,
+)
+from ignite_ipu.migration.analysis.training import TRAINER_FACTORIES
 from ignite_ipu.migration.rewriting.comma_lists import with_argument
 from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite, keyword_argument
 
 
 def apply(editor: Editor) -> None:
     """Let `enabled` of autocast and GradScaler be what it is in native runs only."""
+    scalers = scalers_of_trainers(editor.program, *TRAINER_FACTORIES)  # which have their meaning on IPUs, too
     for call in switchable(editor.program):
-        if native_only(editor.program, call):
+        if id(call) in scalers or native_only(editor.program, call):
             continue
         native = f"{editor.need('is_native', call)}()"
         enabled = enabled_argument(editor.program, call)

@@ -132,9 +132,10 @@ class Editor:
         return self._wrapper.module.visit(_Applier(self._edits)).code
 
     def _find(self, node: ast.AST) -> cst.CSTNode:
-        wanted = _CONCRETE.get(type(node))
+        statement = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
+        wanted = cst.BaseExpression if isinstance(node, ast.expr) else statement
         for candidate in self._nodes.get(self._range_of(node), []):
-            if wanted is None or isinstance(candidate, wanted):
+            if isinstance(candidate, wanted):
                 return candidate
         raise RewriteRefused(getattr(node, "lineno", 1), "its place in the text cannot be found")
 
@@ -146,17 +147,6 @@ class Editor:
 
     def _column(self, line: int, offset: int) -> int:
         return len(self._lines[line - 1][:offset].decode("utf-8", "ignore"))
-
-
-_CONCRETE: Dict[type, Union[type, Tuple[type, ...]]] = {
-    ast.Call: cst.Call,
-    ast.Constant: (cst.SimpleString, cst.Name, cst.Integer, cst.Float, cst.ConcatenatedString),
-    ast.IfExp: cst.IfExp,
-    ast.Name: cst.Name,
-    ast.Attribute: cst.Attribute,
-    ast.Expr: cst.SimpleStatementLine,
-    ast.Assign: cst.SimpleStatementLine,
-}
 
 
 class _Applier(cst.CSTTransformer):

@@ -6,7 +6,7 @@ import ast
 import builtins
 
 from ignite_ipu.migration.analysis.devices import gpu_name, is_guarded
-from ignite_ipu.migration.analysis.names import method_calls
+from ignite_ipu.migration.analysis.names import method_calls, owner_of
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -24,22 +24,20 @@ def check(program: Program) -> Hits:
     for call, name in program.calls("ignite.distributed.device", "torch.cuda.current_device"):
         yield Hit(call, f"{name}() is a GPU where there is one")
     for call, _ in program.calls("torch.cuda.set_device"):
-        yield Hit(call, "torch.cuda.set_device chooses a GPU", "Leave it out; an IPU has no current device.")
-    for node in program.nodes(ast.Constant):
-        if gpu_name(program, node) is not None and _names_a_device(program, node) and not is_guarded(program, node):
-            yield Hit(node, f"{node.value!r} is a GPU")
-    for text in program.nodes(ast.JoinedStr):
-        first = text.values[0] if text.values else None
-        if isinstance(first, ast.Constant) and str(first.value).startswith("cuda") and not is_guarded(program, text):
-            yield Hit(text, "the device is a GPU")
+        if not is_guarded(program, call):
+            yield Hit(call, "torch.cuda.set_device chooses a GPU", "Leave it out; an IPU has no current device.")
+    for node in [*program.nodes(ast.Constant), *program.nodes(ast.JoinedStr)]:
+        name = gpu_name(program, node)
+        if name is not None and _names_a_device(program, node) and not is_guarded(program, node):
+            yield Hit(node, f"{name} is a GPU")
 
 
-def _names_a_device(program: Program, node: ast.Constant) -> bool:
+def _names_a_device(program: Program, node: ast.expr) -> bool:
     """Leave out the tests (`device.type == "cuda"`) and what is said to host_device itself."""
     for above in program.ancestors(node):
         if isinstance(above, (ast.Compare, ast.Dict, ast.JoinedStr)):
             return False
-        if isinstance(above, ast.Call):
+        if isinstance(above, ast.Call) and owner_of(above, "format") is None:
             name = program.names.called(above)
             return name not in _OTHERS and not hasattr(builtins, name or "")
         if isinstance(above, ast.stmt):

@@ -10,22 +10,19 @@ _WRAPPERS = (
     "torch.nn.parallel.DataParallel",
     "torch.nn.parallel.DistributedDataParallel",
     "torch.distributed.fsdp.FullyShardedDataParallel",
-    "torch.distributed.init_process_group",
-    "torch.distributed.all_reduce",
     "ignite.distributed.auto_model",
 )
+_LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize")
 
 
 def check(program: Program) -> Hits:
     """Find wrappers, process groups and NCCL launches."""
     for call, name in program.calls(*_WRAPPERS):
         yield Hit(call, f"{name} spreads the work over GPUs")
-    for call, name in program.calls(
-        "ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize"
-    ):
-        backend = argument(call, "backend", 0)
-        if constant(backend) in ("nccl", "horovod", "xla-tpu"):
-            yield Hit(call, f"{name} launches processes for {constant(backend)}")
+    for call, name in program.calls(*_LAUNCHERS, "torch.distributed.init_process_group"):
+        backend = constant(argument(call, "backend", 0))
+        if isinstance(backend, str) and "gloo" not in backend:
+            yield Hit(call, f"{name} connects processes by {backend}")
 
 
 RULE = Rule(
@@ -37,14 +34,15 @@ RULE = Rule(
         "averages gradients itself. A model wrapped for GPUs cannot be compiled."
     ),
     remedy=(
-        "Hand the plain model over and say options.replicationFactor(n); launch several processes with "
-        "ignite_ipu.process_backend or `ignite-ipu launch`."
+        "Wrap the model by parallel_model, which makes the wrapper the model within, and connect processes by "
+        "process_backend; `ignite-ipu migrate` does it. Say options.replicationFactor(n) for replicas."
     ),
     example="""\
   import torch
++ from ignite_ipu import parallel_model
 
 - model = torch.nn.DataParallel(torch.nn.Linear(2, 2))
-+ model = torch.nn.Linear(2, 2)
++ model = parallel_model(torch.nn.DataParallel, torch.nn.Linear(2, 2))
 """,
     check=check,
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.analysis.precision_arguments import native_only, refused_precision, switchable
+from ignite_ipu.migration.analysis.precision_arguments import (
+    native_only,
+    refused_precision,
+    scalers_of_trainers,
+    switchable,
+)
 from ignite_ipu.migration.analysis.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
@@ -11,6 +16,7 @@ from ignite_ipu.migration.program import Program
 def check(program: Program) -> Hits:
     """Find autocast and gradient scalers that are on beside an IPU, and Ignite's switches for what it has not."""
     switched = {id(call) for call in switchable(program) if native_only(program, call)}
+    switched |= scalers_of_trainers(program, *TRAINER_FACTORIES)
     for call, name in program.calls("torch.amp.GradScaler", "torch.amp.autocast"):
         if id(call) not in switched:
             yield Hit(call, f"{name.rsplit('.', 1)[1]} has no counterpart on an IPU")

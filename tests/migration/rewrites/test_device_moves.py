@@ -1,4 +1,4 @@
-"""`.cuda()` becomes `.to(host_device())` where no GPU is chosen by number."""
+"""`.cuda()` becomes `.to(host_device())`, and orders to a GPU are guarded."""
 
 from __future__ import annotations
 
@@ -32,20 +32,36 @@ y.to(host_device())
 
 
 def test_numbered_and_guarded(rewritten):
-    """A GPU chosen by number has no counterpart; a guarded move happens with a GPU only."""
+    """A number is for native runs; a guarded move happens with a GPU only."""
     before = """\
 import torch
-x.cuda(rank)
+x.cuda(rank, non_blocking=True)
+x.cuda(device=args.gpu)
 if use == 'cuda':
     y.cuda()
 """
-    assert rewritten(REWRITE, before) == before
+    after = before.replace("import torch\n", "import torch\nfrom ignite_ipu import host_device\n")
+    after = after.replace("x.cuda(rank,", "x.to(host_device(rank),")
+    assert rewritten(REWRITE, before) == after.replace("x.cuda(device=args.gpu)", "x.to(host_device(args.gpu))")
 
 
-def test_torch_cuda(rewritten):
-    """The module torch.cuda is something else."""
+def test_orders(rewritten):
+    """They are given where there is a GPU; what a function of torch.cuda returns is left to its reader."""
     before = """\
 import torch
-torch.cuda.synchronize()
+def stop():
+    # wait
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
 """
-    assert rewritten(REWRITE, before) == before
+    after = """\
+import torch
+from ignite_ipu import host_device
+def stop():
+    # wait
+    if host_device().type == "cuda":
+        torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+"""
+    assert rewritten(REWRITE, before) == after
+    assert rewritten(REWRITE, after) == after

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 REWRITE = "device-strings"
 
 
@@ -57,10 +59,28 @@ x = torch.zeros(2, device='cuda')
     after = """\
 import torch
 from ignite_ipu import host_device
-device = host_device("cuda:1")
+device = host_device('cuda:1')
 x = torch.zeros(2, device=host_device())
 """
     assert rewritten(REWRITE, before) == after
+
+
+@pytest.mark.parametrize(
+    ("gpu", "named"),
+    [
+        ('torch.device(f"cuda:{rank}")', 'f"cuda:{rank}"'),
+        ('torch.device("cuda:%d" % rank)', '"cuda:%d" % rank'),
+        ('torch.device("cuda:{}".format(rank))', '"cuda:{}".format(rank)'),
+        ('torch.device("cuda", rank)', "rank"),
+        ('torch.device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")', 'f"cuda:{rank}"'),
+        ('torch.device("cuda", 0)', ""),
+    ],
+)
+def test_gpus_with_a_number_that_is_computed(rewritten, gpu, named):
+    """The number counts in native runs."""
+    after = f"import torch\nfrom ignite_ipu import host_device\ndevice = host_device({named})\n"
+    assert rewritten(REWRITE, f"import torch\ndevice = {gpu}\n") == after
+    assert rewritten(REWRITE, after) == after
 
 
 def test_questions_inside_expressions(rewritten):

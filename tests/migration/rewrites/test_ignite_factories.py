@@ -55,14 +55,12 @@ factory = create_supervised_trainer
 
 
 def test_refused_arguments(rewritten):
-    """Another precision, a scaler object, and arguments that are not written out."""
+    """Another precision, and arguments that are not written out."""
     before = """\
 from ignite.engine import create_supervised_trainer as c
-from torch.amp import GradScaler
 c(m, o, l, amp_mode="apex")
 c(m, o, l, None, False, p, t, u, False, "apex")
 c(m, o, l, amp_mode="amp" if half else "apex")
-c(m, o, l, amp_mode="amp", scaler=GradScaler())
 c(*a)
 c(m, **k)
 """

@@ -46,7 +46,7 @@ def train_batch(model, optimizer, x):
     loss.backward()
     optimizer.step()
 """,
-    "a gpu chosen by number": "model.cuda(local_rank)\n",
+    "a move with arguments of its own": "model.cuda(memory_format=format)\n",
 }
 
 

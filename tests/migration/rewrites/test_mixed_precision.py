@@ -35,3 +35,13 @@ def test_imported_names_and_decorators(rewritten):
     before = "from torch.cuda.amp import autocast\n@autocast()\ndef f(): pass\nwith autocast(amp): pass\n"
     after = before.replace("autocast()", "autocast(enabled=is_native())").replace("(amp)", "(amp and is_native())")
     assert rewritten(REWRITE, before) == after.replace("autocast\n", "autocast\nfrom ignite_ipu import is_native\n", 1)
+
+
+@pytest.mark.parametrize(
+    "factory", ["ignite.engine import create_supervised_trainer", "ignite_ipu import create_ipu_trainer"]
+)
+def test_scalers_that_a_trainer_is_given(rewritten, factory):
+    """They mean automatic loss scaling there."""
+    name = factory.split()[-1]
+    before = f"import torch\nfrom {factory}\nscaler = torch.cuda.amp.GradScaler()\n{name}(m, o, l, scaler=scaler)\n"
+    assert rewritten(REWRITE, before) == before

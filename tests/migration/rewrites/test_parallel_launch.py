@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 REWRITE = "parallel-launch"
 
 
@@ -33,6 +35,23 @@ with idist.Parallel(process_backend("nccl"), nproc_per_node=2) as p:
     p.run(f)
 """
     assert rewritten(REWRITE, before) == after
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "after"),
+    [
+        ("nn.DataParallel(net)", "parallel_model(nn.DataParallel, net)"),
+        (
+            "nn.parallel.DistributedDataParallel(net, device_ids=[rank])",
+            "parallel_model(nn.parallel.DistributedDataParallel, net, device_ids=[rank])",
+        ),
+    ],
+)
+def test_wrappers(rewritten, wrapped, after):
+    """They stay wrappers, with their arguments for native runs."""
+    result = rewritten(REWRITE, f"from torch import nn\nmodel = {wrapped}\n")
+    assert result == f"from torch import nn\nfrom ignite_ipu import parallel_model\nmodel = {after}\n"
+    assert rewritten(REWRITE, result) == result
 
 
 def test_other_backends(rewritten):

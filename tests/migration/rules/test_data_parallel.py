@@ -22,8 +22,10 @@ def test_wrappers_and_launchers(lines):
 def test_gloo_and_loaders(lines):
     """Several processes as such are fine."""
     code = """
-        import ignite.distributed as idist
+        import torch, ignite.distributed as idist
         with idist.Parallel(backend='gloo') as p: pass
         idist.auto_dataloader(d)
+        torch.distributed.init_process_group(backend)
+        model = parallel_model(torch.nn.DataParallel, m)
     """
     assert lines(RULE, code) == []

@@ -98,12 +98,13 @@ def test_training_and_evaluation_stay_close_to_float32():
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 @pytest.mark.parametrize("chosen", [pytest.param("emulator", marks=needs_half_precision), "native"])
-def test_a_scaler_scales_the_loss_on_either_side(chosen, monkeypatch):
+@pytest.mark.parametrize("made", [bool, getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)])
+def test_a_scaler_scales_the_loss_on_either_side(made, chosen, monkeypatch):
     """As natively, where a GradScaler does: training goes where it goes in single precision."""
     monkeypatch.setenv(backend.VARIABLE, chosen)
     (plain, single), (model, optimizer) = pair(), pair()
     reference = create_supervised_trainer(plain, single, nn.CrossEntropyLoss())
-    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), amp_mode="amp", scaler=True)
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), amp_mode="amp", scaler=made is bool or made())
     for engine in (reference, trainer):
         engine.run(DataLoader(task(), batch_size=8), max_epochs=3)
     assert trainer.state.output == pytest.approx(reference.state.output, rel=2e-2)

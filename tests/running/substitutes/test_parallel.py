@@ -80,3 +80,21 @@ def test_several_processes_on_gpus_are_refused(run):
     """The refusal names the line, and the way to replicas."""
     with pytest.raises(RunError, match=r"script\.py:2: .*init_process_group.*--replication-factor"):
         run("import torch.distributed as dist\ndist.init_process_group('nccl', rank=0, world_size=2)")
+
+
+def test_one_process_connects_without_gpus(run, tmp_path):
+    """What a launcher does for one GPU is done for one process."""
+    store = tmp_path / "store"
+    ran = run(f"""
+        import torch, torch.distributed as dist
+        from torch import nn
+        dist.init_process_group("nccl", init_method="file://{store}", rank=0, world_size=1)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1), device_ids=[0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = model.module.weight.detach().clone()
+        model(torch.ones(2, 3)).mean().backward()
+        optimizer.step()
+        print(torch.allclose(model.module.weight, before - 0.1), dist.get_backend())
+        dist.destroy_process_group()
+    """)
+    assert ran.output == ["True gloo"]
