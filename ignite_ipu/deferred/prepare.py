@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional, TypeVar, Union
+from typing import Any, Iterable, List, Optional, TypeVar, Union
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ def ipu_prepare(
         CaptureError, OptionsError: The settings cannot be honoured.
         SessionError: A model is trained by another engine, or some of it is not on the CPU.
     """
-    given = [first, *others]
+    given: List[Any] = [first, *others]
     for each in given:
         if not isinstance(each, (nn.Module, torch.optim.Optimizer)):
             raise TypeError(f"ipu_prepare was given a {type(each).__name__}: it takes models and optimizers.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
 
 import torch
 from torch import nn
@@ -79,7 +79,7 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
     return idist.auto_model(model, sync_bn=sync_bn, **kwargs)
 
 
-def parallel_model(wrapper: Callable[..., nn.Module], model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+def parallel_model(wrapper: Type[nn.Module], model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Return a model in a wrapper for several GPUs; where there are IPUs, calls of the wrapper are the model's.
 
     It has the wrapper's class and names (`module.weight`), and whoever trains it trains the model within.
@@ -100,7 +100,7 @@ def parallel_model(wrapper: Callable[..., nn.Module], model: nn.Module, *args: A
             "process drives all replicas. Start one process, and ask for replicas by replication_factor=... of "
             "create_ipu_trainer, IPUAccelerator or the CaptureSettings of ipu_prepare."
         )
-    wrapped: nn.Module = wrapper.__new__(wrapper)  # type: ignore[call-overload]
+    wrapped = wrapper.__new__(wrapper)
     on_one_device(wrapped, model)
     return wrapped
 

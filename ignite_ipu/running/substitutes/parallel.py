@@ -38,7 +38,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
     def init_process_group(
         line: Any, original: Callable[..., Any], backend: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        processes = int(kwargs.get("world_size") or os.environ.get("WORLD_SIZE", -1))
+        processes = int(kwargs.get("world_size") or os.environ.get("WORLD_SIZE") or 1)
         if "gloo" not in str(backend):
             if processes > 1:
                 raise journal.refuse(
