@@ -27,9 +27,9 @@ def check(program: Program) -> Hits:
         if not is_guarded(program, call):
             yield Hit(call, "torch.cuda.set_device chooses a GPU", "Leave it out; an IPU has no current device.")
     for node in [*program.nodes(ast.Constant), *program.nodes(ast.JoinedStr)]:
-        name = gpu_name(program, node)
-        if name is not None and _names_a_device(program, node) and not is_guarded(program, node):
-            yield Hit(node, f"{name} is a GPU")
+        gpu = gpu_name(program, node)
+        if gpu is not None and _names_a_device(program, node) and not is_guarded(program, node):
+            yield Hit(node, f"{gpu} is a GPU")
 
 
 def _names_a_device(program: Program, node: ast.expr) -> bool:
