@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Protocol, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Protocol, Sequence, Tuple
 from unittest import mock
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OutputError
+from ignite_ipu.errors import OutputError, UnsupportedArgumentError
 from ignite_ipu.program.forward.eager import EAGER, eagerly
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
 from ignite_ipu.program.forward.half_precision import half_products
@@ -49,6 +50,7 @@ class BatchStep(nn.Module):
 
     Attributes:
         is_tried: True if the model is known to change nothing in every call.
+        counted: Counters of batches, and by how much a micro-batch advances each: as the last call on the host did.
     """
 
     is_tried = False
@@ -73,6 +75,7 @@ class BatchStep(nn.Module):
         # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
         self._layout: List[BatchLayout] = []
         self._stages: List[StagesOfModel] = []
+        self.counted: List[Tuple[torch.Tensor, int]] = []
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -125,6 +128,7 @@ class BatchStep(nn.Module):
             with contextlib.ExitStack() as stack:
                 stack.enter_context(EAGER)
                 if training:
+                    _refuse_counting(self.model)
                     stack.enter_context(own_backwards_refused())
                     stack.enter_context(GradientHookGuard())
                 # The loss, and what else follows the model, belongs to the last block of a model annotated by hand.
@@ -147,15 +151,17 @@ class BatchStep(nn.Module):
 
         def call(recorder: Recorder) -> Any:
             inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
-            with self.on_host() as tensors:
-                recorder.mark([*tensors_in(inputs), *tensors])
+            with _on_host(self) as found:
+                recorder.mark([*tensors_in(inputs), *found.variable])
                 with recorder:
-                    return self.forward(*inputs)
+                    result = self.forward(*inputs)
+                self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in found.counters]
+            return result
 
         return call
 
-    def on_host(self) -> ContextManager[List[torch.Tensor]]:
-        """Return a context for calls on the host with ordinary tensors as weights; gives those that are no constants."""
+    def on_host(self) -> ContextManager[Any]:
+        """Return a context for calls on the host, with ordinary tensors as weights."""
         return _on_host(self)
 
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
@@ -223,16 +229,39 @@ class EvaluationStep(BatchStep):
         return y_pred
 
 
+def _refuse_counting(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if (
+            isinstance(module, _BatchNorm)
+            and module.momentum is None
+            and module.training
+            and module.running_mean is not None
+        ):
+            raise UnsupportedArgumentError(
+                f"{path or 'The model'} is a {type(module).__qualname__} with momentum=None: its statistics are "
+                "averages over all batches that it has seen, whose number no compiled program reads. Give it a "
+                "momentum, a number, such as PyTorch's 0.1."
+            )
+
+
 def _stay_open(block: Any, *error: Any) -> None:
     """Leave a `poptorch.Block` open until the next one begins, as `poptorch.BeginBlock` does."""
 
 
+class _Found(NamedTuple):
+    """Tensors of a call on the host: those that are no constants, and PyTorch's counters before and after it."""
+
+    variable: List[torch.Tensor]
+    counters: List[Tuple[torch.Tensor, torch.Tensor]]
+
+
 @contextlib.contextmanager
-def _on_host(step: BatchStep) -> Iterator[List[torch.Tensor]]:
+def _on_host(step: BatchStep) -> Iterator[_Found]:
+    """Let a step be called natively, with ordinary tensors as weights."""
     found: Dict[int, torch.Tensor] = {}
     # Of a wrapped one, whoever looks at forward downloads.
     wrapped, step.__class__ = type(step), step._unwrapped
-    before, variable = [], []
+    before, variable, counters = [], [], []
     for kind in ("_parameters", "_buffers"):
         for tensors in [module.__dict__[kind] for module in step.modules()]:
             before.append((tensors, dict(tensors)))
@@ -242,13 +271,15 @@ def _on_host(step: BatchStep) -> Iterator[List[torch.Tensor]]:
                     found[id(tensor)] = plain(tensor).clone() if kind == "_buffers" else plain(tensor)
                     if found[id(tensor)].is_floating_point() or name in _COUNTERS:
                         variable.append(found[id(tensor)])
+                    if name == _COUNTERS[0]:
+                        counters.append((tensor, found[id(tensor)]))
             tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
     try:
         # Without gradients PyTorch's checkpoints warn that there are none.
         with eagerly(), without_checkpointing(training=False), without_generation_cache(step.model):
             with torch.inference_mode(False), torch.no_grad():
                 with torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunctionSubclass():
-                    yield variable
+                    yield _Found(variable, counters)
     finally:
         for tensors, values in before:
             tensors.update(values)

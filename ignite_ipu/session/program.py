@@ -24,6 +24,7 @@ from ignite_ipu.program.tensors.rows import row_count, select_rows
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.placement import Placed, Placing
+from ignite_ipu.session.weights.batch_counters import Counted, counted_by_norms
 from ignite_ipu.session.weights.compiled_buffers import CompiledBuffers
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -85,6 +86,7 @@ class Program:
         self._placed: Optional[Placed] = None
         self._random_state: Optional[List[int]] = None
         self._classes: List[type] = []
+        self._counted: Counted = []
         self._weights, self._hooks, self._link, self._on_trace = weights, hooks, link, on_trace
         self._step_class = type(step)
 
@@ -203,6 +205,8 @@ class Program:
         if not executor.isCompiled():
             self._compile(executor, leaves)
             self.geometry = self._geometry_of(batch)
+        if self.training:
+            self._weights.counters.follow(self._counted, self.micro_batches_per_replica)
         self._hooks.fire(IPUEvents.DEVICE_ATTACHING)
         if not executor.isAttachedToDevice():
             executor.attachToDevice()
@@ -361,8 +365,10 @@ class Program:
         retrace = Retrace(self.step.call_on_host(leaves, self.micro_batches), self.step.python_state)
         # What the trace has imported, for example, was not there before.
         python, kept = self.step.python_state(), ModuleAttributes(self.step)
+        self._counted = counted_by_norms(self.step)
         try:
             self.varying = retrace.begin(python, once=self.step.is_tried)
+            self._counted = self.step.counted
             if self.training:
                 self._say_if_sums_are_averaged(leaves)
         except Exception as error:

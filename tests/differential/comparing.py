@@ -104,13 +104,9 @@ def run(text: str, device: bool) -> Tuple[List[Any], Optional[Exception]]:
 
 
 def _kept(value: Any) -> Any:
-    """Return a copy of what is noted, without counts from which nothing is computed and which a device does not keep.
-
-    They are those of batch normalisation, and those of RMSprop, which are the trainer's for all layers.
-    """
+    """Return a copy of what is noted, without RMSprop's counts of steps, which are the trainer's for all layers."""
     if isinstance(value, dict):
-        counts = ("num_batches_tracked", "step") if "square_avg" in value else ("num_batches_tracked",)
-        kept = {key: item for key, item in value.items() if not str(key).endswith(counts)}
+        kept = {key: item for key, item in value.items() if key != "step" or "square_avg" not in value}
         return {key: _kept(item) for key, item in kept.items()}
     if isinstance(value, (list, tuple)):
         return [_kept(item) for item in value]

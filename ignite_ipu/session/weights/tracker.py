@@ -17,6 +17,7 @@ from ignite_ipu.program.tensors.raw import plain, version_of
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, unwatch_parameters, watch_parameters
+from ignite_ipu.session.weights.batch_counters import BatchCounters
 
 __all__ = ["Weights", "named_tensors"]
 
@@ -44,6 +45,7 @@ class Weights:
         updates: How often the training program was called; a list of one number, for those who outlive this.
         looks: How often `notice_edits` looked at every tensor.
         edits: How often the host's weights were found or said to be set.
+        counters: What counts batches.
 
     PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
     was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
@@ -67,6 +69,7 @@ class Weights:
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
         self.updates = [0]
+        self.counters = BatchCounters()
         self._watched: List[Tuple[torch.Tensor, int]] = []
 
     @property
@@ -148,6 +151,7 @@ class Weights:
             self._training = None
             self._forget_accesses()
             self._host_is_stale = False
+            self.counters.forget()
         if not self._inference:
             self.unwatch()
 
@@ -155,6 +159,9 @@ class Weights:
         """Remember that a training call has changed the weights on the device."""
         self._host_is_stale = True
         self.updates[0] += 1
+        self.counters.note_call()
+        if self._accesses is not None:
+            self._accesses.read = False
         for copy in self._inference:
             copy.stale = True
 
@@ -264,6 +271,7 @@ class Weights:
             # From now on, who has a tensor with the memory of a weight may write into the newest values.
             self._accesses.note(reads=True)
         copied = self._training.executor.copyWeightsToHostIfNeeded()
+        self.counters.advance()
         self._host_is_stale = False
         if copied:
             self._hooks.fire(IPUEvents.WEIGHTS_TO_HOST)
@@ -288,6 +296,7 @@ class Weights:
 
     def put_back(self, copies: Sequence[torch.Tensor]) -> None:
         """Make copies that `read` returned the newest weights, when those on the device are lost."""
+        self.counters.forget()
         with torch.no_grad():
             for tensor, copy in zip(self._tensors, copies):
                 plain(tensor).copy_(copy)
@@ -329,6 +338,7 @@ class Weights:
         if self._host_is_stale:
             pairs = zip(self._names, self._versions, _count_edits(self._tensors))
             self._lost += [name for name, before, after in pairs if before != after]
+            self.counters.advance()
 
 
 def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:

@@ -94,8 +94,7 @@ def test_what_an_early_update_has_changed_is_not_shown(name: str, updates: int) 
     forget()
     native, optimizer = read_early(Accelerator(cpu=True), updates)
     optimizer.step()
-    del found["1.num_batches_tracked"], (expected := native.state_dict())["1.num_batches_tracked"]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, native.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("save", [name for name in ("save_model", "save_state") if hasattr(Accelerator, name)])

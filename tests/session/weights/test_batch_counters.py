@@ -1,0 +1,108 @@
+"""`num_batches_tracked` advances as natively, whenever somebody looks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from ignite.engine import Events
+from torch import nn
+from torch.utils.data import DataLoader
+
+import ignite_ipu.emulator as poptorch
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.errors import UnsupportedArgumentError
+from ignite_ipu.handlers import Recovery
+from tests.supervised import assert_same_weights, task, train_natively
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+LOADER = DataLoader(task(), batch_size=4)
+
+
+class Normalised(nn.Module):
+    """One norm that is called twice, one that is frozen, and one that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.norm, self.frozen, self.unused = nn.BatchNorm1d(8), nn.BatchNorm1d(8), nn.BatchNorm1d(8)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, x):
+        return self.last(self.frozen(self.norm(self.norm(self.first(x)).relu())) + 0 * self.unused.weight.sum())
+
+
+def made(**settings):
+    torch.manual_seed(4)
+    model = Normalised()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, **settings)
+
+
+@pytest.mark.parametrize(
+    "factors", [{}, {"device_iterations": 4}, {"gradient_accumulation_steps": 2, "device_iterations": 2}], ids=str
+)
+def test_counts_are_those_of_a_native_run(factors):
+    """Also between trainings, evaluations, edits and a resumed run; statistics and weights, too."""
+    (model, optimizer), (reference, native) = made(), made()
+    trainer, evaluator = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, **factors), create_ipu_evaluator(model)
+    seen = []
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(LOADER))
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: seen.append(int(model.norm.num_batches_tracked)))
+    trainer.run(LOADER, max_epochs=2)
+    assert seen == [32, 64] and int(model.frozen.num_batches_tracked) == int(model.unused.num_batches_tracked) == 0
+    model.norm.num_batches_tracked.fill_(7)
+    trainer.run(LOADER, max_epochs=3)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), trainer.state_dict()))
+    trainer.ipu.close()
+    assert saved[0]["norm.num_batches_tracked"] == model.norm.num_batches_tracked == 7 + 32
+
+    model, optimizer = made()
+    resumed = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, **factors)
+    for each, state in zip((model, optimizer, resumed), saved):
+        each.load_state_dict(state)
+    resumed.run(LOADER, max_epochs=4)
+    for _ in range(4):
+        train_natively(reference, native, LOADER, factors.get("gradient_accumulation_steps", 1))
+    reference.norm.num_batches_tracked.sub_(64 - 7)
+    assert_same_weights(model, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_replicas_count_their_own_batches():
+    """As those of DistributedDataParallel do; the statistics that come back are of one of them, too."""
+    model, optimizer = made()
+    trainer = create_ipu_trainer(
+        model,
+        optimizer,
+        CROSS_ENTROPY,
+        options=poptorch.Options().broadcastBuffers(False),
+        replication_factor=2,
+        gradient_accumulation_steps=2,
+        device_iterations=2,
+    )
+    trainer.run(LOADER)
+    assert model.state_dict()["norm.num_batches_tracked"] == 2 * 16 // 2
+
+
+def test_calls_that_a_fault_has_lost_are_not_counted(tmp_path):
+    model, optimizer = made(momentum=0.9)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, weight_sync=False)
+    Recovery(tmp_path, {}, every=5, backoff=0.0).attach(trainer)
+    with poptorch.inject_faults({8: poptorch.Fault("IPU_RESET"), 13: poptorch.Fault("IPU_RESET")}):
+        trainer.run(LOADER)
+    assert trainer.state.recovery.recoveries == 2
+    assert model.norm.num_batches_tracked == 32
+
+
+def test_a_norm_without_momentum_is_refused():
+    model, optimizer = made()
+    model.norm.momentum = None
+    with pytest.raises(UnsupportedArgumentError, match=r"norm is a BatchNorm1d with momentum=None.*Give it a momentum"):
+        create_ipu_trainer(model, optimizer, CROSS_ENTROPY).run(LOADER)
+    model, optimizer = made()
+    model.frozen.momentum = None  # its statistics are only read
+    create_ipu_trainer(model, optimizer, CROSS_ENTROPY).run(LOADER)
