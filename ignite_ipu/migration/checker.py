@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 from dataclasses import dataclass, field
-from typing import Iterable, List, Optional, Sequence, Tuple
+from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import SourceError
@@ -13,7 +15,7 @@ from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.comments import EVERY_RULE
 from ignite_ipu.migration.source.discovery import discover
-from ignite_ipu.migration.source.file import Source, read_source, split_lines
+from ignite_ipu.migration.source.file import Source, read_source
 
 
 @dataclass(frozen=True)
@@ -71,19 +73,32 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
     chosen = list(all_rules().values() if rules is None else rules)
     found = discover(paths)
     report = Report(skipped=found.skipped)
-    for path, _ in following(found.files, "Checking"):
-        report.files += 1
-        try:
-            source = read_source(path)
-        except SourceError as error:
-            report.findings.append(_unreadable(path, str(error), error.line, None))
-        except OSError as error:
-            report.findings.append(_unreadable(path, f"cannot be read: {error.strerror}", 1, None))
-        else:
-            findings, suppressed = check_source(source, chosen)
-            report.findings.extend(findings)
-            report.suppressed += suppressed
+    with _without_collections():
+        for path, _ in following(found.files, "Checking"):
+            report.files += 1
+            try:
+                source = read_source(path)
+            except SourceError as error:
+                report.findings.append(_unreadable(path, str(error), error.line, None))
+            except OSError as error:
+                report.findings.append(_unreadable(path, f"cannot be read: {error.strerror}", 1, None))
+            else:
+                findings, suppressed = check_source(source, chosen)
+                report.findings.extend(findings)
+                report.suppressed += suppressed
     return report
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Leave out the collections of garbage that every tree would set off: trees have no circles, and need none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int]:
@@ -93,7 +108,6 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
     except SourceError as error:
         cell, line = source.locate(error.line)
         return [_unreadable(source.path, str(error), line, cell)], 0
-    lines = split_lines(source.text)
     findings: List[Finding] = []
     suppressed = 0
     for rule in all_rules().values() if rules is None else rules:
@@ -101,7 +115,7 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
             if _is_suppressed(program, hit.node, rule.name):
                 suppressed += 1
                 continue
-            findings.append(_place(source, lines, rule, hit))
+            findings.append(_place(program, rule, hit))
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
 
 
@@ -114,8 +128,8 @@ def _is_suppressed(program: Program, node: ast.AST, rule: str) -> bool:
     return False
 
 
-def _place(source: Source, lines: Sequence[str], rule: Rule, hit: Hit) -> Finding:
-    node = hit.node
+def _place(program: Program, rule: Rule, hit: Hit) -> Finding:
+    node, source, lines = hit.node, program.source, program.lines
     first = getattr(node, "lineno", 1)
     last = getattr(node, "end_lineno", None) or first
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.With)):

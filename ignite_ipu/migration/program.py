@@ -12,6 +12,7 @@ from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
 from ignite_ipu.migration.source.comments import find_suppressions
+from ignite_ipu.migration.source.file import split_lines
 
 
 class Program(ParsedFile):
@@ -42,9 +43,16 @@ class Program(ParsedFile):
         """Line of the text -> names in its `# ignite-ipu: ignore[...]` comment; `*` stands for every rule."""
         return find_suppressions(self.source.text)
 
+    @cached_property
+    def lines(self) -> List[str]:
+        """The lines of the text, as Python counts them."""
+        return split_lines(self.source.text)
 
-def text_of(node: ast.AST, text: str) -> str:
-    """Return a node's source on one line, shortened for a message."""
-    segment = ast.get_source_segment(text, node) or type(node).__name__
-    line = re.sub(r"\s+", " ", segment).strip()
-    return line if len(line) <= 60 else line[:57] + "..."
+    def text_of(self, node: ast.expr) -> str:
+        """Return an expression's source on one line, shortened for a message."""
+        last = node.end_lineno or node.lineno
+        lines = [line.encode() for line in self.lines[node.lineno - 1 : last]]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        line = re.sub(r"\s+", " ", b" ".join(lines).decode()).strip()
+        return line if len(line) <= 60 else line[:57] + "..."

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
+
 from ignite_ipu.migration.checker import check_paths, check_source
 from ignite_ipu.migration.findings import Severity
-from ignite_ipu.migration.source.file import Source
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rules import all_rules
+from ignite_ipu.migration.source.file import Source, read_source
 
 
 def test_columns_count_characters_not_bytes():
@@ -39,3 +45,17 @@ def test_nothing_is_executed(tmp_path):
     code.write_text(f"open({str(marker)!r}, 'w')\nimport this_module_does_not_exist\n")
     check_paths([str(code)])
     assert not marker.exists()
+
+
+def test_a_file_is_freed_without_the_garbage_collector():
+    """Which is off while files are checked, as it would walk every tree again and again."""
+    program = Program(read_source(Path(__file__).parent / "corpus" / "gan.py"))
+    freed = weakref.ref(program)
+    gc.disable()
+    try:
+        for rule in all_rules().values():
+            list(rule.check(program) if rule.check is not None else ())
+        del program
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -10,7 +10,7 @@ from ignite_ipu.migration.analysis.engine_functions import captured_functions, t
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.kinds import parameters_of
 from ignite_ipu.migration.analysis.models import Holding
-from ignite_ipu.migration.analysis.names import argument, dotted, index_of, method_calls, owner_of, unmoved
+from ignite_ipu.migration.analysis.names import argument, dotted, index_of, method_calls, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
 
@@ -86,7 +86,7 @@ def evaluated_models(training: Training) -> Iterator[ast.Call]:
 
 
 def _given_to_accelerate(file: ParsedFile) -> Set[str]:
-    calls = method_calls(file.nodes(ast.Call), "prepare", "prepare_model", "prepare_optimizer")
+    calls = file.method_calls("prepare", "prepare_model", "prepare_optimizer")
     return {dotted(value) or "" for call, _ in calls for value in call.args}
 
 
@@ -148,16 +148,16 @@ class _Captures:
         if self.file.names.called(self.file.parents[call]) == PREPARE:
             return
         scope = self.file.function_of(call) or self.file.tree
-        inside = list(ast.walk(call))
+        inside = list(walk(call))
         # params = [...]: what was asked for its parameters in front of the construction.
         before = [node for node in self._own_nodes(scope) if 0 < _line(node) <= call.lineno]
-        loops = [loop for node in [*before, *inside] if call not in ast.walk(node) for loop in _loops(node)]
+        loops = [loop for node in [*before, *inside] if call not in walk(node) for loop in _loops(node)]
         for nodes in (inside, before):
             models = self._models_of(nodes)
             # for part in (encoder, decoder): of its variable only what it ran over is in sight.
             hidden = [loop for loop in loops if names_bound(loop.target) & models]
             models -= {name for loop in hidden for name in names_bound(loop.target)}
-            ran_over = {dotted(part) for loop in hidden for part in ast.walk(loop.iter)}
+            ran_over = {dotted(part) for loop in hidden for part in walk(loop.iter)}
             models |= {name for name in ran_over if name is not None and self._is_model(name)}
             lists = {dotted(loop.iter) for loop in hidden if isinstance(loop.target, ast.Name)}
             models |= {f"*{name}" for name in lists if name is not None and self._is_list(name)}
@@ -196,7 +196,7 @@ class _Captures:
             if model.holds.get(attribute) is Holding.MODULE:
                 yield attribute
             elif method is not None:
-                for call in (node for node in ast.walk(method) if isinstance(node, ast.Call)):
+                for call in (node for node in walk(method) if isinstance(node, ast.Call)):
                     owner, _, name = (dotted(call.func) or "").rpartition(".")
                     if owner == "self" and name not in seen:
                         yield from self._modules_behind(name, seen)
@@ -215,7 +215,7 @@ class _Captures:
 
     def _is_list(self, name: str) -> bool:
         """Tell whether a variable holds several models, of which none is called by that name."""
-        values = [value for target, value in self.file.assigned if target == name]
+        values = self.file.values.get(name, [])
         made = [isinstance(value, _LISTS) or self.file.names.called(value) == _MODULES for value in values]
         return bool(made) and all(made)
 
@@ -242,7 +242,7 @@ class _Captures:
     def _find_out(self, name: str, scope: Scope) -> bool:
         parameters = [] if isinstance(scope, ast.Module) else [arg.arg for arg in parameters_of(scope)]
         if isinstance(scope, ast.Module) or name not in parameters:
-            return any(self._makes(value) for target, value in self.file.assigned if target == name)
+            return any(map(self._makes, self.file.values.get(name, ())))
         method = parameters[:1] == ["self"]
         position = parameters.index(name) - method
         above = self.file.parents[scope]
@@ -274,7 +274,7 @@ class _Captures:
             return
         names = (*optimizers, *self._with_parts(models))
         for statement in scope.body:
-            inside = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
+            inside = [part for part in walk(statement) if isinstance(part, ast.Call)]
             if self._prepares(statement, names):
                 return
             uses = any(dotted(call.func) in models or call in self.training.backwards for call in inside)

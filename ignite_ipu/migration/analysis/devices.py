@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import Optional, Set
+from typing import Optional
 
-from ignite_ipu.migration.analysis.names import constant, dotted
+from ignite_ipu.migration.analysis.names import constant, dotted, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 _QUESTIONS = ("torch.cuda.is_available", "ignite_ipu.host_device", "ignite_ipu.is_native")
@@ -13,9 +13,8 @@ _QUESTIONS = ("torch.cuda.is_available", "ignite_ipu.host_device", "ignite_ipu.i
 
 def asks_for_gpu(file: ParsedFile, test: ast.AST) -> bool:
     """Tell whether an expression is true only where there is a GPU to use: it asks, or is a variable that did."""
-    answers = _answers(file)
-    for part in ast.walk(test):
-        if file.names.called(part) in _QUESTIONS or dotted(part) in answers:
+    for part in walk(test):
+        if file.names.called(part) in _QUESTIONS or _holds_answer(file, dotted(part)):
             return True
         compared = isinstance(part, ast.Constant) and part.value == "cuda"
         if compared and isinstance(file.parents.get(part), ast.Compare):
@@ -23,15 +22,16 @@ def asks_for_gpu(file: ParsedFile, test: ast.AST) -> bool:
     return False
 
 
-def _answers(file: ParsedFile) -> Set[str]:
-    """Variables that were assigned the answer to the question whether there is a GPU."""
-    found = set()
-    for target, value in file.assigned:
-        asked = any(file.names.called(part) in _QUESTIONS for part in ast.walk(value))
-        answer = isinstance(value, (ast.BoolOp, ast.UnaryOp, ast.Compare))
-        if file.names.called(value) == "torch.cuda.is_available" or (asked and answer):
-            found.add(target)
-    return found
+def _holds_answer(file: ParsedFile, name: Optional[str]) -> bool:
+    """Tell whether a variable was assigned the answer to the question whether there is a GPU."""
+    for value in file.values.get(name or "", ()):
+        asked = any(file.names.called(part) in _QUESTIONS for part in walk(value))
+        if asked and (
+            isinstance(value, (ast.BoolOp, ast.UnaryOp, ast.Compare))
+            or file.names.called(value) == "torch.cuda.is_available"
+        ):
+            return True
+    return False
 
 
 def is_guarded(file: ParsedFile, node: ast.AST) -> bool:

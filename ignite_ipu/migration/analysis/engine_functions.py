@@ -33,7 +33,7 @@ def training_functions(training: Training) -> Iterator[Tuple[ast.expr, ast.Funct
 def _behind(file: ParsedFile, process: ast.expr) -> ast.expr:
     """Return the function in a `functools.partial` that an expression is or names; else the expression."""
     name = dotted(process)
-    values = [process] if name is None else [value for target, value in file.assigned if target == name]
+    values = [process] if name is None else file.values.get(name, [])
     call = values[0] if len(values) == 1 else None
     if isinstance(call, ast.Call) and file.names.called(call) == "functools.partial" and call.args:
         return call.args[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Collection, List, Optional
 
-from ignite_ipu.migration.analysis.names import dotted, owner_of
+from ignite_ipu.migration.analysis.names import dotted, owner_of, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 _WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
@@ -40,7 +40,7 @@ def without_gradients(file: ParsedFile, node: ast.AST) -> bool:
 
 def _in_evaluation_mode(file: ParsedFile, node: ast.AST, model: str) -> bool:
     scope: Optional[ast.AST] = file.function_of(node)
-    for part in ast.walk(scope if scope is not None else file.tree):
+    for part in walk(scope if scope is not None else file.tree):
         if owner_of(part, "eval") == model and (scope is not None or file.function_of(part) is None):
             return True
     return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import List, Union
 
 from ignite_ipu.migration.analysis import tensor_methods
-from ignite_ipu.migration.analysis.names import Names, dotted
+from ignite_ipu.migration.analysis.names import Names, dotted, walk
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -71,8 +71,8 @@ def parameters_of(function: Function) -> List[ast.arg]:
 def declared_kind(function: Function, arg: ast.arg) -> Kind:
     """Return what a parameter's annotation or default says it is."""
     if arg.annotation is not None:
-        words = {node.id for node in ast.walk(arg.annotation) if isinstance(node, ast.Name)}
-        words |= {node.attr for node in ast.walk(arg.annotation) if isinstance(node, ast.Attribute)}
+        words = {node.id for node in walk(arg.annotation) if isinstance(node, ast.Name)}
+        words |= {node.attr for node in walk(arg.annotation) if isinstance(node, ast.Attribute)}
         if isinstance(arg.annotation, ast.Constant) and isinstance(arg.annotation.value, str):
             words.add(arg.annotation.value.split(".")[-1])
         if words & {"Tensor", "FloatTensor", "LongTensor"}:
@@ -95,7 +95,7 @@ _CONTAINER_TYPES = {"List", "Tuple", "Dict", "Sequence", "Iterable", "Mapping", 
 
 def used_as_tensor(function: Function, name: str, names: Names) -> bool:
     """Tell whether a parameter is handed to a layer or to torch, or has something only tensors have."""
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Attribute) and dotted(node.value) == name and node.attr in tensor_methods.DISTINCTIVE:
             return True
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name) and node.args[0].id == name:

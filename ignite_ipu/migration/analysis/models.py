@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Iterator, List, Optional, Set, Union
+from typing import Dict, Iterable, Iterator, List, Optional, Union
 
-from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted
+from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, walk
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -111,31 +111,32 @@ class Model:
         return None
 
 
-def find_models(nodes: Iterable[ast.AST], names: Names) -> List[Model]:
-    """Return the models that a file's nodes define, in the order of the text, through inheritance within the file."""
-    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
-    models: Dict[str, Model] = {}
-    visiting: Set[str] = set()
-
-    def visit(name: str) -> Optional[Model]:
-        if name in models or name not in classes or name in visiting:
-            return models.get(name)
-        visiting.add(name)
-        node = classes[name]
-        bases = [base for base in (visit(base.id) for base in node.bases if isinstance(base, ast.Name)) if base]
-        if bases or any(_is_module_class(names.resolve(base), node) for base in node.bases):
-            model = Model(node, bases)
-            for base in reversed(bases):
-                model.holds.update(base.holds)
-                model.values.update(base.values)
-            _collect(model, names)
-            model.learns = _learns(model, names)
-            models[name] = model
-        return models.get(name)
-
+def find_models(nodes: Iterable[ast.ClassDef], names: Names) -> List[Model]:
+    """Return the models among the classes of a file, in the order of the text, through inheritance within the file."""
+    classes = {node.name: node for node in nodes}
+    models: Dict[str, Optional[Model]] = {}
     for name in classes:
-        visit(name)
-    return sorted(models.values(), key=lambda model: model.node.lineno)
+        _visit(name, classes, models, names)
+    return sorted(filter(None, models.values()), key=lambda model: model.node.lineno)
+
+
+def _visit(
+    name: str, classes: Dict[str, ast.ClassDef], models: Dict[str, Optional[Model]], names: Names
+) -> Optional[Model]:
+    if name in models or name not in classes:
+        return models.get(name)
+    models[name] = None  # as long as it is only known to inherit from itself
+    node = classes[name]
+    own = (base.id for base in node.bases if isinstance(base, ast.Name))
+    bases = [base for base in (_visit(each, classes, models, names) for each in own) if base is not None]
+    if bases or any(_is_module_class(names.resolve(base), node) for base in node.bases):
+        model = models[name] = Model(node, bases)
+        for base in reversed(bases):
+            model.holds.update(base.holds)
+            model.values.update(base.values)
+        _collect(model, names)
+        model.learns = _learns(model, names)
+    return models[name]
 
 
 def _is_module_class(base: Optional[str], node: ast.ClassDef) -> bool:
@@ -172,7 +173,7 @@ def _collect(model: Model, names: Names) -> None:
         kind = _kind(value, names)
         if kind is not None and model.holds.get(name) is not Holding.BUFFER:
             model.holds[name] = kind
-    for call in (node for node in ast.walk(init) if isinstance(node, ast.Call)):
+    for call in (node for node in walk(init) if isinstance(node, ast.Call)):
         function = call.func
         if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
             continue
@@ -211,12 +212,12 @@ def _learns(model: Model, names: Names) -> bool:
         isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         for function in [forward, *helpers]
         if function is not None
-        for node in ast.walk(function)
+        for node in walk(function)
     )
 
 
 def _calls(node: ast.AST) -> Iterator[ast.expr]:
-    return (part.func for part in ast.walk(node) if isinstance(part, ast.Call))
+    return (part.func for part in walk(node) if isinstance(part, ast.Call))
 
 
 def _of_self(function: ast.expr) -> str:
@@ -235,7 +236,7 @@ def _is_weightless(name: Optional[str]) -> bool:
 
 
 def _assignments(init: Function, owner: str) -> Iterator[tuple[str, ast.expr]]:
-    for node in ast.walk(init):
+    for node in walk(init):
         targets: List[ast.expr] = []
         value: Optional[ast.expr] = None
         if isinstance(node, ast.Assign):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import itertools
 from functools import cached_property
-from typing import Dict, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union
+from operator import attrgetter
+from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union, cast
 
 from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.analysis.kinds import Function
 from ignite_ipu.migration.analysis.models import Model, find_models
-from ignite_ipu.migration.analysis.names import Names, dotted
+from ignite_ipu.migration.analysis.names import Names, children, dotted, method_calls, walk
 from ignite_ipu.migration.source.file import Source
 
 Node = TypeVar("Node", bound=ast.AST)
 
+_PLACE = attrgetter("lineno", "col_offset")
 _DEEPEST = 200
 """Levels of syntax below which nobody writes; rules follow them by recursion."""
 
@@ -24,7 +26,6 @@ class ParsedFile:
 
     Attributes:
         tree: The module.
-        every: All its nodes, outer ones first.
         parents: The node around each node.
         names: The imports, and what they make of names.
 
@@ -40,39 +41,73 @@ class ParsedFile:
             raise SourceError(f"is not valid Python: {error.msg}", error.lineno or 1) from None
         except (ValueError, RecursionError, MemoryError) as error:
             raise SourceError(f"cannot be parsed: {error}") from None
-        self.parents = _parents(self.tree)
-        self.every: List[ast.AST] = [self.tree, *self.parents]
-        self.names = Names(self.every)
+        self.parents: Dict[ast.AST, ast.AST] = {}
+        self._by_type: Dict[Type[ast.AST], List[ast.AST]] = {}
+        self._in_order: Dict[Type[ast.AST], List[ast.AST]] = {}
+        self._index()
+        self.names = Names(itertools.chain(*(self._by_type.get(kind, ()) for kind in Names.OF)))
+
+    def _index(self) -> None:
+        """Find every node's parent, and the nodes of each class.
+
+        Raises:
+            SourceError: The nodes nest deeper than what walks them can follow.
+        """
+        parents, by_type = self.parents, self._by_type
+        level: List[ast.AST] = [self.tree]
+        for _ in range(_DEEPEST + 1):
+            below: List[ast.AST] = []
+            for node in level:
+                by_type.setdefault(node.__class__, []).append(node)
+                inside = children(node)
+                below += inside
+                for child in inside:
+                    parents[child] = node
+            level = below
+        if level:
+            line = next((node.lineno for node in level if isinstance(node, (ast.expr, ast.stmt))), 1)
+            raise SourceError(f"cannot be parsed: it nests more than {_DEEPEST} levels deep", line)
+
+    def nodes(self, kind: Type[Node]) -> List[Node]:
+        """Return the nodes of exactly one class, in the order of the text."""
+        found = self._in_order.get(kind)
+        if found is None:
+            found = self._by_type.get(kind, [])
+            if found and hasattr(found[0], "lineno"):
+                found.sort(key=_PLACE)
+            self._in_order[kind] = found
+        return cast(List[Node], found)
+
+    def calls(self, *names: str) -> Iterable[Tuple[ast.Call, str]]:
+        """Return the calls of these functions or classes; a name ending in `.*` stands for all below it."""
+        known = self._calls_by_name
+        wanted = {name for name in names if name in known}
+        for name in names:
+            if name.endswith(".*"):
+                wanted |= {each for each in known if each.startswith(name[:-1])}
+        return _in_order([[(call, name) for call in known[name]] for name in wanted])
 
     @cached_property
-    def by_type(self) -> Dict[Type[ast.AST], List[ast.AST]]:
-        """All nodes, in the order of the text, by their class."""
-        table: Dict[Type[ast.AST], List[ast.AST]] = {}
-        for node in self.every:
-            table.setdefault(type(node), []).append(node)
-        for nodes in table.values():
-            if nodes and hasattr(nodes[0], "lineno"):
-                nodes.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
-        return table
+    def _calls_by_name(self) -> Dict[str, List[ast.Call]]:
+        """The calls of what has a documented name, by that name."""
+        found: Dict[str, List[ast.Call]] = {}
+        for call in self.nodes(ast.Call):
+            name = self.names.resolve(call.func)
+            if name is not None:
+                found.setdefault(name, []).append(call)
+        return found
 
-    def nodes(self, kind: Type[Node]) -> Iterator[Node]:
-        """Yield the nodes of exactly one class, in the order of the text."""
-        for node in self.by_type.get(kind, []):
-            assert isinstance(node, kind)
-            yield node
-
-    def calls(self, *names: str) -> Iterator[Tuple[ast.Call, str]]:
-        """Yield the calls of these functions or classes; a name ending in `.*` stands for all below it."""
-        exact = {name for name in names if not name.endswith(".*")}
-        prefixes = tuple(name[:-1] for name in names if name.endswith(".*"))
-        for call, name in self.named_calls:
-            if name in exact or (prefixes and name.startswith(prefixes)):
-                yield call, name
+    def method_calls(self, *methods: str) -> Iterable[Tuple[ast.Call, str]]:
+        """Return the calls of methods of these names, each with the source of the object, as `method_calls` does."""
+        return _in_order([list(method_calls(self._calls_of_methods.get(method, ()), method)) for method in methods])
 
     @cached_property
-    def named_calls(self) -> List[Tuple[ast.Call, str]]:
-        """The calls whose function or class is known, with its documented name, in the order of the text."""
-        return [(call, name) for call in self.nodes(ast.Call) for name in [self.names.called(call)] if name is not None]
+    def _calls_of_methods(self) -> Dict[str, List[ast.Call]]:
+        found: Dict[str, List[ast.Call]] = {}
+        for call in self.nodes(ast.Call):
+            if isinstance(call.func, ast.Attribute):
+                found.setdefault(call.func.attr, []).append(call)
+        return found
 
     def decorators(self, *names: str) -> Iterator[Tuple[ast.expr, str]]:
         """Yield the decorators that are these functions, not calls of them."""
@@ -116,45 +151,39 @@ class ParsedFile:
     @cached_property
     def models(self) -> List[Model]:
         """The classes whose `forward` an IPU would compile."""
-        return find_models(self.every, self.names)
+        return find_models(self.nodes(ast.ClassDef), self.names)
 
     @cached_property
     def assigned(self) -> List[Tuple[str, ast.expr]]:
         """The source of each target that something is assigned to, with its value; tuples element by element."""
         found: List[Tuple[str, ast.expr]] = []
-        for node in self.every:
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    found += _pairs(target, node.value)
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                found += _pairs(node.target, node.value)
+        for node in self.nodes(ast.Assign):
+            for target in node.targets:
+                found += _pairs(target, node.value)
+        for declared in self.nodes(ast.AnnAssign):
+            if declared.value is not None:
+                found += _pairs(declared.target, declared.value)
+        return found
+
+    @cached_property
+    def values(self) -> Dict[str, List[ast.expr]]:
+        """The values that are assigned to each target."""
+        found: Dict[str, List[ast.expr]] = {}
+        for target, value in self.assigned:
+            found.setdefault(target, []).append(value)
         return found
 
     @cached_property
     def traced(self) -> Set[ast.AST]:
         """The nodes of models, whose `forward` an IPU would compile."""
-        return {node for model in self.models for node in ast.walk(model.node)}
+        return {node for model in self.models for node in walk(model.node)}
 
 
-def _parents(tree: ast.AST) -> Dict[ast.AST, ast.AST]:
-    """Return every node's parent.
-
-    Raises:
-        SourceError: The nodes nest deeper than what walks them can follow.
-    """
-    found: Dict[ast.AST, ast.AST] = {}
-    level, depth = [tree], 0
-    while level:
-        children = []
-        for node in level:
-            for child in ast.iter_child_nodes(node):
-                found[child] = node
-                children.append(child)
-        level, depth = children, depth + 1
-        if level and depth > _DEEPEST:
-            line = next((node.lineno for node in level if isinstance(node, (ast.expr, ast.stmt))), 1)
-            raise SourceError(f"cannot be parsed: it nests more than {_DEEPEST} levels deep", line)
-    return found
+def _in_order(groups: List[List[Tuple[ast.Call, str]]]) -> List[Tuple[ast.Call, str]]:
+    """Return calls of several names in the order of the text, in which those of each name are."""
+    if len(groups) == 1:
+        return groups[0]
+    return sorted(itertools.chain(*groups), key=lambda found: _PLACE(found[0]))
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[Tuple[str, ast.expr]]:

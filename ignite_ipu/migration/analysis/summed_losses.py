@@ -9,7 +9,7 @@ import ast
 from typing import Iterator, List, Set, Tuple
 
 from ignite_ipu.migration.analysis.bindings import names_bound, names_loaded
-from ignite_ipu.migration.analysis.names import dotted
+from ignite_ipu.migration.analysis.names import dotted, walk
 from ignite_ipu.migration.analysis.training import Training
 
 _WEIGHTS = {"weight", "bias", "parameters", "named_parameters"}
@@ -54,7 +54,7 @@ class _Reader:
         if function is None or (id(function), "") in self._seen:
             return
         self._seen.add((id(function), ""))
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 self.read(node.value, function)
 
@@ -62,7 +62,7 @@ class _Reader:
         if (id(scope), name) in self._seen:
             return
         self._seen.add((id(scope), name))
-        for node in ast.walk(scope):
+        for node in walk(scope):
             if isinstance(node, (ast.Assign, ast.AugAssign)) and name in names_bound(node):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 divides = isinstance(node, ast.AugAssign) and not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult))
@@ -80,12 +80,12 @@ class _Reader:
             self.read_called(dotted(call.func) or "")
 
     def _note(self, call: ast.Call, value: ast.expr, scope: ast.AST) -> None:
-        attributes = {part.attr for part in ast.walk(value) if isinstance(part, ast.Attribute)}
+        attributes = {part.attr for part in walk(value) if isinstance(part, ast.Attribute)}
         if not attributes & _WEIGHTS and not names_loaded(value) & set(_names_of_weights(scope)):
             self.found.append(call)
 
 
 def _names_of_weights(scope: ast.AST) -> Iterator[str]:
-    for node in ast.walk(scope):
-        if isinstance(node, ast.For) and any(getattr(part, "attr", "") in _WEIGHTS for part in ast.walk(node.iter)):
+    for node in walk(scope):
+        if isinstance(node, ast.For) and any(getattr(part, "attr", "") in _WEIGHTS for part in walk(node.iter)):
             yield from names_bound(node.target)

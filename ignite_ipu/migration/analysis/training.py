@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from ignite_ipu.migration.analysis.evaluations import find_evaluations
 from ignite_ipu.migration.analysis.model_names import find_model_names
-from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, owner_of, unmoved
+from ignite_ipu.migration.analysis.names import argument, dotted, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.create_ipu_trainer")
@@ -18,10 +19,11 @@ _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler
 
 
 class Training:
-    """The training side of a file; every table maps the source of a target (`optimizer`, `self.opt`) to its value."""
+    """The training side of a file, which outlives this; tables map targets' sources (`self.opt`) to their values."""
 
     def __init__(self, file: ParsedFile) -> None:
-        self.file = file
+        # The file keeps this; a circle of the two would keep every tree in memory until it is collected.
+        self.file: ParsedFile = weakref.proxy(file)
 
     def _named(self, *names: str) -> Dict[str, ast.Call]:
         calls = {id(call) for call, _ in self.file.calls(*names)}
@@ -151,7 +153,7 @@ class Training:
                 yield data
 
     def _loaders_in(self, node: ast.expr) -> Iterator[str]:
-        return (name for name in map(dotted, ast.walk(node)) if name is not None and name in self.loaders)
+        return (name for name in map(dotted, walk(node)) if name is not None and name in self.loaders)
 
     def is_optimizer(self, name: str) -> bool:
         """Tell whether a variable holds an optimizer: by what it is assigned, its name, or what is called on it."""
@@ -163,7 +165,7 @@ class Training:
 
     @cached_property
     def _cleared(self) -> Set[str]:
-        return {owner for _, owner in method_calls(self.file.nodes(ast.Call), "zero_grad")} - self.models
+        return {owner for _, owner in self.file.method_calls("zero_grad")} - self.models
 
     def optimizer_class(self, name: str) -> Optional[str]:
         """Return the dotted class of an optimizer variable, where the file shows it."""

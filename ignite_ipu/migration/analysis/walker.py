@@ -8,7 +8,7 @@ from typing import Dict, FrozenSet, Optional, Protocol, Sequence, Set, Union
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, declared_kind, join, parameters_of
 from ignite_ipu.migration.analysis.models import Holding, Model
-from ignite_ipu.migration.analysis.names import Names, dotted, index_of
+from ignite_ipu.migration.analysis.names import Names, dotted, index_of, walk
 
 Environment = Dict[str, Kind]
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
@@ -486,7 +486,7 @@ def _container(kinds: Sequence[Kind]) -> Kind:
 
 
 def _returns_container(function: Function) -> bool:
-    returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    returns = [node.value for node in walk(function) if isinstance(node, ast.Return)]
     return any(isinstance(value, (ast.Tuple, ast.List, ast.Dict)) for value in returns)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.bindings import names_bound
-from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
+from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -14,10 +14,10 @@ def check(program: Program) -> Hits:
     """Find batch tensors that are appended as they are."""
     asynchronous = {target for target, value in program.assigned if _is_asynchronous(program, value)}
     for loop in program.nodes(ast.For):
-        if not any(dotted(part) in asynchronous for part in ast.walk(loop.iter)):
+        if not any(dotted(part) in asynchronous for part in walk(loop.iter)):
             continue
         batch = names_bound(loop.target)
-        for call, _ in method_calls(ast.walk(loop), "append"):
+        for call, _ in method_calls(walk(loop), "append"):
             kept = call.args[0] if call.args else None
             if isinstance(kept, ast.Name) and kept.id in batch:
                 yield Hit(call, f"{kept.id} is kept, and the loader will write another batch into it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.names import dotted, method_calls
+from ignite_ipu.migration.analysis.names import dotted, method_calls, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -15,9 +15,9 @@ def check(program: Program) -> Hits:
         name for name, (_, wrapper) in program.training.executors.items() if wrapper == "poptorch.trainingModel"
     }
     for loop in program.nodes(ast.For):
-        if not any(isinstance(part, ast.Call) and dotted(part.func) in executors for part in ast.walk(loop)):
+        if not any(isinstance(part, ast.Call) and dotted(part.func) in executors for part in walk(loop)):
             continue
-        inside = [node for node in ast.walk(loop) if next(program.loops_around(node), None) is loop]
+        inside = [node for node in walk(loop) if next(program.loops_around(node), None) is loop]
         for call, _ in method_calls(inside, "backward"):
             yield Hit(call, "backward() on the output of an executor raises")
         for method in ("step", "zero_grad"):

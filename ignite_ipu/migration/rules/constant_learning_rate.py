@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-
-from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
+from ignite_ipu.migration.analysis.names import argument, dotted
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -12,7 +10,7 @@ from ignite_ipu.migration.program import Program
 def check(program: Program) -> Hits:
     """Find optimizers that are scheduled and have no lr of their own."""
     scheduled = {dotted(argument(call, "optimizer", 0)) for call in program.training.schedulers.values()}
-    variable = any(True for _ in method_calls(program.nodes(ast.Call), "markAsVariable"))
+    variable = any(True for _ in program.method_calls("markAsVariable"))
     for name, (call, kind) in sorted(program.training.optimizers.items()):
         explicit = argument(call, "lr", 1) is not None or any(keyword.arg is None for keyword in call.keywords)
         if kind.startswith("poptorch.optim.") and name in scheduled and not explicit and not variable:

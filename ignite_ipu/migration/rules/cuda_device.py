@@ -6,7 +6,7 @@ import ast
 import builtins
 
 from ignite_ipu.migration.analysis.devices import gpu_name, is_guarded
-from ignite_ipu.migration.analysis.names import method_calls, owner_of
+from ignite_ipu.migration.analysis.names import owner_of
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -16,7 +16,7 @@ _OTHERS = ("ignite_ipu.host_device", "torch.amp.autocast", "torch.amp.GradScaler
 
 def check(program: Program) -> Hits:
     """Find moves to CUDA devices and the choices that lead to them."""
-    for call, _ in method_calls(program.nodes(ast.Call), "cuda"):
+    for call, _ in program.method_calls("cuda"):
         if program.names.resolve(call.func) is None and not is_guarded(program, call):
             yield Hit(call, ".cuda() moves to a GPU")
     for call, _ in program.calls("torch.cuda.is_available"):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
-from ignite_ipu.migration.program import Program, text_of
+from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Hits:
     """Find tests and loop counts that need a tensor's value."""
     for fact in program.facts_of("truth", "count"):
         what = "is decided by" if fact.kind == "truth" else "repeats by"
-        source = text_of(fact.node, program.source.text)
+        source = program.text_of(fact.node)
         yield Hit(fact.node, f"{fact.where} {what} the value of a tensor, `{source}`, which a trace does not have")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
-from ignite_ipu.migration.program import Program, text_of
+from ignite_ipu.migration.program import Program
 
 _OPERATORS = {
     "nonzero",
@@ -23,7 +23,7 @@ _OPERATORS = {
 def check(program: Program) -> Hits:
     """Find selections by boolean tensors and operators of data-dependent size."""
     for fact in program.facts_of("mask"):
-        source = text_of(fact.node, program.source.text)
+        source = program.text_of(fact.node)
         yield Hit(
             fact.node, f"{fact.where} selects by a boolean tensor, `{source}`: the result's size depends on values"
         )

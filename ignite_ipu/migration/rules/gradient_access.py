@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.names import method_calls
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -19,19 +18,18 @@ _HOOKS = {
 
 def check(program: Program) -> Hits:
     """Find reads and writes of gradients in host code."""
-    traced = {id(part) for model in program.models for part in ast.walk(model.node)}
     for node in program.nodes(ast.Attribute):
         parent = program.parents.get(node)
         used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)
-        if node.attr == "grad" and used and id(node) not in traced:
+        if node.attr == "grad" and used and node not in program.traced:
             yield Hit(node, "a gradient is used on the host, where it is always None")
     for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
-        if id(call) not in traced:
+        if call not in program.traced:
             yield Hit(call, f"{name} differentiates on the host")
-    for call, _ in method_calls(program.nodes(ast.Call), *_HOOKS):
+    for call, _ in program.method_calls(*_HOOKS):
         assert isinstance(call.func, ast.Attribute)
         yield Hit(call, f"{call.func.attr} registers a hook that never runs on an IPU")
-    for call, _ in method_calls(program.nodes(ast.Call), "backward"):
+    for call, _ in program.method_calls("backward"):
         if any(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords):
             yield Hit(call, "the graph of this backward is used again, which a compiled step cannot do")
 

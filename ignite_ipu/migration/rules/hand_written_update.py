@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.bindings import names_bound
-from ignite_ipu.migration.analysis.names import dotted, owner_of
+from ignite_ipu.migration.analysis.names import dotted, owner_of, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -18,7 +18,7 @@ def check(program: Program) -> Hits:
         if not _over_parameters(loop.iter):
             continue
         names = names_bound(loop.target)
-        for part in ast.walk(loop):
+        for part in walk(loop):
             if isinstance(part, ast.AugAssign) and _root(part.target) in names:
                 yield Hit(part, "a parameter is updated on the host, which the device does not see")
             owner = owner_of(part, *_IN_PLACE)
@@ -33,7 +33,7 @@ def check(program: Program) -> Hits:
 
 def _over_parameters(node: ast.expr) -> bool:
     return any(
-        isinstance(part, ast.Attribute) and part.attr in ("parameters", "named_parameters") for part in ast.walk(node)
+        isinstance(part, ast.Attribute) and part.attr in ("parameters", "named_parameters") for part in walk(node)
     )
 
 
@@ -42,7 +42,7 @@ def _root(node: ast.expr) -> str:
 
 
 def _has_gradient(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(node))
+    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in walk(node))
 
 
 RULE = Rule(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-
-from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
+from ignite_ipu.migration.analysis.names import argument, dotted
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -12,7 +10,7 @@ from ignite_ipu.migration.program import Program
 def check(program: Program) -> Hits:
     """Find mode changes of wrapped models later in the same function."""
     wrapped = {dotted(argument(call, "model", 0)): call for call, _ in program.training.executors.values()}
-    for call, name in method_calls(program.nodes(ast.Call), "train", "eval"):
+    for call, name in program.method_calls("train", "eval"):
         if name in wrapped and program.follows(call, wrapped[name]):
             yield Hit(call, f"the mode of {name} is set after {name} was wrapped")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-
-from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
+from ignite_ipu.migration.analysis.names import argument, dotted
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -15,7 +13,7 @@ def check(program: Program) -> Hits:
     wrappers = [call for call, wrapper in training.executors.values() if wrapper == "poptorch.trainingModel"]
     given = {dotted(argument(call, "optimizer", 2)) for call in wrappers}
     native = {name for name in given if name and (training.optimizer_class(name) or "").startswith("torch.optim.")}
-    for call, owner in method_calls(program.nodes(ast.Call), "state_dict", "load_state_dict"):
+    for call, owner in program.method_calls("state_dict", "load_state_dict"):
         if owner in native:
             yield Hit(call, f"the state of {owner} is on the device and never comes back")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.names import argument, method_calls
+from ignite_ipu.migration.analysis.names import argument
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -12,7 +12,7 @@ from ignite_ipu.migration.program import Program
 def check(program: Program) -> Hits:
     """Find step() calls with an argument on optimizers."""
     functions = {node.name for node in program.nodes(ast.FunctionDef)}
-    for call, owner in method_calls(program.nodes(ast.Call), "step"):
+    for call, owner in program.method_calls("step"):
         closure = argument(call, "closure", 0)
         if closure is None or owner in program.training.schedulers:
             continue

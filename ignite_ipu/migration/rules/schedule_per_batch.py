@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-
-from ignite_ipu.migration.analysis.names import method_calls
+from ignite_ipu.migration.analysis.names import method_calls, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -14,7 +12,7 @@ def check(program: Program) -> Hits:
     schedules = program.training.schedulers
     for backward in program.training.backwards:
         loop = next(program.loops_around(backward), None)
-        for call, owner in method_calls(ast.walk(loop) if loop is not None else (), "step"):
+        for call, owner in method_calls(walk(loop) if loop is not None else (), "step"):
             if owner in schedules and next(program.loops_around(call), None) is loop:
                 yield Hit(call, f"{owner} changes the learning rate with every batch")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.names import method_calls
+from ignite_ipu.migration.analysis.names import method_calls, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -13,7 +13,7 @@ def check(program: Program) -> Hits:
     """Find schedule steps that no setOptimizer follows in the same function."""
     if not any(wrapper == "poptorch.trainingModel" for _, wrapper in program.training.executors.values()):
         return
-    for call, owner in method_calls(program.nodes(ast.Call), "step"):
+    for call, owner in program.method_calls("step"):
         if owner in program.training.schedulers and not _sent(program, call):
             yield Hit(call, f"{owner}.step() is not followed by setOptimizer")
 
@@ -21,7 +21,7 @@ def check(program: Program) -> Hits:
 def _sent(program: Program, step: ast.Call) -> bool:
     scope = program.function_of(step)
     in_loop = next(program.loops_around(step), None) is not None
-    sent = method_calls(ast.walk(scope if scope is not None else program.tree), "setOptimizer")
+    sent = method_calls(walk(scope if scope is not None else program.tree), "setOptimizer")
     return any(in_loop or call.lineno >= step.lineno for call, _ in sent)
 
 

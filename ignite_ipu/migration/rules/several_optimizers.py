@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import Dict, List, Tuple
 
-from ignite_ipu.migration.analysis.names import method_calls
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -13,7 +12,7 @@ from ignite_ipu.migration.program import Program
 def check(program: Program) -> Hits:
     """Find blocks in which a second optimizer steps."""
     groups: Dict[int, List[Tuple[str, ast.Call]]] = {}
-    for call, owner in method_calls(program.nodes(ast.Call), "step"):
+    for call, owner in program.method_calls("step"):
         if not owner or not program.training.is_optimizer(owner):
             continue
         loops = list(program.loops_around(call))

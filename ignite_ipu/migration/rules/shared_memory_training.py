@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-
-from ignite_ipu.migration.analysis.names import method_calls
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Hits:
     """Find models that are put in shared memory."""
-    for call, _ in method_calls(program.nodes(ast.Call), "share_memory"):
+    for call, _ in program.method_calls("share_memory"):
         if not call.args:
             yield Hit(call, "a model in shared memory cannot be trained by several processes on IPUs")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from typing import Dict
 
-from ignite_ipu.migration.analysis.names import argument, dotted, method_calls
+from ignite_ipu.migration.analysis.names import argument, dotted
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Hits:
     """Find inference wrappers that precede the training wrapper of the same model."""
-    if any(True for _ in method_calls(program.nodes(ast.Call), "copyWeightsToDevice")):
+    if any(True for _ in program.method_calls("copyWeightsToDevice")):
         return
     training: Dict[str, ast.Call] = {}
     inference: Dict[str, ast.Call] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Set
 
-from ignite_ipu.migration.analysis.names import dotted
+from ignite_ipu.migration.analysis.names import dotted, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -19,22 +19,18 @@ def check(program: Program) -> Hits:
             call = part.value
             if dotted(call.func) not in program.training.executors:
                 continue
-            stored = {name.id for name in ast.walk(part.targets[0]) if isinstance(name, ast.Name)}
-            carried = stored & {
-                name.id for value in call.args for name in ast.walk(value) if isinstance(name, ast.Name)
-            }
+            stored = {name.id for name in walk(part.targets[0]) if isinstance(name, ast.Name)}
+            carried = stored & {name.id for value in call.args for name in walk(value) if isinstance(name, ast.Name)}
             if carried and not _rebound_before(loop, part, carried):
                 yield Hit(call, f"{sorted(carried)[0]!r} is carried from one batch to the next")
 
 
 def _rebound_before(loop: ast.For, part: ast.stmt, names: Set[str]) -> bool:
-    bound = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    bound = {name.id for name in walk(loop.target) if isinstance(name, ast.Name)}
     for statement in loop.body:
         if statement is part:
             break
-        bound |= {
-            name.id for name in ast.walk(statement) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-        }
+        bound |= {name.id for name in walk(statement) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
     return names <= bound
 
 

@@ -8,7 +8,7 @@ from typing import Iterator
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import TENSOR_FACTORIES
-from ignite_ipu.migration.analysis.names import dotted, owner_of, unmoved
+from ignite_ipu.migration.analysis.names import dotted, owner_of, unmoved, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -32,11 +32,11 @@ def check(program: Program) -> Hits:
 
 def _tensors_of_the_host(program: Program, function: Function) -> Iterator[ast.Name]:
     """Yield where a function reads tensors that the module around it makes."""
-    inner = {node.name for node in ast.walk(function) if isinstance(node, ast.FunctionDef)}
+    inner = {node.name for node in walk(function) if isinstance(node, ast.FunctionDef)}
     bound = {name for statement in function.body for name in names_bound(statement)}
     own = {arg.arg for arg in parameters_of(function)} | bound | inner
     made = {name for name, value in program.assigned if program.names.called(unmoved(value)) in TENSOR_FACTORIES} - own
-    for node in ast.walk(function):
+    for node in walk(function):
         if not isinstance(node, ast.Name) or node.id not in made:
             continue
         # `scale.to(output.device)` makes a constant of the program, which works.

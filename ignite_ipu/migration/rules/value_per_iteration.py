@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.names import owner_of
+from ignite_ipu.migration.analysis.names import owner_of, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -14,14 +14,14 @@ def check(program: Program) -> Hits:
     for backward in program.training.backwards:
         loss = owner_of(backward, "backward")
         loop = next(program.loops_around(backward), None)
-        for part in ast.walk(loop) if loop is not None else ():
+        for part in walk(loop) if loop is not None else ():
             if loss and owner_of(part, "item") == loss and not _now_and_then(program, part):
                 yield Hit(part, f"{loss}.item() is read in every iteration")
 
 
 def _now_and_then(program: Program, node: ast.AST) -> bool:
     return any(
-        isinstance(above, ast.If) and any(isinstance(part, ast.Mod) for part in ast.walk(above.test))
+        isinstance(above, ast.If) and any(isinstance(part, ast.Mod) for part in walk(above.test))
         for above in program.ancestors(node)
     )
 

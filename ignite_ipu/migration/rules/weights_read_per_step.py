@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.names import dotted, owner_of
+from ignite_ipu.migration.analysis.names import dotted, owner_of, walk
 from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
 from ignite_ipu.migration.program import Program
 
@@ -14,7 +14,7 @@ def check(program: Program) -> Hits:
     models = program.training.models
     for backward in program.training.backwards:
         loop = next(program.loops_around(backward), None)
-        for part in ast.walk(loop) if loop is not None else ():
+        for part in walk(loop) if loop is not None else ():
             if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Attribute):
                 continue
             if next(program.loops_around(part), None) is not loop or _is_clipped(program, part):

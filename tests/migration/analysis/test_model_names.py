@@ -11,7 +11,8 @@ from ignite_ipu.migration.source.file import Source
 
 
 def models(code):
-    return Program(Source("code.py", "import torch\nfrom torch import nn\n" + textwrap.dedent(code))).training.models
+    program = Program(Source("code.py", "import torch\nfrom torch import nn\n" + textwrap.dedent(code)))
+    return program.training.models
 
 
 @pytest.mark.parametrize(
