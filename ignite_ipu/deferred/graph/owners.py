@@ -17,11 +17,13 @@ class Captured(Protocol):
 
     Attributes:
         path: Where in the whole's model it is.
-        pending: Losses that went backward since the last update.
     """
 
     path: str
-    pending: List[Any]
+
+    @property
+    def pending(self) -> Sequence[Any]:
+        """Losses that went backward since the last update."""
 
     @property
     def name(self) -> str:

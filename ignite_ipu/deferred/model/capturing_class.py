@@ -53,7 +53,7 @@ def capturing_class(base: Any) -> Any:
         if capture is None:
             base.zero_grad(self, set_to_none)
         else:
-            capture.whole.zero_grad(set_to_none, lambda: nn.Module.parameters(self))
+            capture.updates.zero_grad(set_to_none, lambda: nn.Module.parameters(self))
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         if CAPTURE not in self.__dict__:

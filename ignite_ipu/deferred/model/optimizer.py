@@ -88,11 +88,14 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
 
 def _joined(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
     """Return the captured model whose parameters an optimizer holds, after joining it from several where need be."""
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    models = [model for model in dict.fromkeys(map(owner_of, held)) if model is not None]
+    models = [model for model in dict.fromkeys(map(owner_of, _held(optimizer))) if model is not None]
     if len(models) > 1:
         return join(models, f"The {type(optimizer).__name__} holds parameters of")
     return models[0] if models else None
+
+
+def _held(optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _trains_alone(optimizer: torch.optim.Optimizer) -> bool:
@@ -102,7 +105,7 @@ def _trains_alone(optimizer: torch.optim.Optimizer) -> bool:
 
 def _holds_all(optimizer: torch.optim.Optimizer, model: CapturedModel) -> bool:
     """Tell whether an optimizer alone could train a model."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = set(map(id, _held(optimizer)))
     with torch._C.DisableTorchFunctionSubclass():
         return all(id(parameter) in held for parameter in model.model.parameters() if requires_grad(parameter))
 
@@ -118,11 +121,11 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
             "then step() without a closure."
         )
     if model.training.optimizer is not self:
-        model.use(self)
+        model.updates.use(self)
     # Once there is a device's optimizer, one hook of this library's guards the step of the host.
     if _global_optimizer_pre_hooks or len(self._optimizer_step_pre_hooks) > model.training.prepared:
         _run_before(self, of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks))
-    model.step()
+    model.updates.step()
     if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
         for hook in of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
             hook(self, (self,), {})
@@ -142,7 +145,9 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if model is None:
         type(self).zero_grad(self, set_to_none)
         return
-    model.zero_grad(set_to_none, lambda: [parameter for group in self.param_groups for parameter in group["params"]])
+    model.updates.zero_grad(
+        set_to_none, lambda: [parameter for group in self.param_groups for parameter in group["params"]]
+    )
     if model.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
         model.training.change_optimizer(self)

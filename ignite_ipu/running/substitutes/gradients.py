@@ -111,7 +111,7 @@ class _Gradients:
                         self._code.current_line(), "parameter.grad = ...", "the device computes gradients itself."
                     )
                 if owner is not None:
-                    owner.zero_grad()
+                    owner.updates.zero_grad()
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)

@@ -1,0 +1,249 @@
+"""Weight updates by one optimizer: what has gone backward since the last, and when the next runs."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterable, List, Optional, Protocol
+
+import torch
+
+from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.graph.operations import Value, keep_inputs
+from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
+from ignite_ipu.deferred.model.early_reads import EarlyUpdate, check_early_read, expected_loss
+from ignite_ipu.deferred.model.held import held_parameters
+from ignite_ipu.deferred.model.weight_edits import WeightEdits
+from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
+from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["Updates"]
+
+
+class _Whole(Captured, Protocol):
+    """The captured model whose updates these are; its attributes are those of `CapturedModel`."""
+
+    session: IPUSession
+    edits: WeightEdits
+    buffer_writes: BufferWrites
+    postponed: Callable[[], Optional[str]]
+
+    @property
+    def updates(self) -> Updates:
+        """Updates of its optimizer."""
+
+    @property
+    def whole(self) -> _Whole:
+        """Captured model that it is trained as a part of by now, or itself."""
+
+    def find_optimizer(self) -> None:
+        """Find out which optimizer trains this."""
+
+
+class Updates:
+    """The updates of a captured model, or of several that are trained together.
+
+    Args:
+        model: What captures them.
+        training: What runs the updates.
+        gradients: What stands for the gradients.
+
+    Attributes:
+        training, gradients: As given.
+        pending: Losses that went backward since the last update.
+        early: The update that ran before its `optimizer.step()`, until that comes.
+        uncleared: Where the last update was made, as long as its gradients have not been cleared.
+    """
+
+    def __init__(self, model: _Whole, training: CapturedTraining, gradients: DeviceGradients) -> None:
+        self._model = model
+        self.training, self.gradients = training, gradients
+        self.pending: List[Loss] = []
+        self.early: Optional[EarlyUpdate] = None
+        self.uncleared: Optional[Line] = None
+
+    def backward(self, loss: Loss) -> None:
+        """Take a loss that went backward."""
+        if self.early is not None:
+            self.early.check_confirmed()
+            raise self.early.error(
+                f"now another loss went backward at {loss.line} without that step: the update was made from one "
+                "micro-batch where several were meant. When gradients accumulate, keep loss.detach() and read it after "
+                "optimizer.step()."
+            )
+        if self.gradients.gone:
+            self._follow_gradients("backward()")
+        self._model.edits.look()
+        self.training.modes.check_trained(loss)
+        if not self.gradients.placed:
+            self.gradients.refuse_those_of_before(held_parameters)
+            self.gradients.place()
+        if self.pending or self.training.accumulates or self._model.postponed() is not None:
+            keep_inputs(loss.operations, {})
+        self.pending.append(loss)
+
+    def _follow_gradients(self, what: str) -> None:
+        """Do with gradients on the device what the loop did with those on the host: it has taken some off.
+
+        Raises:
+            CaptureError: It did so with some of them, or too late.
+        """
+        names, others = self.gradients.taken_off(self.training.trained_in(self.pending))
+        if not (self.pending or self.uncleared or self.early):
+            return
+        if others:
+            raise CaptureError(
+                f"The gradient of {listed(names, 1)} was set to None before {what} at {current_line()}, and that of "
+                f"{listed(others, 1)} was not: PyTorch would use it, also for weights that were frozen since. A device "
+                "updates all weights that are trained: to leave some out, set requires_grad_(False) on them before the "
+                "model is called; to drop all gradients, call optimizer.zero_grad()."
+            )
+        self.zero_grad()
+
+    def step(self) -> None:
+        """Make the weight update that `optimizer.step()` asks for.
+
+        Raises:
+            CaptureError: The step cannot run on the device, or the host has computed the gradients.
+            OptimizerError, LossError: The optimizer or the loss cannot.
+        """
+        if self.gradients.gone:
+            self._follow_gradients("step()")
+        if self.early is not None:
+            self.early.check_confirmed()
+            link = self._model.session.link
+            if link is not None and link.changes():
+                raise self.early.error(
+                    "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
+                )
+            self.training.finish_update()
+            self._model.session.hooks.withhold(None)
+            self.uncleared, self.early = self.early.line, None
+            return
+        if self.pending:
+            self.training.finish_update()
+            line = current_line(above=2)
+            self._run()
+            self.uncleared = line
+        else:
+            if self.uncleared is not None:
+                refuse_uncleared(self.uncleared)
+            self._check_not_zeroed()
+            self.gradients.refuse_those_of_the_host()
+
+    def _check_not_zeroed(self) -> None:
+        if self.training.zeroed is not None and self.training.prepared:
+            raise CaptureError(
+                f"step() at {current_line()} follows no backward(), and gradients were made zero, not None, at "
+                f"{self.training.zeroed}: PyTorch would update weights with gradients of zero, by their momentum and "
+                "weight decay, while a device updates after a backward pass alone. Call "
+                "zero_grad(set_to_none=True), or step() after backward() only."
+            )
+
+    def zero_grad(self, set_to_none: bool = True, parameters: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
+        """Drop what went backward since the last update, as clearing gradients does.
+
+        Args:
+            set_to_none: Whether there are none from now on, or zeros.
+            parameters: Returns those whose gradients are cleared, should the host have any.
+
+        Raises:
+            CaptureError: The update has run already, for a value that was read.
+        """
+        if self.early is not None and self.early.awaited:
+            self.early.uncleared = None
+            self.training.zeroed = None if set_to_none else current_line()
+            return
+        if self.early is not None:
+            raise self.early.error(
+                f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after optimizer.step()."
+            )
+        self.give_up(f"its gradients were dropped by zero_grad() at {current_line()}")
+        self.uncleared = None
+        self.training.zeroed = None if set_to_none else current_line()
+        if not self.gradients.placed:
+            self.gradients.clear_those_of_the_host(parameters(), set_to_none)
+
+    def run_early(self, value: Value, what: str) -> None:
+        """Run the update before `optimizer.step()`, for a value that somebody reads.
+
+        Raises:
+            EarlyReadError: The value's loss has not gone backward, or the update is not complete.
+        """
+        line = current_line()
+        if self.early is not None:
+            self.early.check_confirmed()
+        loss = None if self.pending or self.early or self._model.postponed() else expected_loss(value, line)
+        if loss is None or not self.training.expects(loss):
+            loss = None
+            check_early_read(self._model, self._model.postponed, value, what, line)
+        if self.training.optimizer is None:
+            self._model.find_optimizer()
+        # Which may train several models as one.
+        updates = self._model.whole.updates
+        uncleared = None
+        if loss is not None:
+            # Gradients of the update before may still be cleared: natively there are none of this one yet.
+            uncleared, updates.uncleared = updates.uncleared, None
+            self._model.whole.backward(loss)
+            loss.value.early = self._model.whole
+        updates._run()
+        updates.early = EarlyUpdate(line, loss is not None, uncleared)
+        self._model.whole.session.hooks.withhold(updates.early)
+
+    def confirm(self, line: Line) -> None:
+        """Take that the loss goes backward for which the update has run already.
+
+        Raises:
+            CaptureError: Gradients of the update before have not been cleared.
+        """
+        if self.early is not None:
+            if self.early.uncleared is not None:
+                refuse_uncleared(self.early.uncleared)
+            self.early.awaited = False
+
+    def use(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let another optimizer than before make the coming updates.
+
+        Raises:
+            CaptureError: The update has been made by another one.
+        """
+        other = self.training.optimizer
+        if other is not None and (self.early is not None or not self.pending):
+            what = f"for the value read at {self.early.line}" if self.early is not None else "already"
+            raise CaptureError(
+                f"{type(optimizer).__name__}.step() at {current_line()}: the update was made {what}, by another "
+                f"optimizer of the same weights, a {type(other).__name__}. One optimizer makes one update: call "
+                "zero_grad() and backward() before each step(), and read values after it."
+            )
+        self.training.change_optimizer(optimizer)
+
+    def _run(self) -> None:
+        if self.uncleared is not None:
+            refuse_uncleared(self.uncleared)
+        losses, self.pending = self.pending, []
+        if self._model.buffer_writes.waiting:
+            self._model.buffer_writes.check_update(losses, self._model)
+        self._model.edits.check(losses, self._model)
+        try:
+            self.training.run(losses)
+        except BaseException as error:
+            for loss in losses:
+                _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
+            raise
+        if not self.gradients.placed:
+            self.gradients.place()
+
+    def give_up(self, problem: str) -> None:
+        """Drop what went backward: its values will never be known, for a reason."""
+        for loss in self.pending:
+            _give_up(loss, problem)
+        self.pending.clear()
+
+
+def _give_up(loss: Loss, problem: str) -> None:
+    for operation in loss.operations:
+        if not operation.done:
+            operation.problem = problem
