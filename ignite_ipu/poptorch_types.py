@@ -105,6 +105,7 @@ class Options(_Values, Protocol):
     output_mode: Any
     output_return_period: int
     auto_round_num_ipus: bool
+    broadcast_buffers: bool
     connection_type: Any
     use_model: bool
     random_seed: int

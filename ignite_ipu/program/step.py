@@ -51,6 +51,7 @@ class BatchStep(nn.Module):
     Attributes:
         is_tried: True if the model is known to change nothing in every call.
         counted: Counters of batches, and by how much a micro-batch advances each: as the last call on the host did.
+        written: Names of the floating-point buffers that it wrote, without the statistics of normalisations.
     """
 
     is_tried = False
@@ -76,6 +77,7 @@ class BatchStep(nn.Module):
         self._layout: List[BatchLayout] = []
         self._stages: List[StagesOfModel] = []
         self.counted: List[Tuple[torch.Tensor, int]] = []
+        self.written: List[str] = []
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -156,9 +158,15 @@ class BatchStep(nn.Module):
                 with recorder:
                     result = self.forward(*inputs)
                 self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in found.counters]
+                # PyTorch does not count what normalisations write to their statistics.
+                self.written = [path for path, now in found.buffers if now._version]
             return result
 
         return call
+
+    def tracks_statistics(self) -> bool:
+        """Tell whether replicas are to have the statistics of their normalisations for themselves, as natively."""
+        return False
 
     def on_host(self) -> ContextManager[Any]:
         """Return a context for calls on the host, with ordinary tensors as weights."""
@@ -249,10 +257,17 @@ def _stay_open(block: Any, *error: Any) -> None:
 
 
 class _Found(NamedTuple):
-    """Tensors of a call on the host: those that are no constants, and PyTorch's counters before and after it."""
+    """Tensors of a call on the host.
+
+    Attributes:
+        variable: Those that are no constants.
+        counters: Counters of batches, each after the user's own.
+        buffers: Floating-point buffers by name.
+    """
 
     variable: List[torch.Tensor]
     counters: List[Tuple[torch.Tensor, torch.Tensor]]
+    buffers: List[Tuple[str, torch.Tensor]]
 
 
 @contextlib.contextmanager
@@ -261,9 +276,9 @@ def _on_host(step: BatchStep) -> Iterator[_Found]:
     found: Dict[int, torch.Tensor] = {}
     # Of a wrapped one, whoever looks at forward downloads.
     wrapped, step.__class__ = type(step), step._unwrapped
-    before, variable, counters = [], [], []
+    before, variable, counters, buffers = [], [], [], []
     for kind in ("_parameters", "_buffers"):
-        for tensors in [module.__dict__[kind] for module in step.modules()]:
+        for path, tensors in [(path, module.__dict__[kind]) for path, module in step.named_modules()]:
             before.append((tensors, dict(tensors)))
             for name, tensor in tensors.items():
                 if tensor is not None and id(tensor) not in found:
@@ -271,6 +286,8 @@ def _on_host(step: BatchStep) -> Iterator[_Found]:
                     found[id(tensor)] = plain(tensor).clone() if kind == "_buffers" else plain(tensor)
                     if found[id(tensor)].is_floating_point() or name in _COUNTERS:
                         variable.append(found[id(tensor)])
+                    if kind == "_buffers" and found[id(tensor)].is_floating_point():
+                        buffers.append((f"{path}.{name}", found[id(tensor)]))
                     if name == _COUNTERS[0]:
                         counters.append((tensor, found[id(tensor)]))
             tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
@@ -279,7 +296,7 @@ def _on_host(step: BatchStep) -> Iterator[_Found]:
         with eagerly(), without_checkpointing(training=False), without_generation_cache(step.model):
             with torch.inference_mode(False), torch.no_grad():
                 with torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunctionSubclass():
-                    yield _Found(variable, counters)
+                    yield _Found(variable, counters, buffers)
     finally:
         for tensors, values in before:
             tensors.update(values)

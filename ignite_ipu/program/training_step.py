@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu import backend
 from ignite_ipu.errors import LossError
@@ -84,6 +85,10 @@ class TrainingStep(BatchStep):
             half=self.half_products,
             keep_modes=self.keep_modes,
         )
+
+    def tracks_statistics(self) -> bool:
+        """Tell whether there are normalisations with statistics: replicas are what processes are natively."""
+        return any(isinstance(each, _NormBase) and each.running_mean is not None for each in self.modules())
 
     def python_state(self) -> PythonState:
         """Return what the compiled step has from Python as constants, the loss's included."""

@@ -10,6 +10,7 @@ from typing import Any, Callable, Hashable, List, Optional, Sequence
 import torch
 
 from ignite_ipu import backend
+from ignite_ipu.errors import OptionsError, listed
 from ignite_ipu.optimizers import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
@@ -74,6 +75,11 @@ class Program:
         self.asked = asked
         self.placing = placing
         self.training = link is not None
+        # PopTorch lets replicas write buffers of their own, or none.
+        shared = asked.broadcast_buffers and asked.input_group_size < asked.replication_factor
+        self._own_statistics = self.training and shared and step.tracks_statistics()
+        if self._own_statistics:
+            asked.broadcastBuffers(False)
         self.geometry: Optional[BatchGeometry] = None
         self.mode: str = output_mode(asked, self.training).name
         self.calls = BatchGeometry.from_options(asked, 1)
@@ -87,6 +93,7 @@ class Program:
         self._random_state: Optional[List[int]] = None
         self._classes: List[type] = []
         self._counted: Counted = []
+        self._written: Sequence[str] = ()
         self._weights, self._hooks, self._link, self._on_trace = weights, hooks, link, on_trace
         self._step_class = type(step)
 
@@ -368,7 +375,7 @@ class Program:
         self._counted = counted_by_norms(self.step)
         try:
             self.varying = retrace.begin(python, once=self.step.is_tried)
-            self._counted = self.step.counted
+            self._counted, self._written = self.step.counted, self.step.written
             if self.training:
                 self._say_if_sums_are_averaged(leaves)
         except Exception as error:
@@ -376,9 +383,26 @@ class Program:
         kept.put_back(always=True)
         if self._on_trace is not None and (changed or self.varying):
             self._on_trace(self, changed)
+        if self._own_statistics:
+            self._check_own_statistics()
         python = python if python.complete else self.step.python_state()
         self._compiled = CompiledProgram(executor, self.step, self.training, self._weights, python, changed, retrace)
         self._hooks.fire(IPUEvents.COMPILE_COMPLETED)
+
+    def _check_own_statistics(self) -> None:
+        replicas, written = self.options.replication_factor, self._written
+        if written:
+            self.destroy()
+            raise OptionsError(
+                f"The model writes {listed(written)}, and its {replicas} replicas (replicationFactor) would each have "
+                "their own values, of which those of the first one come back. If that is acceptable, pass options with "
+                "broadcastBuffers(False); it is set by itself for the statistics of normalisations alone."
+            )
+        _logger.info(
+            "Each of the %d replicas has normalisation statistics of its own (broadcastBuffers(False)); those of the "
+            "first come back, as from DistributedDataParallel.",
+            replicas,
+        )
 
     def _say_if_sums_are_averaged(self, leaves: Sequence[Any]) -> None:
         training, replicas = self.options.Training, self.options.replication_factor

@@ -8,7 +8,9 @@ from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Tupl
 
 from torch import nn
 
+from ignite_ipu import backend
 from ignite_ipu.errors import SessionError
+from ignite_ipu.program.options import is_simulated
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.recompilation import ModelChanges, report_frozen
@@ -20,6 +22,8 @@ from ignite_ipu.session.weights.tracker import Weights
 __all__ = ["Lost", "Programs", "refuse_losses"]
 
 _logger = logging.getLogger("ignite_ipu")
+# In what PopTorch says where no device is free.
+_NO_IPUS = "Failed to acquire"
 Lost = Tuple[str, Exception]
 """What could not be brought to the host, and why."""
 
@@ -32,7 +36,7 @@ class Programs:
         changes: Finds out whether the model is still the one that the programs were compiled from.
         trained: How the model is trained, None without a trainer.
         active: The program that was called last.
-        share_ipus: Whether training and inference take turns on the same IPUs instead of each having their own.
+        share_ipus: Whether training and inference take turns on the same IPUs; also where there are not enough.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,15 +57,39 @@ class Programs:
 
     @contextlib.contextmanager
     def loading(self, wanted: Program) -> Iterator[None]:
-        """Have a program compiled or brought to its IPUs in the `with` block, for which others give theirs back."""
+        """Have a program compiled or brought to its IPUs in the `with` block, for which others give theirs back.
+
+        They do where that is wanted, or where the machine has not enough IPUs for all of them.
+        """
+        self.share_ipus = self.share_ipus or self._exceed_machine(wanted)
         if self.share_ipus:
             for program in self:
                 if program is not wanted:
                     self.weights.to_host()
                     program.detach()
         around: ContextManager[Any] = self.hooks.loading()
-        with around:
-            yield
+        try:
+            with around:
+                yield
+        except Exception as error:
+            if _NO_IPUS not in str(error) or not any(program.ready for program in self):
+                raise
+            raise SessionError(f"{error} (With share_ipus=True training and evaluation take turns.)") from error
+
+    def _exceed_machine(self, wanted: Program) -> bool:
+        """Tell whether the machine has no device with IPUs for all programs that are on theirs and another one."""
+        others = [program for program in self if program is not wanted and program.ready]
+        if not others or is_simulated(wanted.asked):
+            return False
+        ipus = sum(program.ipus or 1 for program in (wanted, *others))
+        if backend.poptorch().ipuHardwareIsAvailable(1 << (ipus - 1).bit_length()):
+            return False
+        _logger.warning(
+            "Training and evaluation together would take %d IPUs, which this machine has not: they take turns, and "
+            "each switch loads a program. share_ipus=True says so from the start.",
+            ipus,
+        )
+        return True
 
     def give_back(self) -> List[Lost]:
         """Bring the newest weights and the programs' states to the host and destroy the programs; return what was lost.

@@ -108,6 +108,32 @@ def test_taking_turns_on_the_same_ipus():
     assert counts(trainer.ipu.training).compiles == 1
 
 
+@pytest.mark.parametrize(("ipus", "attached"), [(1, [False, True]), (2, [True, True])])
+def test_turns_are_taken_where_the_machine_has_too_few_ipus(ipus, attached, monkeypatch, caplog):
+    """Without share_ipus, which the message names; where there are enough, each program keeps its own."""
+    monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", str(ipus))
+    model, optimizer = pair(momentum=0.9)
+    trainer, evaluator = trainer_for(model, optimizer), create_ipu_evaluator(model, {"accuracy": Accuracy()})
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(loader()))
+    trainer.run(loader(), max_epochs=3)
+    assert [program.ready for program in (trainer.ipu.training, *trainer.ipu.evaluations)] == attached
+    reference, native = pair(momentum=0.9)
+    for _ in range(3):
+        train_natively(reference, native, loader())
+    assert_same_weights(model, reference)
+    assert ("share_ipus=True says so" in caplog.text) == ("take turns" in repr(trainer.ipu)) == (ipus == 1)
+
+
+def test_an_evaluation_that_finds_all_ipus_busy_names_share_ipus(monkeypatch):
+    monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "2")
+    (model, optimizer), other = pair(), network()
+    busy = create_ipu_evaluator(other)
+    busy.run(loader())
+    trainer_for(model, optimizer).run(loader())
+    with pytest.raises(SessionError, match=r"Failed to acquire 1 IPU.*With share_ipus=True training and evaluation"):
+        create_ipu_evaluator(model).run(loader())
+
+
 def test_weights_set_on_the_host_reach_the_device():
     """`load_state_dict` and in-place edits between epochs are what training goes on from."""
     model, optimizer = pair()

@@ -1,4 +1,4 @@
-"""`num_batches_tracked` advances as natively, whenever somebody looks."""
+"""Counters and statistics of normalisations are those of a native run, also with replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.errors import UnsupportedArgumentError
+from ignite_ipu.errors import OptionsError, UnsupportedArgumentError
 from ignite_ipu.handlers import Recovery
 from tests.supervised import assert_same_weights, task, train_natively
 
@@ -72,20 +72,57 @@ def test_counts_are_those_of_a_native_run(factors):
     assert_same_weights(model, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_replicas_count_their_own_batches():
-    """As those of DistributedDataParallel do; the statistics that come back are of one of them, too."""
-    model, optimizer = made()
-    trainer = create_ipu_trainer(
-        model,
-        optimizer,
-        CROSS_ENTROPY,
-        options=poptorch.Options().broadcastBuffers(False),
-        replication_factor=2,
-        gradient_accumulation_steps=2,
-        device_iterations=2,
-    )
+def train_as_two_ranks(model, optimizer):
+    """Train natively as two processes with DistributedDataParallel do, of which the first keeps its buffers."""
+    model.train()
+    of_second = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    batches = iter(LOADER)
+    for number, ((x, y), (second_x, second_y)) in enumerate(zip(batches, batches), 1):
+        second = torch.func.functional_call(model, {**dict(model.named_parameters()), **of_second}, second_x)
+        (CROSS_ENTROPY(model(x), y) / 4 + CROSS_ENTROPY(second, second_y) / 4).backward()
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_replicas_have_statistics_and_counts_of_their_own(caplog):
+    """As the processes of DistributedDataParallel; the factory sets broadcastBuffers(False), and says so."""
+    caplog.set_level("INFO")
+    (model, optimizer), (reference, native) = made(), made()
+    factors = {"replication_factor": 2, "gradient_accumulation_steps": 2, "device_iterations": 2}
+    trainer, evaluator = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, **factors), create_ipu_evaluator(model)
     trainer.run(LOADER)
-    assert model.state_dict()["norm.num_batches_tracked"] == 2 * 16 // 2
+    train_as_two_ranks(reference, native)
+    assert_same_weights(model, reference, rtol=1e-4, atol=1e-5)
+    assert int(model.norm.num_batches_tracked) == 2 * 16 // 2
+    assert "Each of the 2 replicas has normalisation statistics of its own (broadcastBuffers(False))" in caplog.text
+    expected = reference.eval()(task().tensors[0][-32:])
+    torch.testing.assert_close(evaluator.run(LOADER).output[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_other_buffers_that_replicas_write_are_refused():
+    """Natively processes would have them broadcast; options that say broadcastBuffers(False) settle it."""
+
+    class Averaging(Normalised):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("average", torch.zeros(3))
+
+        def forward(self, x):
+            x = super().forward(x)
+            self.average.mul_(0.9).add_(x.detach().mean(0))
+            return x
+
+    model = Averaging()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, replication_factor=2)
+    with pytest.raises(OptionsError, match=r"writes model\.average.*2 replicas.*broadcastBuffers\(False\)"):
+        trainer.run(LOADER)
+    assert not model.state_dict()["average"].any()
+    trainer.ipu.close()
+    options = poptorch.Options().broadcastBuffers(False)
+    create_ipu_trainer(model, optimizer, CROSS_ENTROPY, options=options, replication_factor=2).run(LOADER)
+    assert model.average.any()
 
 
 def test_calls_that_a_fault_has_lost_are_not_counted(tmp_path):
