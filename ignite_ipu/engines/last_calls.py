@@ -10,7 +10,7 @@ import torch
 from ignite_ipu.errors import OptionsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.guards.trainable import Trainable
+from ignite_ipu.program.module_state import Trainable
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
 from ignite_ipu.program.training_step import TrainingStep

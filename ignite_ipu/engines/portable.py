@@ -17,7 +17,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.optimizers.checks import clipping_problem
-from ignite_ipu.program.guards.modes import modes_kept, modes_of
+from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.options import training_options
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.trees import map_tensors

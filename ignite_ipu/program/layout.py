@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ignite_ipu.errors import BatchError
-from ignite_ipu.program.guards.contents import Contents
+from ignite_ipu.program.objects import Contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened
 
 __all__ = ["BatchLayout"]

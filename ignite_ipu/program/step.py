@@ -21,8 +21,8 @@ from ignite_ipu.program.forward.model_libraries import (
     without_checkpointing,
     without_generation_cache,
 )
-from ignite_ipu.program.guards.attributes import PythonState
-from ignite_ipu.program.guards.retrace import Recorder
+from ignite_ipu.program.forward.recorder import Recorder
+from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, tensors_in

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ignite_ipu import backend
 from ignite_ipu.errors import LossError
 from ignite_ipu.program.forward.losses import check_loss_module
-from ignite_ipu.program.guards.attributes import PythonState
+from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.step import BatchStep, check_output, describe_value, first_micro_batch
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors

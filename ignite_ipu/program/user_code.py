@@ -1,4 +1,4 @@
-"""The user's code: whose a file is, and at which line something was recorded."""
+"""The user's code: whose a file is, at which line something was recorded, and which names are in code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ import site
 import sys
 import sysconfig
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-__all__ = ["OURS", "Line", "Owner", "current_line", "found_instead", "is_users_file", "owner_of"]
+__all__ = [
+    "OURS",
+    "Line",
+    "Owner",
+    "current_line",
+    "found_instead",
+    "is_users_file",
+    "loaded_by",
+    "names_in",
+    "owner_of",
+]
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Where this library's files are."""
@@ -112,3 +122,21 @@ _PATHS = sysconfig.get_paths()
 _INSTALLED = _folders(_PATHS["purelib"], _PATHS["platlib"], *site.getsitepackages(), site.getusersitepackages())
 # In a virtual environment the standard library is elsewhere.
 _STANDARD = _folders(_PATHS["stdlib"], _PATHS["platstdlib"], os.path.dirname(os.__file__))
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> FrozenSet[str]:
+    """Return the names in code, and the texts that may be some; those of the functions within it included."""
+    texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
+    return frozenset(code.co_names).union(texts, *map(names_in, _codes_in(code)))
+
+
+@functools.lru_cache(maxsize=4096)
+def loaded_by(code: CodeType, *operations: str) -> FrozenSet[str]:
+    """Return the names that some operations in code have, those of the functions within it included."""
+    own = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
+    return frozenset(own).union(*[loaded_by(inner, *operations) for inner in _codes_in(code)])
+
+
+def _codes_in(code: CodeType) -> List[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]

@@ -14,10 +14,11 @@ from ignite_ipu.errors import OptionsError, listed
 from ignite_ipu.optimizers import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.guards.attributes import PythonState
-from ignite_ipu.program.guards.randomness import draws_put_back
+from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
+from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.options import check_ipus, output_mode
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
@@ -442,7 +443,7 @@ class CompiledProgram:
         self._step, self._training, self._python, self._changed = step, training, python, changed
         self._python.leave_out(changed)
         self._traced: List[Hashable] = self._python.values()
-        self._traced_modes = self._python.training()
+        self._traced_modes = modes_of(step)
         self._modes: List[bool] = []
         self.constants = CompiledBuffers(step, self._python.words, weights)
 
@@ -474,7 +475,7 @@ class CompiledProgram:
         if self.changed_values():
             return ""
         kept = ModuleAttributes(self._step)
-        with self._python.in_modes(self._traced_modes):
+        with modes_kept(self._step, self._traced_modes):
             found = self.retrace.again()
         kept.put_back(always=True)
         return found

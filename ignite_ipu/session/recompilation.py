@@ -11,15 +11,17 @@ from typing import Callable, List, Optional, Sequence
 from torch import nn
 
 from ignite_ipu.errors import SessionError
-from ignite_ipu.program.guards.attributes import FROZEN_REMEDY, changes_in_every_call
-from ignite_ipu.program.guards.registrations import REGISTRATIONS
+from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import Program
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["ModelChanges", "report_frozen"]
+__all__ = ["ModelChanges", "changes_in_every_call", "report_frozen"]
 
 _logger = logging.getLogger("ignite_ipu")
+_FROZEN_REMEDY = (
+    "Give it what changes as an argument, and return what it keeps; or register a buffer and write into it in place."
+)
 _PYTHON_CHANGED = (
     "Python values that the program read while it was traced have changed (%s): it is compiled again. On IPUs each "
     "compilation takes minutes: make what changes often an input or a buffer."
@@ -119,6 +121,14 @@ class ModelChanges:
             self._compile_again(program)
 
 
+def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:
+    """Return why a model cannot be compiled whose forward, which messages call `forward`, changes these values."""
+    return (
+        f"{forward} changes Python values in every call ({', '.join(changed)}), but a compiled program runs it once, "
+        f"while it is traced: later steps would have the values of the first. {_FROZEN_REMEDY}"
+    )
+
+
 def report_frozen(program: Program, changed: List[str], refuse: Optional[Callable[[str], None]]) -> None:
     """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
 
@@ -134,7 +144,7 @@ def report_frozen(program: Program, changed: List[str], refuse: Optional[Callabl
             "it again: what it changes in every call has the values of the first. %s",
             name,
             ", ".join(dict.fromkeys([*changed, *program.varying])),
-            FROZEN_REMEDY,
+            _FROZEN_REMEDY,
         )
         return
     # What the trace set up, such as a cache, stays as it is in another call.

@@ -9,7 +9,7 @@ from ignite_ipu.errors import LossError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.poptorch_types import Options
-from ignite_ipu.program.guards.trainable import Trainable
+from ignite_ipu.program.module_state import Trainable
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.hooks import SessionHooks
@@ -69,7 +69,7 @@ class Trained:
             OptionsError: No IPUs can be had for these options.
         """
         check_ipus(options)
-        program, changed = self.program, any(self._trainable.change())
+        program, changed = self.program, bool(self._trainable.change())
         if changed:
             check_parameters(self.link.conversion.source, step)
             self.link.refresh_state()
@@ -116,7 +116,7 @@ class Trained:
             OptimizerError: Parameters were unfrozen that the optimizer does not hold.
         """
         change = self._trainable.change()
-        if not any(change):
+        if not change:
             return
         check_parameters(self.link.conversion.source, self.program.step)
         if self.program.compiled:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu import IPUEvents, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.engines.averages import create_ipu_averages_evaluator
-from ignite_ipu.program.guards.modes import modes_of
+from ignite_ipu.program.module_state import modes_of
 from tests.supervised import task
 
 

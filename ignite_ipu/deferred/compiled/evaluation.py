@@ -15,11 +15,12 @@ from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError
-from ignite_ipu.program.guards.attributes import PythonState, changes_in_every_call
-from ignite_ipu.program.guards.registrations import NEVER, REGISTRATIONS
+from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.program import Program
+from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["CapturedEvaluation", "with_gradients"]

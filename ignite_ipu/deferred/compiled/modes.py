@@ -10,8 +10,8 @@ from torch import nn
 from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
-from ignite_ipu.program.guards.attributes import PythonState
-from ignite_ipu.program.guards.registrations import NEVER, REGISTRATIONS
+from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
@@ -52,9 +52,6 @@ class Modes:
             CaptureError: Weights were replaced, added or removed.
         """
         state, then = self._state, self._then
-        untouched = self._registrations == REGISTRATIONS.count and self._looks == self._weights.looks
-        if untouched and then is not None and state is not None and state.unchanged(then.training, then.values):
-            return then
         if state is None or not state.complete:
             state = self._state = PythonState(self._model)
             self._registrations = NEVER

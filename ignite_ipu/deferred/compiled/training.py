@@ -20,7 +20,7 @@ from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, IPUOutOfMemoryError
 from ignite_ipu.optimizers import convert_optimizer
-from ignite_ipu.program.guards.registrations import NEVER
+from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.tensors.rows import join_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.program import Program

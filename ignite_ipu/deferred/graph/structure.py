@@ -12,7 +12,8 @@ from torch import nn
 
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.guards.contents import Same, contents, identity
+from ignite_ipu.program.guards.values import Same
+from ignite_ipu.program.objects import contents, identity
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
 __all__ = ["Structure", "flatten", "flatten_call", "is_tensor", "leaves_in", "mapped", "unflatten", "words"]

@@ -15,10 +15,12 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import eagerly
 from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
-from ignite_ipu.program.guards.attributes import PythonState, changes_in_every_call
-from ignite_ipu.program.guards.randomness import GENERATORS
-from ignite_ipu.program.guards.retrace import Recorder, Retrace
+from ignite_ipu.program.forward.randomness import GENERATORS
+from ignite_ipu.program.forward.recorder import Recorder
+from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["HostCall", "called_on_host"]

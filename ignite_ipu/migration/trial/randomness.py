@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, Optional
 
 from ignite_ipu.migration.trial.notes import Notes
 from ignite_ipu.migration.trial.places import Place, is_users, place_of
-from ignite_ipu.program.guards.randomness import generator_states
+from ignite_ipu.program.forward.randomness import generator_states
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from ignite_ipu.pipeline.profiling.layers import Granularity, select_layers
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.profiling.recorder import Recorder
 from ignite_ipu.pipeline.profiling.shapes import ShapeMemory, ordinary, shape_twin
-from ignite_ipu.program.guards.modes import modes_kept
+from ignite_ipu.program.module_state import modes_kept
 
 Inputs = Union[Tensor, Sequence[Any], Mapping[str, Any]]
 """One tensor, the positional arguments, or the keyword arguments of a model."""

@@ -8,7 +8,7 @@ from typing import Any, Iterator
 
 import torch
 
-from ignite_ipu.program.guards.registrations import REGISTRATIONS
+from ignite_ipu.program.module_state import REGISTRATIONS
 
 __all__ = ["EAGER", "eagerly"]
 

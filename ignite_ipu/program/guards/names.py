@@ -7,68 +7,48 @@ read costs a comparison, and another program when it changes.
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import dis
-import enum
 import functools
 import os
 import sys
+import types
 import weakref
-from collections.abc import Iterator as AnyIterator
+from collections.abc import Iterator
 from contextvars import ContextVar
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)
-from typing import Any, Callable, Container, Dict, Iterable, List, NamedTuple, Optional, Protocol, Set, Tuple
+from functools import partial
+from types import FunctionType
+from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from ignite_ipu.program.guards.randomness import GENERATORS
-from ignite_ipu.program.user_code import is_users_file
+from ignite_ipu.program.forward.randomness import GENERATORS
+from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, MAPPINGS, SEQUENCES, SETS
+from ignite_ipu.program.user_code import is_users_file, loaded_by, names_in
 
-__all__ = ["FUNCTIONS", "HOOKS", "OWN", "Holder", "Named", "Place"]
-
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
-"""Types of what has code that a call runs, or leads to it."""
+__all__ = ["BOOKKEEPERS", "HOOKS", "Named", "Place", "is_followed"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """The attributes of a module that hold functions which a call of it runs."""
 
-OWN = frozenset([*vars(nn.Module()), "_is_full_backward_hook", "_forward_hooks_always_called"])
-"""The attributes that PyTorch gives every module."""
-
+# The attributes that PyTorch gives every module, and those of them that hold weights.
+_OWN = frozenset([*vars(nn.Module()), "_is_full_backward_hook", "_forward_hooks_always_called"])
+_TENSORS = ("_parameters", "_buffers", "_modules")
 # The methods that a call of an object, or a look at it, runs without naming them, and those that make an object.
 _ENTRIES = frozenset(["forward", "__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__next__"])
 _MAKING = frozenset(["__init__", "__new__", "__post_init__"])
-_LEAVES = (
-    *(int, float, complex, str, bytes, enum.Enum, type(None), torch.Tensor, torch.dtype, torch.device, np.ndarray),
-)
-_CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict, MappingProxyType)
+_LEAVES = (*FIXED, torch.Tensor, np.ndarray)
 _WRAPPERS = {property: "fget", staticmethod: "__func__", classmethod: "__func__", functools.cached_property: "func"}
 _DEEPEST = 4
 _MOST_ELEMENTS = 1024
+
+BOOKKEEPERS = frozenset(["builtins", "logging", "threading", "_thread", "io", "_io", "random", "weakref", "_weakref"])
+"""Packages whose objects keep books of their own, which no forward computes from."""
+
 # Whose objects have nothing that a loop would change, but for torch's optimizers and their schedulers.
-_PASSIVE = frozenset(["builtins", "torch", "numpy", "poptorch", "logging", "threading", "_thread", "unittest"])
+_PASSIVE = BOOKKEEPERS | {"torch", "numpy", "poptorch", "unittest"}
 # Whose code does not say what a call of a model reads.
 _HOSTS = _PASSIVE | {"ignite", "ignite_ipu", "accelerate"}
-_ASK_ENVIRONMENT = frozenset(["environ", "getenv"])
-_TENSORS = ("_parameters", "_buffers", "_modules")
-
-
-class Holder(Protocol):
-    """Holder of a value that is looked up: the dictionary of a module or an object, or a closure's variable."""
-
-    def get(self, name: str) -> Any:
-        """Return the value of this moment, None for none."""
 
 
 class Place(NamedTuple):
@@ -76,42 +56,11 @@ class Place(NamedTuple):
 
     Attributes:
         name: What messages call it.
-        holder, key: Where it is.
+        read: Returns the value of this moment, None where there is none.
     """
 
     name: str
-    holder: Holder
-    key: str
-
-
-class _Variable:
-    """A variable of an enclosing function or of a context, or an argument."""
-
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
-
-    def get(self, name: str) -> Any:
-        """Return its value, None while it has none."""
-        try:
-            return self._read()
-        except (AttributeError, LookupError, ValueError):
-            return None
-
-
-class _Attributes:
-    """The attributes that an object has, be they its own or its class's, as they are stored."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def get(self, name: str) -> Any:
-        """Return one without running code, None for none."""
-        own = getattr(self._owner, "__dict__", {})
-        if name in own:
-            return own[name]
-        found = next((vars(kind)[name] for kind in type(self._owner).__mro__ if name in vars(kind)), None)
-        # Of an object with slots the class has where they are.
-        return getattr(self._owner, name, None) if isinstance(found, MemberDescriptorType) else found
+    read: Callable[[], Any]
 
 
 class Named:
@@ -119,6 +68,7 @@ class Named:
 
     Args:
         parts: Modules of a model, functions and other objects, each with its path in messages.
+        everything: Whether all attributes of objects count, whatever their names.
 
     Attributes:
         places: The places, in the order in which they were found.
@@ -126,45 +76,37 @@ class Named:
         iterators: The iterators and random generators among the values.
     """
 
-    def __init__(self, parts: Iterable[Tuple[str, Any]]) -> None:
+    def __init__(self, parts: Iterable[Tuple[str, Any]], everything: bool = False) -> None:
         self.places: List[Place] = []
         self.names: Set[str] = set()
         self.iterators: List[Any] = []
+        self._everything, self._passive = everything, BOOKKEEPERS if everything else _PASSIVE
         self._known: Set[Tuple[int, str]] = set()
         # What was seen is kept while this looks: another object would get its `id`.
         self._seen: Dict[int, Any] = {}
-        self._objects: List[Tuple[str, Any]] = []
-        self._of_libraries: Dict[type, Set[str]] = {}
+        self._of_classes: Dict[Tuple[type, bool], Tuple[Set[str], Dict[str, Any]]] = {}
         parts = list(parts)
-        self._inside = {id(part) for _, part in parts if isinstance(part, nn.Module)}
-        self._objects += [(path, part) for path, part in parts if isinstance(part, nn.Module)]
+        self._objects = [(path, part) for path, part in parts if isinstance(part, nn.Module) and not everything]
+        self._inside = set() if everything else {id(part) for _, part in self._objects}
         for path, part in parts:
-            hooks = [part.__dict__[kind] for kind in HOOKS] if isinstance(part, nn.Module) else []
             self._visit(path, part)
-            self._visit("self", hooks)
-        while self._look_up():
-            self._of_libraries.clear()
-        if not _ASK_ENVIRONMENT.isdisjoint(self.names):
-            self._add("os.environ", os.environ.__dict__, "_data")
-        self._seen.clear()
-        self._objects.clear()
+            self._visit("self", [vars(part)[kind] for kind in HOOKS] if isinstance(part, nn.Module) else [])
+        before = (-1, -1)
+        while before != (before := (len(self.names), len(self._objects))):
+            for path, found in self._objects:
+                self._look_at(path, found)
+            self._of_classes.clear()
+        if self.names & {"environ", "getenv"}:
+            self._add("os.environ", partial(getattr, os.environ, "_data"), os.environ)
 
-    def _look_up(self) -> bool:
-        """Look all names up in all objects; tells whether that has led to more of them."""
-        before = len(self.names), len(self._objects)
-        for path, found in self._objects:
-            self._look_at(path, found)
-        return before != (len(self.names), len(self._objects))
-
-    def _add(self, name: str, holder: Any, key: str, owner: Any = None) -> Any:
-        """Note a place, and return the value that is there."""
-        value = holder.get(key)
-        identity = (id(holder if owner is None else owner), key)
-        if identity not in self._known:
-            self._known.add(identity)
-            if not isinstance(value, (ModuleType, type)):
-                self.places.append(Place(name, holder, key))
-        return value
+    def _add(self, name: str, read: Callable[[], Any], owner: Any, key: str = "", path: str = "") -> None:
+        """Note a place, and look at the value that is there, which messages call `path` if it leads to others."""
+        value = read()
+        if (id(owner), key) not in self._known:
+            self._known.add((id(owner), key))
+            if not isinstance(value, (types.ModuleType, type)):
+                self.places.append(Place(name, read))
+        self._visit(path or name, value)
 
     def _visit(self, path: str, value: Any, depth: int = 0) -> None:
         """Look at what a value is or holds."""
@@ -173,138 +115,137 @@ class Named:
         if issubclass(kind, _LEAVES) or id(value) in self._seen or id(value) in self._inside:
             return
         self._seen[id(value)] = value
-        if issubclass(kind, (*GENERATORS, AnyIterator)):
+        if issubclass(kind, (*GENERATORS, Iterator)):
             self.iterators.append(value)
-        if issubclass(kind, _CONTAINERS):
-            if depth < _DEEPEST and len(value) <= _MOST_ELEMENTS:
-                for element in list(value.values() if issubclass(kind, (dict, MappingProxyType)) else value):
+        if issubclass(kind, (*MAPPINGS, *SEQUENCES, *SETS)):
+            if self._everything or (depth < _DEEPEST and len(value) <= _MOST_ELEMENTS):
+                for element in list(value.values() if issubclass(kind, MAPPINGS) else value):
                     self._visit(path, element, depth + 1)
         elif kind in _WRAPPERS:
             self._visit(path, getattr(value, _WRAPPERS[kind]))
         elif issubclass(kind, FunctionType):
             self._enter(value)
-        elif issubclass(kind, (MethodType, BuiltinFunctionType)):
+        elif issubclass(kind, (types.MethodType, types.BuiltinFunctionType)):
             self._visit(path, value.__self__)
             self._visit(path, getattr(value, "__func__", None))
-        elif kind is functools.partial:
-            self._give(value.func, [*value.args, *value.keywords.values()])
+        elif issubclass(kind, partial):
+            self._give(value.func, value, "args", "keywords")
             self._visit(path, value.func)
         elif issubclass(kind, weakref.ProxyTypes):
-            with contextlib.suppress(ReferenceError):
-                self._visit(path, value.__repr__.__self__)
+            self._visit(path, _tried(lambda: value.__repr__.__self__))
         elif issubclass(kind, weakref.ref):
             self._visit(path, value())
         elif issubclass(kind, ContextVar):
-            self._visit(path, self._add(value.name, _Variable(value.get), "", value))
+            self._add(value.name, partial(_tried, value.get), value)
         elif issubclass(kind, nn.Module):
-            for module in value.modules():
-                self._seen[id(module)] = module
-                self._objects.append((path, module))
-        elif issubclass(kind, ModuleType):
-            if is_users_file(getattr(value, "__file__", None) or "<frozen>"):
+            self._seen.update((id(module), module) for module in value.modules())
+            self._objects += [(path, module) for module in value.modules()]
+        elif issubclass(kind, types.ModuleType):
+            if not self._everything and is_users_file(getattr(value, "__file__", None) or "<frozen>"):
                 self._objects.append((path, value))
-        elif _is_followed(value if issubclass(kind, type) else kind, _PASSIVE):
+        elif is_followed(value if issubclass(kind, type) else kind, self._passive):
             self._objects.append((path, value))
             self._visit(path, getattr(value, "__wrapped__", None))
 
     def _enter(self, function: FunctionType) -> None:
         """Follow the names in a function of the user's own."""
-        self._visit("", function.__dict__.get("__wrapped__"))
-        if not is_users_file(function.__code__.co_filename):
+        self._visit("", vars(function).get("__wrapped__"))
+        code, outside = function.__code__, function.__globals__
+        if self._everything or not is_users_file(code.co_filename):
             return
-        outside = function.__globals__
-        self.names |= _names_in(function.__code__)
-        self._give(function, [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        self.names |= names_in(code)
+        self._give(function, function, "__defaults__", "__kwdefaults__")
+        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             if name != "__class__":
-                read = functools.partial(getattr, cell, "cell_contents")
-                self._visit(name, self._add(name, _Variable(read), name, cell))
-        for name in sorted(_loaded_by(function.__code__, "LOAD_GLOBAL", "LOAD_NAME") & outside.keys()):
-            self._visit(name, self._add(name, outside, name))
+                self._add(name, partial(_tried, getattr, cell, "cell_contents"), cell, name)
+        for name in sorted(loaded_by(code, "LOAD_GLOBAL", "LOAD_NAME") & outside.keys()):
+            self._add(name, partial(outside.get, name), outside, name)
         package = outside.get("__package__") or ""
         parents = [package.rsplit(".", level)[0] + "." for level in range(package.count(".") + 1)] if package else []
-        for name in sorted(_loaded_by(function.__code__, "IMPORT_NAME", "IMPORT_FROM")):
+        for name in sorted(loaded_by(code, "IMPORT_NAME", "IMPORT_FROM")):
             for path in (name, *[parent + name for parent in parents]):
                 self._visit(path, sys.modules.get(path))
 
-    def _give(self, function: Any, given: List[Any]) -> None:
+    def _give(self, function: Any, owner: Any, *where: str) -> None:
         """Note the arguments that a function has been given before it is called."""
-        for value in given:
+        for each in where:
             name = f"an argument of {getattr(function, '__name__', 'a function')}"
-            self._visit(name, self._add(name, _Variable(functools.partial(_same, value)), "", value))
+            self._add(name, partial(getattr, owner, each), owner, each)
 
     def _look_at(self, path: str, found: Any) -> None:
         """Look all names up in an object."""
         own = getattr(found, "__dict__", {})
-        is_module, inside = isinstance(found, nn.Module), id(found) in self._inside
+        is_class, is_module, inside = isinstance(found, type), isinstance(found, nn.Module), id(found) in self._inside
         if is_module and type(found).__module__.startswith("torch."):
-            # Of PyTorch's layers only numbers such as rates can change, and functions
+            # Of PyTorch's layers only numbers such as rates can change, and functions.
             names = {name for name, value in own.items() if isinstance(value, (float, *FUNCTIONS))}
         else:
-            names = (self.names | self._look_at_class(found)) & own.keys()
+            of_library, in_class = self._look_at_class(found if is_class else type(found), is_class)
+            names = (self.names | of_library) & own.keys()
+            if self._everything and not is_class:
+                names.update(own)
+            elif type(found).__module__.startswith("transformers.") and not is_module:
+                # A configuration, which the library's code reads.
+                names.update(name for name, value in own.items() if isinstance(value, FIXED))
+            if not is_class and not is_module:
+                # It tells nobody when it gets an attribute of its own, in front of that of its class.
+                names |= in_class.keys()
+                for name in sorted(name for name in in_class if isinstance(in_class[name], types.MemberDescriptorType)):
+                    self._add(f"self.{name}", partial(getattr, found, name, None), found, name)
         if is_module and not inside:
             # The weights of what is no part of the program are constants of it.
             for inner in (own[each] for each in _TENSORS):
                 for name in inner:
-                    self._add(f"{path}.{name}", inner, name)
-        for name in sorted(names - OWN if is_module else names):
+                    self._add(f"{path}.{name}", partial(inner.get, name), inner, name)
+        names -= _OWN if is_module else set()
+        for name in [*filter(names.__contains__, [*own]), *sorted(names - own.keys())]:
             place = f"{path}.{name}" if path else name
-            self._visit(f"self.{name}" if inside else place, self._add(place, own, name, found))
+            self._add(place, partial(own.get, name), found, name, f"self.{name}" if inside else place)
 
-    def _look_at_class(self, found: Any) -> Set[str]:
-        """Follow what an object has from its class; returns the names in what a library's methods read of it."""
-        kind = found if isinstance(found, type) else type(found)
-        # Objects that are neither classes nor modules tell nobody when they get an attribute of their own.
-        shared = kind is found or issubclass(kind, nn.Module)
-        if shared and kind in self._of_libraries:
-            return self._of_libraries[kind]
-        bases = [base for base in kind.__mro__ if _is_followed(base, _PASSIVE)]
+    def _look_at_class(self, kind: type, made: bool) -> Tuple[Set[str], Dict[str, Any]]:
+        """Follow what objects have from a class, which they are made of where the code names it.
+
+        Returns:
+            The names in what a library's methods read, and what there is in the class under names that count.
+        """
+        if (kind, made) in self._of_classes:
+            return self._of_classes[kind, made]
         names: Set[str] = set()
-        entries, looked = (_ENTRIES | _MAKING if kind is found else _ENTRIES), -1
+        in_class: Dict[str, Any] = {}
+        entries, looked = (_ENTRIES | _MAKING if made else _ENTRIES), -1
         while looked != (looked := len(names)):
-            for base in bases:
-                for name in sorted((self.names | entries | names) & vars(base).keys()):
+            for base in (base for base in kind.__mro__ if is_followed(base, _PASSIVE)):
+                plain = [name for name in vars(base) if not name.startswith("__")] if self._everything else ()
+                for name in sorted((self.names | entries | names).union(plain) & vars(base).keys()):
                     of_library = _of_library(vars(base)[name])
                     if of_library is None:
-                        holder, owner = (vars(base), base) if shared else (_Attributes(found), found)
-                        self._visit(f"self.{name}", self._add(f"self.{name}", holder, name, owner))
+                        in_class.setdefault(name, vars(base)[name])
+                        self._add(f"self.{name}", partial(vars(base).get, name), base, name)
                     else:
                         names |= of_library
-        if shared:
-            self._of_libraries[kind] = names
-        return names
+        self._of_classes[kind, made] = names, in_class
+        return names, in_class
 
 
-def _of_library(member: Any) -> Optional[Set[str]]:
+def _tried(read: Callable[..., Any], *given: Any) -> Any:
+    """Return what is read, None for a variable that has no value yet or any more."""
+    try:
+        return read(*given)
+    except (LookupError, ValueError, ReferenceError):
+        return None
+
+
+def _of_library(member: Any) -> Optional[FrozenSet[str]]:
     """Return the names in a method that a library has; None for the user's own, and for what is no method."""
     member = getattr(member, _WRAPPERS.get(type(member), ""), member)
-    while isinstance(member, FunctionType) and "__wrapped__" in member.__dict__:
-        member = member.__dict__["__wrapped__"]
+    while isinstance(member, FunctionType) and "__wrapped__" in vars(member):
+        member = vars(member)["__wrapped__"]
     if not isinstance(member, FunctionType) or is_users_file(member.__code__.co_filename):
         return None
-    return _names_in(member.__code__) if _is_followed(member, _HOSTS) else set()
+    return names_in(member.__code__) if is_followed(member, _HOSTS) else frozenset()
 
 
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: CodeType) -> Set[str]:
-    """Return the names in code, and the texts that may be some; those of the functions within it included."""
-    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
-    return set(code.co_names).union(texts, *inner)
-
-
-@functools.lru_cache(maxsize=4096)
-def _loaded_by(code: CodeType, *operations: str) -> Set[str]:
-    """Return the names that some operations in code have, those of the functions within it included."""
-    inner = [_loaded_by(constant, *operations) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}.union(*inner)
-
-
-def _is_followed(defined: Any, passive: Container[str]) -> bool:
+def is_followed(defined: Any, passive: Container[str]) -> bool:
     """Tell whether what a class or function says counts, by who has defined it."""
     module = str(getattr(defined, "__module__", None))
     return module.split(".")[0] not in passive or module.startswith("torch.optim.")
-
-
-def _same(value: Any) -> Any:
-    return value

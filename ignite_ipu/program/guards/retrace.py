@@ -1,89 +1,28 @@
 """Second traces: what the host computes when it calls a model again, compared with when its program was compiled.
 
-PyTorch's operators are noted with their arguments, in which a tensor is the operator that it comes from and a constant
-is its value. So whatever a forward reads from Python, by whichever way, shows in them as soon as it matters.
+Whatever a forward reads from Python, by whichever way, shows in the operators that it calls as soon as it matters.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
-import zlib
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.errors import BatchError, CaptureError
-from ignite_ipu.program.guards.attributes import PythonState
-from ignite_ipu.program.guards.randomness import SEED, draws_put_back, moved, name_of_iterator, state_of
-from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.program.forward.randomness import SEED, draws_put_back, moved, name_of_iterator, state_of
+from ignite_ipu.program.forward.recorder import DRAWN, Operation, Recorder
+from ignite_ipu.program.guards.python_state import PythonState
 
-__all__ = ["MOST_CALLS", "Recorder", "Retrace"]
+__all__ = ["MOST_CALLS", "Retrace"]
 
 MOST_CALLS = 256
 """Calls of a program after which its module is traced again."""
 
-_PLACE = "_ignite_ipu_place"
 _MOST_TRACES = 3
-_MOST_SHOWN = 8
-_DRAWN = "a torch.Generator"
-_Operation = Tuple[Any, Hashable, Hashable]
-
-
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators that are called in its `with` block.
-
-    Args:
-        watched: The number of an operator whose line is wanted.
-
-    Attributes:
-        operations: The operators, each with its arguments.
-        line: Where the user's code has the one that is watched.
-    """
-
-    def __init__(self, watched: int = -1) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: List[_Operation] = []
-        self.line: Optional[Line] = None
-        self._watched = watched
-        # Tensors tell by it where they come from in this trace; those of an earlier one are constants.
-        self._token = object()
-
-    def mark(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Let tensors be inputs or weights, of which the values do not count."""
-        for number, tensor in enumerate(tensors):
-            setattr(tensor, _PLACE, (self._token, (-1, number)))
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
-    ) -> Any:
-        number = len(self.operations)
-        if number == self._watched:
-            self.line = current_line()
-        self.operations.append((func, self._of(args), self._of(kwargs or {})))
-        output = func(*args, **(kwargs or {}))
-        for place, tensor in enumerate(output if isinstance(output, (list, tuple)) else [output]):
-            if isinstance(tensor, torch.Tensor):
-                setattr(tensor, _PLACE, (self._token, (number, place)))
-        return output
-
-    def _of(self, value: Any) -> Hashable:
-        """Return an argument, comparable."""
-        if isinstance(value, torch.Tensor):
-            token, place = getattr(value, _PLACE, (None, None))
-            return place if token is self._token else _constant(value)
-        if isinstance(value, (list, tuple)):
-            return tuple(map(self._of, value))
-        if isinstance(value, dict):
-            return tuple([(key, self._of(item)) for key, item in value.items()])
-        if isinstance(value, torch._C.Generator):
-            # One that the call has seeded is in the same state in another call; torch's own never counts as seeded.
-            return _DRAWN, object() if value.initial_seed() == SEED else value.get_state().numpy().tobytes()
-        # A float that is no number is equal to itself here.
-        return repr(value) if isinstance(value, float) else value
 
 
 class Retrace:
@@ -95,7 +34,7 @@ class Retrace:
         drawn_from: Random generators and iterators among its arguments.
 
     Attributes:
-        result: What the last call of `begin` returned.
+        result: What the last call returned.
         calls: Calls of the program since the last look.
         is_due: True if there is to be a look before the next call.
     """
@@ -111,7 +50,7 @@ class Retrace:
         self._state_of = state_of
         self._drawn_from = drawn_from
         # None where nobody can tell.
-        self._operations: Optional[List[_Operation]] = None
+        self._operations: Optional[List[Operation]] = None
 
     def note_call(self) -> None:
         """Count a call of the program."""
@@ -130,37 +69,34 @@ class Retrace:
             state: The values that its code names, found at this moment.
             once: True if it is known that there is nothing of that kind.
         """
-        traces: List[List[_Operation]] = []
+        before: List[Operation] = []
         with draws_put_back():
             # What the first call sets up, such as a cache, stays as it is in the second.
             for number in range(_MOST_TRACES):
                 state = state if state.complete else self._state_of()
                 drawn_from = [random, np.random, *state.iterators, *self._drawn_from]
-                before, places = state.values(), list(map(state_of, drawn_from))
+                values, places = state.values(), list(map(state_of, drawn_from))
                 if number:
                     torch.manual_seed(SEED)
-                self.result, operations = self._record()
-                if once:
-                    self._operations = operations
-                    return []
-                changed = state.changed(before) or ([] if state.complete else ["new ones"])
+                now = self._record().operations
+                changed = state.changed(values) or ([] if state.complete else ["new ones"])
                 changed += moved(drawn_from, places)
                 if number and torch.initial_seed() != SEED:
                     changed.append("the seed of torch: a device draws from a stream of its own")
+                if once or (number and not changed and now == before):
+                    self._operations = now
+                    return []
                 if number and changed:
                     return changed
-                if number and traces[-1] == operations:
-                    self._operations = operations
-                    return []
-                traces.append(operations)
-            if any(_DRAWN in str(new) for old, new in zip(*traces[-2:]) if old != new):
-                return ["the state of a torch.Generator: draw without generator="]
-            if drawn_from[2:]:
-                return list(map(name_of_iterator, drawn_from[2:]))
-            return [
-                "what it computes from the time or from random bytes, or from what no code names: "
-                + self._difference(*traces[-2:])
-            ]
+                before, last = now, before
+            return self._unnamed(last, now, drawn_from[2:])
+
+    def _unnamed(self, before: List[Operation], now: List[Operation], drawn_from: Sequence[Any]) -> List[str]:
+        """Return what every call changes, as far as the operators tell."""
+        if any(DRAWN in str(new) for old, new in zip(before, now) if old != new):
+            return ["the state of a torch.Generator: draw without generator="]
+        what = "what it computes from the time or from random bytes, or from what no code names: "
+        return list(map(name_of_iterator, drawn_from)) or [what + self._difference(before, now)]
 
     def again(self) -> str:
         """Return in words what is computed otherwise now; empty where nothing is."""
@@ -171,7 +107,7 @@ class Retrace:
         with draws_put_back():
             try:
                 for _ in range(_MOST_TRACES - 1):
-                    _, operations = self._record()
+                    operations = self._record().operations
                     if operations == self._operations:
                         return ""
                 return self._difference(self._operations, operations)
@@ -180,31 +116,19 @@ class Retrace:
             except Exception as error:
                 return f"it raises {type(error).__name__}: {error}"
 
-    def _record(self, watched: int = -1) -> Tuple[Any, List[_Operation]]:
+    def _record(self, watched: int = -1) -> Recorder:
         recorder = Recorder(watched)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first call gives them
-            result = self._call(recorder)
-        return (result if watched < 0 else recorder.line), recorder.operations
+            self.result = self._call(recorder)
+        return recorder
 
-    def _difference(self, before: List[_Operation], now: List[_Operation]) -> str:
+    def _difference(self, before: List[Operation], now: List[Operation]) -> str:
         """Return where two calls differ, and what they have there."""
         pairs = enumerate(zip(before, now))
         number = next((number for number, (old, new) in pairs if old != new), min(len(before), len(now)))
-        line, _ = self._record(min(number, len(now) - 1))
+        line = self._record(min(number, len(now) - 1)).line
         (old, *was), (new, *given) = [each[number] if number < len(each) else ("nothing",) for each in (before, now)]
         if old is not new:
             return f"{new} at {line}, where it was {old}"
         return f"{new} at {line} has {given}, and had {was}"
-
-
-def _constant(tensor: torch.Tensor) -> Hashable:
-    """Return what stands for a tensor that comes from outside; of weights other guards compare the values."""
-    with torch._C.DisableTorchFunctionSubclass():
-        shape, dtype = tuple(shape_of(tensor)), dtype_of(tensor)
-    if issubclass(type(tensor), torch.nn.Parameter):
-        return shape, dtype
-    values = plain(tensor).contiguous()
-    if values.numel() <= _MOST_SHOWN:
-        return shape, dtype, repr(values.tolist())
-    return shape, dtype, zlib.crc32(values.reshape(-1).view(torch.uint8).numpy().tobytes())

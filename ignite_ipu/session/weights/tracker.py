@@ -12,7 +12,7 @@ from torch import nn
 
 from ignite_ipu.errors import LostEditError
 from ignite_ipu.poptorch_types import Executor
-from ignite_ipu.program.guards.registrations import REGISTRATIONS
+from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import plain, version_of
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks

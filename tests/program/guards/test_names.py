@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.program.guards.attributes import PythonState
+from ignite_ipu.program.guards.python_state import PythonState
 
 PROGRAM = """
 import argparse, math

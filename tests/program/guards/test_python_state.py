@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.program.guards.attributes import PythonState
+from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from tests.supervised import assert_same_weights, network, task
 
@@ -226,4 +226,26 @@ def test_asking_for_the_time_is_reported_where_the_numbers_depend_on_it(used):
     assert len(changed) == used
     if used:
         assert changed[0].startswith("what it computes from the time or from random bytes, or from what no code names")
-        assert "aten.mul" in changed[0] and "test_attributes.py:" in changed[0]
+        assert "aten.mul" in changed[0] and "test_python_state.py:" in changed[0]
+
+
+def test_a_number_of_another_type_is_another_value():
+    """By a float a layer of integers computes something else."""
+    model = Annealed()
+    state = PythonState(model)
+    for before, now in ((1, 1.0), (1, True), (0.0, False)):
+        model.scale = before
+        values = state.values()
+        model.scale = now
+        assert state.changed(values) == ["scale"]
+
+
+def test_an_object_in_the_memory_of_a_former_one_is_another():
+    """A loop that makes a new mask for each step has one at the same address soon."""
+    model = Annealed()
+    state = PythonState(model)
+    seen = []
+    for _ in range(20):
+        model.mask = torch.ones(3)
+        assert state.values() not in seen
+        seen.append(state.values())

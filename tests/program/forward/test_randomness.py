@@ -16,7 +16,7 @@ from torch import nn
 
 from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.deferred import CaptureError
-from ignite_ipu.program.guards.randomness import draws_put_back, generator_states, moved, state_of
+from ignite_ipu.program.forward.randomness import draws_put_back, generator_states, moved, state_of
 from tests.accelerate_state import forget
 from tests.supervised import network, task
 

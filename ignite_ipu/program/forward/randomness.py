@@ -13,16 +13,7 @@ from typing import Any, Hashable, Iterator, List, Sequence, Tuple
 import numpy as np
 import torch
 
-__all__ = [
-    "GENERATORS",
-    "SEED",
-    "draws_put_back",
-    "generator_states",
-    "moved",
-    "name_of_iterator",
-    "progress",
-    "state_of",
-]
+__all__ = ["GENERATORS", "SEED", "draws_put_back", "generator_states", "moved", "name_of_iterator", "state_of"]
 
 GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
 """The classes of random generators, but for torch's."""
@@ -49,15 +40,17 @@ def generator_states() -> Tuple[Hashable, Hashable]:
 
 
 def state_of(value: Any) -> Hashable:
-    """Return the state of a generator, of that of a module, or how far an iterator has come, comparable."""
-    if not _is_generator(value):
-        return progress(value)
+    """Return the state of a generator, of that of a module, or how far an iterator has come, if it shows that."""
     if isinstance(value, random.SystemRandom):
         return None  # that of the operating system has none
-    source = value.bit_generator if isinstance(value, np.random.Generator) else value
-    if isinstance(source, np.random.BitGenerator):
-        return pickle.dumps(source.state)
-    return pickle.dumps(source.getstate() if hasattr(source, "getstate") else source.get_state())
+    if _is_generator(value):
+        source = value.bit_generator if isinstance(value, np.random.Generator) else value
+        states = [getattr(source, name)() for name in ("getstate", "get_state") if hasattr(source, name)]
+        return pickle.dumps(states or source.state)
+    if isinstance(value, GeneratorType):
+        kept = inspect.getgeneratorlocals(value).values()
+        return id(value), getattr(value.gi_frame, "f_lasti", None), tuple(map(id, kept))
+    return id(value), repr(value), operator.length_hint(value, 0)
 
 
 def moved(values: Sequence[Any], before: Sequence[Hashable]) -> List[str]:
@@ -74,14 +67,6 @@ def name_of_iterator(value: Any) -> str:
     return f"the place of an iterator, {_name(value)[2:]}"
 
 
-def progress(iterator: Any) -> Hashable:
-    """Return how far an iterator has come, as far as it shows that."""
-    if isinstance(iterator, GeneratorType):
-        kept = inspect.getgeneratorlocals(iterator).values()
-        return id(iterator), getattr(iterator.gi_frame, "f_lasti", None), tuple(map(id, kept))
-    return id(iterator), repr(iterator), operator.length_hint(iterator, 0)
-
-
 def _is_generator(value: Any) -> bool:
     return value is random or value is np.random or isinstance(value, GENERATORS)
 
@@ -89,5 +74,4 @@ def _is_generator(value: Any) -> bool:
 def _name(value: Any) -> str:
     if value is random or value is np.random:
         return str(value.__name__)
-    kind = type(value)
-    return f"a {kind.__module__.partition('._')[0]}.{kind.__qualname__}"
+    return f"a {type(value).__module__.partition('._')[0]}.{type(value).__qualname__}"

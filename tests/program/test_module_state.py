@@ -1,7 +1,8 @@
-"""Parameters and buffers that a followed model is given are counted, and nothing else is."""
+"""Modes come back after a block; parameters and buffers that a followed model is given are counted, nothing else."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from typing import Any, Callable
@@ -11,7 +12,24 @@ import torch
 from torch import nn
 from torch.nn.modules import module as of_all_modules
 
-from ignite_ipu.program.guards.registrations import REGISTRATIONS
+from ignite_ipu.program.module_state import REGISTRATIONS, modes_kept, modes_of
+
+
+def test_modes_come_back() -> None:
+    """One for each module, and the same after a block that changes them, even if it fails."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(), nn.ReLU()))
+    model[1].eval()
+    before = modes_of(model)
+    assert before == [True, True, False, False, False]
+    with contextlib.suppress(KeyError), modes_kept(model):
+        model.eval()
+        model[1][0].train()
+        assert modes_of(model) == [False, False, False, True, False]
+        raise KeyError
+    assert modes_of(model) == before
+    with modes_kept(model, [False] * 5):
+        assert not any(modes_of(model))
+    assert modes_of(model) == before
 
 
 class Follower:
