@@ -117,6 +117,11 @@ class CapturedTraining:
         """True if an update may have several micro-batches, as the last one had."""
         return self._compiled is None or self._compiled.count > 1
 
+    @property
+    def last_count(self) -> Optional[int]:
+        """Number of micro-batches that the last update was made from, None before the first."""
+        return None if self._last is None else self._last.count
+
     def clip(self, max_norm: float, norm_type: float) -> None:
         """Clip the gradients of the coming update.
 

@@ -39,14 +39,24 @@ class Captured(Protocol):
     def backward(self, loss: Any) -> None:
         """Take a loss that went backward."""
 
-    def run_early(self, value: Any, what: str) -> None:
+    @property
+    def accumulates(self) -> Optional[bool]:
+        """True if updates are made from several micro-batches, as far as the last one tells; None before the first."""
+
+    def early_losses(self, value: Any) -> Optional[Sequence[Any]]:
+        """Return what has yet to go backward for the update of a value; None if no update can run for it."""
+
+    def run_early(self, losses: Sequence[Any]) -> None:
         """Run the update before `optimizer.step()`, for a value that somebody reads."""
+
+    def refuse_read(self, value: Any, what: str) -> None:
+        """Refuse a read for which no update can run."""
 
     def confirm(self, line: Line) -> None:
         """Take that the loss goes backward for which the update has run already."""
 
-    def computes_on_host(self) -> bool:
-        """Tell whether the host has the newest weights."""
+    def computes_on_host(self, line: Line) -> bool:
+        """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""
 
     def called_with(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""

@@ -16,7 +16,7 @@ from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["EarlyUpdate", "check_early_read", "expected_loss", "not_frozen"]
+__all__ = ["EarlyUpdate", "early_read_error", "expected_loss", "may_run_early", "not_frozen"]
 
 
 class EarlyUpdate:
@@ -95,39 +95,43 @@ def expected_loss(value: Value, line: Line) -> Optional[Loss]:
     return Loss(last[0], ancestors(last[0]), line) if len(last) == 1 else None
 
 
-def check_early_read(
-    model: Captured, postponed: Callable[[], Optional[str]], value: Value, what: str, line: Line
-) -> None:
-    """Refuse to run an update for a value that somebody reads, unless it is complete but for `optimizer.step()`.
+def may_run_early(model: Captured, postponed: Callable[[], Optional[str]], value: Value) -> bool:
+    """Tell whether an update is complete but for `optimizer.step()`, and a value comes with it.
 
     Args:
         model: What would run the update.
         postponed: Returns why it cannot run yet, None if it can.
         value: What is read.
-        what: How it is read, in words.
-        line: Where.
-
-    Raises:
-        EarlyReadError: The value's loss has not gone backward, or others will before the update.
     """
-    own = {operation for operation in ancestors(value) if operation.model and operation.model.whole is model}
-    if not own <= {operation for loss in model.pending for operation in loss.operations}:
-        remedy = (
-            "It is a check of torch.distributions: leave it out with validate_args=False."
-            if called_by(DISTRIBUTIONS)
-            else "Move the line after backward (or optimizer.step()); to keep a sum, add loss.detach() and read "
-            "the sum later. For a forward pass without training, call model.eval() or use torch.no_grad()."
-        )
-        raise EarlyReadError(
-            f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
-            f"not gone backward. {remedy}"
-        )
-    reason = postponed() or _left_by_its_step(model.pending)
-    if reason is not None:
-        raise EarlyReadError(
+    return _has_gone_backward(model, value) and postponed() is None and _left_by_its_step(model.pending) is None
+
+
+def early_read_error(
+    model: Captured, postponed: Callable[[], Optional[str]], value: Value, what: str
+) -> EarlyReadError:
+    """Return the error for a value of an update that is not complete; `what` says in words how it is read."""
+    line = current_line()
+    if _has_gone_backward(model, value):
+        reason = postponed() or _left_by_its_step(model.pending)
+        return EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
             "loss.detach() and read it after the update."
         )
+    remedy = (
+        "It is a check of torch.distributions: leave it out with validate_args=False."
+        if called_by(DISTRIBUTIONS)
+        else "Move the line after backward (or optimizer.step()); to keep a sum, add loss.detach() and read "
+        "the sum later. For a forward pass without training, call model.eval() or use torch.no_grad()."
+    )
+    return EarlyReadError(
+        f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
+        f"not gone backward. {remedy}"
+    )
+
+
+def _has_gone_backward(model: Captured, value: Value) -> bool:
+    own = {operation for operation in ancestors(value) if operation.model and operation.model.whole is model}
+    return own <= {operation for loss in model.pending for operation in loss.operations}
 
 
 def not_frozen(model: Any) -> EarlyReadError:

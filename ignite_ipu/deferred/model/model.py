@@ -23,7 +23,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import Structure, flatten_call
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients
-from ignite_ipu.deferred.model.early_reads import not_frozen
+from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
 from ignite_ipu.deferred.model.held import is_trained, release_optimizer
 from ignite_ipu.deferred.model.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.model.transforms import refuse_transforms
@@ -243,13 +243,27 @@ class CapturedModel:
         if self._observer is not None:
             self._observer.went_backward(self)
 
-    def run_early(self, value: Value, what: str) -> None:
-        """Run the update before `optimizer.step()`, for a value that somebody reads.
+    @property
+    def accumulates(self) -> Optional[bool]:
+        """True if updates are made from several micro-batches, as far as the last one tells; None before the first."""
+        last = self.training.last_count
+        return None if last is None else last > 1
+
+    def early_losses(self, value: Value) -> Optional[Sequence[Loss]]:
+        """Return what has yet to go backward for the update of a value; None if no update can run for it."""
+        return self.updates.early_losses(value)
+
+    def run_early(self, losses: Sequence[Loss]) -> None:
+        """Run the update before `optimizer.step()`, for a value that somebody reads."""
+        self.updates.run_early(losses)
+
+    def refuse_read(self, value: Value, what: str) -> None:
+        """Refuse a read for which no update can run.
 
         Raises:
-            EarlyReadError: The value's loss has not gone backward, or the update is not complete.
+            EarlyReadError: Always.
         """
-        self.updates.run_early(value, what)
+        raise early_read_error(self, self.postponed, value, what)
 
     def confirm(self, line: Line) -> None:
         """Take that the loss goes backward for which the update has run already.
@@ -259,9 +273,9 @@ class CapturedModel:
         """
         self.updates.confirm(line)
 
-    def computes_on_host(self) -> bool:
-        """Tell whether the host has the newest weights."""
-        return self.whole.updates.early is None and self.whole.session.weights.host_is_newest
+    def computes_on_host(self, line: Line) -> bool:
+        """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""
+        return self.whole.updates.computes_on_host(line)
 
     def called_with(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""

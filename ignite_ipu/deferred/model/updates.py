@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, List, Optional, Protocol
+import logging
+from typing import Callable, Iterable, List, Optional, Protocol, Sequence
 
 import torch
 
@@ -11,7 +12,7 @@ from ignite_ipu.deferred.graph.operations import Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
-from ignite_ipu.deferred.model.early_reads import EarlyUpdate, check_early_read, expected_loss
+from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, may_run_early
 from ignite_ipu.deferred.model.held import held_parameters
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
@@ -20,6 +21,8 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["Updates"]
+
+_logger = logging.getLogger("ignite_ipu")
 
 
 class _Whole(Captured, Protocol):
@@ -63,6 +66,7 @@ class Updates:
         self.pending: List[Loss] = []
         self.early: Optional[EarlyUpdate] = None
         self.uncleared: Optional[Line] = None
+        self._told_of_host_reads = False
 
     def backward(self, loss: Loss) -> None:
         """Take a loss that went backward."""
@@ -166,32 +170,61 @@ class Updates:
         if not self.gradients.placed:
             self.gradients.clear_those_of_the_host(parameters(), set_to_none)
 
-    def run_early(self, value: Value, what: str) -> None:
-        """Run the update before `optimizer.step()`, for a value that somebody reads.
+    def early_losses(self, value: Value) -> Optional[Sequence[Loss]]:
+        """Return what has yet to go backward for an update that a value comes with; None if no update can run for it.
 
         Raises:
-            EarlyReadError: The value's loss has not gone backward, or the update is not complete.
+            CaptureError: An update has run early, and its `backward()` has not come.
         """
-        line = current_line()
         if self.early is not None:
             self.early.check_confirmed()
-        loss = None if self.pending or self.early or self._model.postponed() else expected_loss(value, line)
-        if loss is None or not self.training.expects(loss):
-            loss = None
-            check_early_read(self._model, self._model.postponed, value, what, line)
+            return None
+        postponed = self._model.postponed
+        if may_run_early(self._model, postponed, value):
+            return ()
+        loss = None if self.pending or postponed() else expected_loss(value, current_line())
+        return (loss,) if loss is not None and self.training.expects(loss) else None
+
+    def run_early(self, losses: Sequence[Loss]) -> None:
+        """Run the update before `optimizer.step()`, for a value that somebody reads.
+
+        Args:
+            losses: What has yet to go backward for it.
+        """
         if self.training.optimizer is None:
             self._model.find_optimizer()
         # Which may train several models as one.
-        updates = self._model.whole.updates
-        uncleared = None
-        if loss is not None:
+        whole = self._model.whole
+        updates, uncleared = whole.updates, None
+        for loss in losses:
             # Gradients of the update before may still be cleared: natively there are none of this one yet.
             uncleared, updates.uncleared = updates.uncleared, None
-            self._model.whole.backward(loss)
-            loss.value.early = self._model.whole
+            whole.backward(loss)
+            loss.value.early = whole
         updates._run()
-        updates.early = EarlyUpdate(line, loss is not None, uncleared)
-        self._model.whole.session.hooks.withhold(updates.early)
+        updates.early = EarlyUpdate(current_line(), bool(losses), uncleared)
+        whole.session.hooks.withhold(updates.early)
+
+    def computes_on_host(self, line: Line) -> bool:
+        """Copy the newest weights to the host, if it has not got them, to compute a value there that is read at a line.
+
+        Returns:
+            False if the host is not to have them: the device has made the update ahead of its `optimizer.step()`.
+        """
+        if self.early is not None:
+            return False
+        weights = self._model.session.weights
+        if not weights.host_is_newest:
+            weights.to_host()
+            if not self._told_of_host_reads:
+                self._told_of_host_reads = True
+                _logger.warning(
+                    "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
+                    "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
+                    "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
+                    line,
+                )
+        return True
 
     def confirm(self, line: Line) -> None:
         """Take that the loss goes backward for which the update has run already.

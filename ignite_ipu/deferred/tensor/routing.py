@@ -81,30 +81,40 @@ def awaits_backward(value: Value) -> bool:
 
 
 def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
-    """Run what a value that somebody reads depends on; or return it, where the host computes it for this one read.
+    """Run the update that a value comes with, which somebody reads; or return it, where the host computes it instead.
+
+    The host does where the update is not complete, by what is known of the loop: in the first step, while gradients
+    accumulate, and before `backward()` unless the step before tells what goes backward.
 
     Raises:
         EarlyReadError: That is not possible yet, or never.
     """
-    operations = ancestors(value)
-    models = dict.fromkeys(_models_of(operations, what, current_line()).values())
-    on_host = all(model.computes_on_host() for model in models)  # asked first, since it is False in most steps
+    operations, line = ancestors(value), current_line()
+    models = list(dict.fromkeys(_models_of(operations, what, line).values()))
+    losses = [model.early_losses(value) for model in models]
     # Checks of distributions ask in every step, and later nobody could answer.
-    if on_host and awaits_backward(value) and not called_by(DISTRIBUTIONS):
-        found = _computed_on_host(value, operations)
+    if (None in losses or any(model.accumulates is not False for model in models)) and not called_by(DISTRIBUTIONS):
+        found = _computed_on_host(value, operations, models, line)
         if found is not None:
             return found
-    for model in models:
-        model.run_early(value, what)
+    for model, each in zip(models, losses):
+        if each is None:
+            model.refuse_read(value, what)
+        else:
+            model.run_early(each)
     return None
 
 
-def _computed_on_host(value: Value, operations: Sequence[Operation]) -> Optional[torch.Tensor]:
+def _computed_on_host(
+    value: Value, operations: Sequence[Operation], models: Sequence[Captured], line: Line
+) -> Optional[torch.Tensor]:
     """Return a value of a training step that has not run, and leave the step to the device.
 
     Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
     kept. None where the loop itself draws: what is sampled, as an action, has to be what the step samples.
     """
+    if not all(model.computes_on_host(line) for model in models):
+        return None
     results: Dict[Operation, List[torch.Tensor]] = {}
 
     def tensor_of(leaf: Any) -> Any:

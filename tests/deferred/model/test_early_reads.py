@@ -78,11 +78,10 @@ SEEN: Dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("updates", [0, 2])
 @pytest.mark.parametrize("name", SEEN)
-def test_what_an_early_update_has_changed_is_not_shown(name: str, updates: int) -> None:
+def test_what_an_early_update_has_changed_is_not_shown(name: str) -> None:
     """PyTorch would show it before the update; the error names both lines, and after step() all is as natively."""
-    model, optimizer = read_early(IPUAccelerator(), updates)
+    model, optimizer = read_early(IPUAccelerator(), 2)
     # PyTorch 2.0 puts errors of loading into one of its own.
     kind = RuntimeError if name == "loading" else CaptureError
     with pytest.raises(kind, match=r"made the update run before optimizer\.step\(\), and now weights") as error:
@@ -92,9 +91,17 @@ def test_what_an_early_update_has_changed_is_not_shown(name: str, updates: int) 
     optimizer.step()
     found = copy.deepcopy(model.state_dict())
     forget()
-    native, optimizer = read_early(Accelerator(cpu=True), updates)
+    native, optimizer = read_early(Accelerator(cpu=True), 2)
     optimizer.step()
     torch.testing.assert_close(found, native.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_read_shows_the_weights_of_before() -> None:
+    """Nobody knows yet whether gradients accumulate, so the host computes the value and no update runs."""
+    model, optimizer = read_early(IPUAccelerator(), 0)
+    torch.testing.assert_close(model[0].weight.norm(), network()[0].weight.norm())
+    optimizer.step()
+    assert not torch.equal(model[0].weight, network()[0].weight)
 
 
 @pytest.mark.parametrize("save", [name for name in ("save_model", "save_state") if hasattr(Accelerator, name)])
@@ -141,7 +148,7 @@ def test_layers_that_are_frozen_after_an_early_read() -> None:
 
 
 @pytest.mark.parametrize("how", ["free_memory", "end_training", "close"])
-@pytest.mark.parametrize("updates", [0, 2])
+@pytest.mark.parametrize("updates", [1, 2])
 def test_weights_are_not_lost(updates: int, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """What gives the IPUs back brings the weights, and says that they include the update."""
     accelerator = IPUAccelerator()
@@ -182,18 +189,19 @@ def test_a_step_that_reads_its_loss_downloads_nothing() -> None:
 
 
 def test_several_models_of_one_optimizer() -> None:
-    """A value read before the first step() joins them, and the step ends the refusal."""
+    """A value read before step() runs the update of both, and the step ends the refusal."""
     torch.manual_seed(0)
     accelerator = IPUAccelerator()
     encoder, decoder = nn.Linear(6, 4), nn.Linear(4, 2)
     optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
     encoder, decoder, optimizer = accelerator.prepare(encoder, decoder, optimizer)
-    for _ in range(2):
+    for number in range(3):
         loss = F.cross_entropy(decoder(encoder(X)), Y)
         accelerator.backward(loss)
         loss.item()
-        with pytest.raises(CaptureError, match=r"Call optimizer\.step\(\) first"):
-            encoder.weight.norm()
+        if number:
+            with pytest.raises(CaptureError, match=r"Call optimizer\.step\(\) first"):
+                encoder.weight.norm()
         optimizer.step()
         optimizer.zero_grad()
         assert encoder.weight.norm() > 0
