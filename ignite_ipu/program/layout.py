@@ -1,7 +1,7 @@
 """The structure of a batch: flattened for the device, and compared with what was compiled.
 
 A compiled model takes tensors only, each with samples along dimension 0. A user's batch may nest tensors in tuples,
-lists and dictionaries and hold other values beside them. One rule covers those:
+lists, dictionaries, dataclasses and other records and hold other values beside them. One rule covers those:
 
 - a number (not a bool) and a 0-dimensional tensor may change from call to call: they travel as tensors with one entry
   per micro-batch, and the model sees a 0-dimensional tensor;
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import numbers
 from collections import OrderedDict
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -23,7 +24,7 @@ import torch
 
 from ignite_ipu.errors import BatchError
 from ignite_ipu.program.objects import Contents
-from ignite_ipu.program.tensors.trees import PLAIN, opened
+from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_record
 
 __all__ = ["BatchLayout"]
 
@@ -42,12 +43,14 @@ class _Node:
         type: Class of the value or container; None for tensors, which may be of any.
         value: The frozen value, the contents of an object, or the keys of a container.
         children: Places inside a container.
+        make: Makes such a container of other parts.
     """
 
     kind: str
     type: Optional[type] = None
     value: Any = None
     children: Tuple[_Node, ...] = ()
+    make: Any = dataclasses.field(default=None, compare=False)
 
 
 _ROWS = _Node("rows")
@@ -147,13 +150,15 @@ def _flatten(value: Any, path: str, values: List[Any], paths: List[str]) -> _Nod
         values.append(value)
         paths.append(path)
         return _SCALAR
-    container = opened(value)
+    container = opened(value) or opened_record(value)
     if container is not None:
+        mapping = isinstance(value, Mapping)
         # Tokenizers return mappings of their own, which the compiled model sees as plain dictionaries.
-        kind = (OrderedDict if isinstance(value, OrderedDict) else dict) if isinstance(value, Mapping) else type(value)
+        kind = (OrderedDict if isinstance(value, OrderedDict) else dict) if mapping else type(value)
+        make = functools.partial(_mapping, kind, container.keys) if mapping else container.maker()
         places = zip(_keys(container.keys, container.parts), container.parts)
         children = tuple(_flatten(part, f"{path}[{key}]", values, paths) for key, part in places)
-        return _Node("dict" if isinstance(value, Mapping) else "sequence", kind, container.keys, children)
+        return _Node("dict" if mapping else "sequence", kind, container.keys, children, make)
     if isinstance(value, np.ndarray):
         raise BatchError(
             f"{path} is a numpy array of shape {value.shape}; a compiled model takes tensors. Convert it in the "
@@ -183,13 +188,11 @@ def _unflatten(node: _Node, leaves: Iterator[Any]) -> Any:
         if Contents(node.value.value) != node.value:
             raise BatchError(f"A {_qualname(node)} of the batch that a model was compiled for has changed since then.")
         return node.value.value
-    items = [_unflatten(child, leaves) for child in node.children]
-    if node.type is None:
-        raise RuntimeError(f"A {node.kind} without its type cannot be put together again.")
-    if node.kind == "dict":
-        return node.type(zip(node.value, items))
-    make = getattr(node.type, "_make", node.type)
-    return make(items)
+    return node.make([_unflatten(child, leaves) for child in node.children])
+
+
+def _mapping(kind: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
+    return kind(zip(keys, items))
 
 
 def _leaf(value: Any, path: str, micro_batches: int) -> Any:

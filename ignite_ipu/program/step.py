@@ -314,7 +314,7 @@ def check_output(output: Any) -> None:
     Raises:
         OutputError: The message says what the output is.
     """
-    for leaf in leaves_of(output):
+    for leaf in leaves_of(output, records=False):
         held = {} if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", {})
         if any(isinstance(value, torch.Tensor) for value in held.values()):
             raise OutputError(

@@ -112,8 +112,8 @@ def test_what_no_device_takes_is_refused(x: Any, message: str) -> None:
 
 
 def test_registered_types_go_to_poptorch_as_they_are() -> None:
-    """An object with tensors is handed over whole, for PopTorch's custom parsers."""
-    graph = SimpleNamespace(nodes=torch.zeros(2))
+    """An object with tensors deep in it is handed over whole, for PopTorch's custom parsers."""
+    graph = SimpleNamespace(held=SimpleNamespace(nodes=torch.zeros(2)))
     _, leaves = BatchLayout.of(["x"], [(graph, torch.zeros(2))], 2)
     assert leaves[0] is graph
 
@@ -219,8 +219,8 @@ class Graph:
         self.nodes, self.scale = nodes, scale
 
 
-def test_tensors_in_an_object_need_a_parser() -> None:
-    """With one they are inputs like others; without one they would be constants, which is said."""
+def test_attributes_of_a_record_are_inputs() -> None:
+    """Tensors and numbers among them may change from call to call, whether the class has a parser or not."""
     poptorch: Any = backend.poptorch()
 
     class Parser(poptorch.ICustomArgParser):  # type: ignore[misc]
@@ -231,13 +231,46 @@ def test_tensors_in_an_object_need_a_parser() -> None:
             return Graph(next(tensors), original.scale)
 
     model, x = Scaled(), torch.ones(4, 4)
-    with pytest.raises(BatchError, match=r"a Graph with tensors, one of shape \(4, 4\).*registerCustomArgParser"):
-        ipu_evaluate_batch(model, x, Graph(x))
-    poptorch.registerCustomArgParser(Graph, Parser())
+    for parser in (None, Parser()):
+        poptorch.registerCustomArgParser(Graph, parser)
+        try:
+            for graph in (Graph(x), Graph(2 * x), Graph(x, 2.0)):
+                torch.testing.assert_close(ipu_evaluate_batch(model, x, graph), model(x, graph).detach())
+        finally:
+            poptorch.registerCustomArgParser(Graph, None)
+    with pytest.raises(BatchError, match=r"\['scale'\] is now None, but the model was compiled for a number"):
+        ipu_evaluate_batch(model, x, Graph(x, None))  # type: ignore[arg-type]
+
+
+class Hidden(Graph):
+    """Keeps its tensors where only a parser finds them."""
+
+    def __init__(self, nodes: torch.Tensor, scale: float = 1.0) -> None:
+        self.held = {"inner": SimpleNamespace(nodes=nodes)}
+        self.scale = scale
+
+    nodes = property(lambda self: self.held["inner"].nodes)  # type: ignore[assignment]
+
+
+def test_tensors_deep_in_an_object_need_a_parser() -> None:
+    """With one they are inputs like others; without one they would be constants, which is said."""
+    poptorch: Any = backend.poptorch()
+
+    class Parser(poptorch.ICustomArgParser):  # type: ignore[misc]
+        def yieldTensors(self, struct: Hidden) -> Any:
+            yield struct.nodes
+
+        def reconstruct(self, original: Hidden, tensors: Any) -> Hidden:
+            return Hidden(next(tensors), original.scale)
+
+    model, x = Scaled(), torch.ones(4, 4)
+    with pytest.raises(BatchError, match=r"a Hidden with tensors, one of shape \(4, 4\).*registerCustomArgParser"):
+        ipu_evaluate_batch(model, x, Hidden(x))
+    poptorch.registerCustomArgParser(Hidden, Parser())
     try:
-        for graph in (Graph(x), Graph(2 * x)):
+        for graph in (Hidden(x), Hidden(2 * x)):
             torch.testing.assert_close(ipu_evaluate_batch(model, x, graph), model(x, graph).detach())
-        with pytest.raises(BatchError, match=r"a Graph, now holds .*: scale"):
-            ipu_evaluate_batch(model, x, Graph(x, 2.0))
+        with pytest.raises(BatchError, match=r"a Hidden, now holds .*: scale"):
+            ipu_evaluate_batch(model, x, Hidden(x, 2.0))
     finally:
-        poptorch.registerCustomArgParser(Graph, None)
+        poptorch.registerCustomArgParser(Hidden, None)

@@ -15,7 +15,7 @@ from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, NamedTuple
 
 import torch
 
-__all__ = ["PLAIN", "Container", "leaves_of", "map_tensors", "opened", "opened_object", "tensors_in"]
+__all__ = ["PLAIN", "Container", "leaves_of", "map_tensors", "opened", "opened_object", "opened_record", "tensors_in"]
 
 PLAIN: FrozenSet[type] = frozenset(
     (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
@@ -111,27 +111,43 @@ def opened_object(value: Any) -> Optional[Container]:
     return None
 
 
-def leaves_of(value: Any) -> Iterator[Any]:
-    """Yield what is no list, tuple or mapping in a nested value, in order."""
+def opened_record(value: Any) -> Optional[Container]:
+    """Return what an object with tensors among its attributes holds, such as a dataclass; None for another value."""
+    if isinstance(value, (type, torch.nn.Module)):
+        return None
+    held = getattr(value, "__dict__", {})
+    if any(isinstance(part, torch.Tensor) for part in held.values()):
+        return Container(value, tuple(held), list(held.values()))
+    return None
+
+
+def leaves_of(value: Any, records: bool = True) -> Iterator[Any]:
+    """Yield what is no list, tuple, mapping or record (see `opened_record`) in a nested value, in order.
+
+    Args:
+        records: Whether to look into records.
+    """
     # Tensors first: whether something else is a mapping takes longer to find out.
-    container = None if isinstance(value, torch.Tensor) else opened(value)
+    container = (
+        None if isinstance(value, torch.Tensor) else opened(value) or (opened_record(value) if records else None)
+    )
     if container is None:
         yield value
         return
     for part in container.parts:
-        yield from leaves_of(part)
+        yield from leaves_of(part, records)
 
 
 def tensors_in(value: Any) -> List[torch.Tensor]:
-    """Return the tensors in the tuples, lists and mappings of a nested value, in order."""
+    """Return the tensors in a nested value, in order; see `leaves_of`."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
 
 
 def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    """Return a nested value with `fn(tensor)` in place of every tensor in its tuples, lists and mappings."""
+    """Return a nested value with `fn(tensor)` in place of every tensor in it; see `leaves_of`."""
     if isinstance(value, torch.Tensor):
         return fn(value)
-    container = opened(value)
+    container = opened(value) or opened_record(value)
     return value if container is None else container.maker()([map_tensors(part, fn) for part in container.parts])

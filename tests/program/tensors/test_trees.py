@@ -65,8 +65,10 @@ def test_what_a_dictionary_carries_besides_its_items_stays() -> None:
 
 
 def test_leaves_are_found_in_order() -> None:
-    """Objects with fields are leaves here: PopTorch does not find tensors in them."""
+    """Those of a record are its fields, or it is one: PopTorch does not find tensors in it."""
     first, second, third = torch.ones(1), torch.ones(2), Sample(torch.ones(3), 0)
     nested = [first, {"a": (second, "text")}, third]
-    assert list(leaves_of(nested)) == [first, second, "text", third]
-    assert [tensor.numel() for tensor in tensors_in(nested)] == [1, 2]
+    for records, last in ((True, [*vars(third).values()]), (False, [third])):
+        found = list(leaves_of(nested, records))
+        assert list(map(id, found)) == list(map(id, [first, second, "text", *last]))
+    assert [tensor.numel() for tensor in tensors_in(nested)] == [1, 2, 3]
