@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import IPUConfig, backend, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.pipeline import Placement, measure, plan_placement, write_trace
 
 STAGES = ["layer1", "layer2", "layer3", "layer4"]  # a stage begins at each, on the next IPU
@@ -114,8 +114,10 @@ def run(args: argparse.Namespace, model: nn.Module) -> float:
         gradient_accumulation_steps=ACCUMULATION,
         device_iterations=args.device_iterations or device_iterations,
         pipeline=STAGES if args.strategy else None,
-        execution=args.strategy and args.strategy.replace("-", " "),
-        offload=["optimizer"] if args.offload_optimiser else [],
+        config=IPUConfig(
+            execution=args.strategy and args.strategy.replace("-", " "),
+            offload=["optimizer"] if args.offload_optimiser else [],
+        ),
         # All micro-batches of a call come back, not only the last, with the labels that belong to them.
         output_transform=lambda images, labels, predictions, loss: (predictions, labels, loss.item()),
     )

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ignite_ipu.errors import UnsupportedArgumentError as UnsupportedArgumentError
     from ignite_ipu.optimizers import convert_optimizer as convert_optimizer
     from ignite_ipu.optimizers import convert_optimizer_state as convert_optimizer_state
+    from ignite_ipu.program.config import IPUConfig as IPUConfig
     from ignite_ipu.program.geometry import BatchGeometry as BatchGeometry
     from ignite_ipu.program.options import evaluation_options as evaluation_options
     from ignite_ipu.program.options import training_options as training_options
@@ -63,6 +64,7 @@ _EXPORTS: Dict[str, str] = {
     "Counts": "ignite_ipu.engines.counting",
     "EvaluationStep": "ignite_ipu.program.step",
     "IPUAccelerator": "ignite_ipu.deferred.accelerator",
+    "IPUConfig": "ignite_ipu.program.config",
     "IPUEngine": "ignite_ipu.engines.engine",
     "IPUError": "ignite_ipu.errors",
     "IPUEvents": "ignite_ipu.session.events",

@@ -32,7 +32,8 @@ In brackets the class of Python's that an error is, too. What PopTorch raises is
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+import difflib
+from typing import Any, Iterable, Optional, Sequence, Tuple
 
 
 class IPUError(Exception):
@@ -186,3 +187,10 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     """Return the first `most` of the names, and how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about a name that there is not: the nearest of the known ones, all if none is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {near[0]!r}?" if near else f" Choose from: {', '.join(names)}."

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Union
+from typing import Any, List, Mapping, Optional, Protocol, Union
 
 import ignite.distributed as idist
 import torch
@@ -39,6 +39,10 @@ def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
         raise _explained(error, target) from error
 
 
+class _Settings(Protocol):
+    def save(self, path: Path, partly: bool) -> None: ...
+
+
 class CheckpointSaver(BaseSaveHandler):
     """Writes checkpoints for Ignite's `Checkpoint`, and never leaves a folder without a complete one.
 
@@ -47,17 +51,20 @@ class CheckpointSaver(BaseSaveHandler):
 
     Args:
         folder: Where to; made if it does not exist.
+        config: Settings to keep beside the checkpoints in `ipu_config.json`, such as `trainer.config`.
 
     Raises:
-        CheckpointError: The folder cannot be made.
+        CheckpointError: The folder cannot be made, or written to.
     """
 
-    def __init__(self, folder: Union[str, os.PathLike[str]]) -> None:
+    def __init__(self, folder: Union[str, os.PathLike[str]], config: Optional[_Settings] = None) -> None:
         self.folder = Path(folder).expanduser()
         self._to_remove: List[Path] = []
         if idist.get_rank() == 0:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
+                if config is not None:
+                    config.save(self.folder, partly=True)
             except OSError as error:
                 raise CheckpointError(
                     f"Checkpoints cannot be written to {self.folder}: {error.strerror}. Choose another folder."

@@ -6,13 +6,11 @@ from ignite_ipu.deferred.engine_step import ipu_step
 from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
-from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.errors import CaptureError, EarlyReadError, IPUOutOfMemoryError
 
 __all__ = [
     "CaptureError",
-    "CaptureSettings",
     "CapturedModel",
     "DeferredTensor",
     "EarlyReadError",

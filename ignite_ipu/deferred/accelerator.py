@@ -7,11 +7,12 @@ its optimizer runs that as one device step.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import json
 import os
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -41,10 +42,11 @@ from ignite_ipu.deferred.model.device_gradients import check_all_parameters, gra
 from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
-from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.settings import CaptureObserver, captured_options
 from ignite_ipu.deferred.tensor.gradient_refusals import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
-from ignite_ipu.errors import CaptureError, UnsupportedArgumentError
+from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
+from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import unwrapped
 
@@ -86,15 +88,16 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         *args: As for `accelerate.Accelerator`.
         **kwargs: As for `accelerate.Accelerator`; `gradient_accumulation_steps` micro-batches are one device call, and
             `cpu` makes no difference.
+        config: Everything else: an `IPUConfig`, a mapping or the path of a file; also for arguments of accelerate's
+            that it has, `gradient_accumulation_steps` and `mixed_precision`. `save_state` saves it, too.
         options: `poptorch.Options` for training; deviceIterations and gradientAccumulation stay 1.
         replication_factor: Replicas that share the micro-batches of an update; gradient_accumulation_steps is a
             multiple of it. Batches, schedules and gathered values are the same as without replicas.
-        variable: Hyper-parameters of optimizers that may change besides the learning rate and all that are not zero.
-        constant: Hyper-parameters to compile in.
         max_grad_norm: Clip gradients to this global norm, as a call of `clip_grad_norm_` in the loop does.
-        loss_scaling: Factor on the loss gradient, for half precision.
         seed: Of the device's random numbers; seeds the host's torch, too.
-        share_ipus: Let training and evaluation take turns on the same IPUs.
+
+    Attributes:
+        config: The settings, arguments among them.
 
     Raises:
         UnsupportedArgumentError: An argument, or what accelerate's environment variables ask for, cannot be honoured
@@ -103,32 +106,36 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         ValueError: `max_grad_norm` is given in a native run, where the loop has to clip itself.
     """
 
+    _observer: Optional[CaptureObserver] = None
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return accelerate's own in a native run, where what is for an IPU's program means nothing."""
         if backend.choice() != "native":
             return super().__new__(cls)
-        if kwargs.get("max_grad_norm") is not None:
+        own = inspect.signature(IPUAccelerator.__init__).parameters
+        config = IPUConfig.of(**{name: value for name, value in kwargs.items() if name in own})
+        if config.max_grad_norm is not None:
             raise ValueError(
-                f"max_grad_norm={kwargs['max_grad_norm']!r}: this run is native (IGNITE_IPU_BACKEND=native), where "
+                f"max_grad_norm={config.max_grad_norm!r}: this run is native (IGNITE_IPU_BACKEND=native), where "
                 "nothing clips the gradients for the loop. Call accelerator.clip_grad_norm_ in it."
             )
-        own = inspect.signature(IPUAccelerator.__init__).parameters
-        return accelerate.Accelerator(*args, **{name: value for name, value in kwargs.items() if name not in own})
+        theirs = {name: value for name, value in kwargs.items() if name not in own}
+        return accelerate.Accelerator(**_completed(_named(args, theirs), config))
 
     def __init__(
         self,
         *args: Any,
+        config: Configuration = None,
         options: Optional[Any] = None,
         replication_factor: Optional[int] = None,
-        variable: Sequence[str] = (),
-        constant: Sequence[str] = (),
         max_grad_norm: Optional[float] = None,
-        loss_scaling: Optional[float] = None,
         seed: Optional[int] = None,
-        share_ipus: bool = False,
         **kwargs: Any,
     ) -> None:
-        arguments = _named(args, kwargs)
+        settings = IPUConfig.of(
+            config, options=options, replication_factor=replication_factor, max_grad_norm=max_grad_norm, seed=seed
+        )
+        arguments = _completed(_named(args, kwargs), settings)
         _refuse_arguments(arguments)
         _refuse_environment(arguments)
         # The host's part of the work is that of a single process on a CPU.
@@ -137,18 +144,11 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         # accelerate 0.20 has none before init_trackers(), and log() and end_training() look at them.
         self.trackers: List[Any] = getattr(self, "trackers", [])
         _refuse_state(self)
-        self.capture_settings = CaptureSettings(
-            options=options,
-            replication_factor=replication_factor,
-            variable=tuple(variable),
-            constant=tuple(constant),
-            max_grad_norm=max_grad_norm,
-            loss_scaling=loss_scaling,
-            seed=seed,
-            share_ipus=share_ipus,
-            half_products=self.mixed_precision == "fp16",
-        )
-        self.capture_settings.base_options()
+        said: Dict[str, Any] = {"mixed_precision": str(self.mixed_precision)}
+        if self.gradient_accumulation_steps > 1:
+            said["gradient_accumulation_steps"] = self.gradient_accumulation_steps
+        self.config = dataclasses.replace(settings, **said)
+        captured_options(self.config)
 
     # -- preparing ------------------------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         """
         model = unwrapped(model)
         if next(model.parameters(), None) is not None:
-            capture_model(model, self.capture_settings, self._postponed, _CLIP_REMEDY)
+            capture_model(model, self.config, self._postponed, _CLIP_REMEDY, self._observer)
         prepared: nn.Module = super().prepare_model(
             model, device_placement=device_placement, evaluation_mode=evaluation_mode
         )
@@ -325,11 +325,12 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def save_state(self, output_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> str:
-        """Save everything as accelerate does, and the random states of the devices beside it."""
+        """Save everything as accelerate does, and the random states of the devices and the settings beside it."""
         location: str = super().save_state(output_dir, *args, **kwargs)
         states = [model.training.random_state() for model in self._captured()]
         with open(os.path.join(location, _RANDOM_STATE), "w", encoding="utf-8") as file:
             json.dump(states, file)
+        self.config.save(location, partly=True)
         return location
 
     def load_state(self, input_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> None:
@@ -411,6 +412,24 @@ def _named(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
     return arguments
 
 
+def _completed(arguments: Dict[str, Any], config: IPUConfig) -> Dict[str, Any]:
+    """Return arguments of accelerate's with what a configuration says about them.
+
+    Raises:
+        OptionsError: They contradict each other.
+    """
+    said = config.said()
+    for name in ("gradient_accumulation_steps", "mixed_precision"):
+        if name in said and str(arguments.setdefault(name, said[name]) or said[name]) != str(said[name]):
+            raise OptionsError(
+                f"{name} is {said[name]!r} in the config but the arguments say {arguments[name]!r}. Say it in one "
+                "place only."
+            )
+        if name in said:
+            arguments[name] = said[name]
+    return arguments
+
+
 def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
     for name, reason in _REFUSED.items():
         value = kwargs.get(name)
@@ -420,7 +439,8 @@ def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
     if precision is not None and str(precision) not in _PRECISIONS:
         raise UnsupportedArgumentError(
             f"mixed_precision={str(precision)!r}: an IPU computes in float32 and float16. Use 'fp16', which runs "
-            "matrix products and convolutions in half precision, with loss_scaling=... if gradients vanish."
+            "matrix products and convolutions in half precision, with config=IPUConfig(loss_scaling=...) if gradients "
+            "vanish."
         )
     for handler in kwargs.get("kwargs_handlers") or ():
         name = type(handler).__name__
@@ -435,7 +455,7 @@ def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
         elif name in ("GradScalerKwargs", "AutocastKwargs") or "Recipe" in name:
             raise UnsupportedArgumentError(
                 f"kwargs_handlers: {name} configures a mechanism of GPUs that an IPU does not have. Leave it out"
-                f"{' and use loss_scaling=...' if name == 'GradScalerKwargs' else ''}."
+                f"{' and use config=IPUConfig(loss_scaling=...)' if name == 'GradScalerKwargs' else ''}."
             )
 
 

@@ -14,9 +14,10 @@ from ignite_ipu.deferred.graph.step_graph import CALLS
 from ignite_ipu.deferred.model.capturing import capture_model
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.model.optimizer import capture_optimizer, captured_by
-from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.config import Configuration, IPUConfig
 
 __all__ = ["ipu_step", "with_known_values"]
 
@@ -30,14 +31,11 @@ def ipu_step(
     *,
     model: Optional[nn.Module] = None,
     optimizer: Optional[torch.optim.Optimizer] = None,
+    config: Configuration = None,
     options: Optional[Any] = None,
     replication_factor: Optional[int] = None,
-    variable: Sequence[str] = (),
-    constant: Sequence[str] = (),
     max_grad_norm: Optional[float] = None,
-    loss_scaling: Optional[float] = None,
     seed: Optional[int] = None,
-    share_ipus: bool = False,
 ) -> Step:
     """Return a step function for `Engine` that runs what `train_step` does as one device step.
 
@@ -51,14 +49,9 @@ def ipu_step(
         model: The model that is trained. When None, it is found among the variables that the function uses. So are
             models without parameters that require gradients, whose calls are part of the step.
         optimizer: Its optimizer, found in the same way when None.
-        options: `poptorch.Options` for training; deviceIterations and gradientAccumulation stay 1.
-        replication_factor: Replicas that share the micro-batches of an update.
-        variable: Hyper-parameters of the optimizer that may change.
-        constant: Hyper-parameters to compile in.
-        max_grad_norm: Clip gradients to this global norm; `torch.nn.utils.clip_grad_norm_` is refused.
-        loss_scaling: Factor on the loss gradient, for half precision.
-        seed: Of the device's random numbers; seeds the host's torch, too.
-        share_ipus: Let training and evaluation take turns on the same IPUs.
+        config: Everything else: an `IPUConfig`, a mapping or the path of a file.
+        options, replication_factor, max_grad_norm, seed: As in `IPUConfig`. deviceIterations and gradientAccumulation
+            stay 1, replicas share the micro-batches of an update, and `torch.nn.utils.clip_grad_norm_` is refused.
 
     With `IGNITE_IPU_BACKEND=native` it is `train_step` itself.
 
@@ -67,23 +60,17 @@ def ipu_step(
         OptionsError, SessionError: The options or the model cannot.
         ValueError: `max_grad_norm` is given in a native run, where the step has to clip itself.
     """
+    settings = IPUConfig.of(
+        config, options=options, replication_factor=replication_factor, max_grad_norm=max_grad_norm, seed=seed
+    )
     if backend.choice() == "native":
-        if max_grad_norm is not None:
+        if settings.max_grad_norm is not None:
             raise ValueError(
-                f"max_grad_norm={max_grad_norm!r}: this run is native (IGNITE_IPU_BACKEND=native), where nothing clips "
-                "the gradients for the step. Run it on the emulator or an IPU."
+                f"max_grad_norm={settings.max_grad_norm!r}: this run is native (IGNITE_IPU_BACKEND=native), where "
+                "nothing clips the gradients for the step. Run it on the emulator or an IPU."
             )
         return train_step
-    settings = CaptureSettings(
-        options=options,
-        replication_factor=replication_factor,
-        variable=tuple(variable),
-        constant=tuple(constant),
-        max_grad_norm=max_grad_norm,
-        loss_scaling=loss_scaling,
-        seed=seed,
-        share_ipus=share_ipus,
-    )
+    refuse_for_capture(settings)
     found = list(_used_by(train_step, set()))
     models = [model] if model is not None else _unique(found, _has_parameters)
     optimizers = [optimizer] if optimizer is not None else _unique(found, _is_optimizer)

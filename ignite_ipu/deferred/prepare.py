@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional, TypeVar, Union
+from typing import Any, Iterable, List, TypeVar, Union
 
 import torch
 from torch import nn
@@ -12,8 +12,9 @@ from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.device_gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
-from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import PARALLEL, unwrapped
 
@@ -24,7 +25,7 @@ _Prepared = TypeVar("_Prepared", nn.Module, torch.optim.Optimizer)
 
 
 def ipu_prepare(
-    first: _Prepared, *others: Union[nn.Module, torch.optim.Optimizer], settings: Optional[CaptureSettings] = None
+    first: _Prepared, *others: Union[nn.Module, torch.optim.Optimizer], config: Configuration = None
 ) -> _Prepared:
     """Capture models and optimizers in place, so that a loop written for PyTorch trains on an IPU as it stands.
 
@@ -36,7 +37,7 @@ def ipu_prepare(
         first: A model, or an optimizer.
         others: What belongs to it: of an optimizer, the models that it trains, each as the loop calls it. Of one in
             `DataParallel` or `DistributedDataParallel` the model within is captured.
-        settings: How the steps are compiled.
+        config: How the steps are compiled; an `IPUConfig`, a mapping or the path of a file.
 
     Returns:
         `first`, the same object.
@@ -52,11 +53,13 @@ def ipu_prepare(
             raise TypeError(f"ipu_prepare was given a {type(each).__name__}: it takes models and optimizers.")
     if backend.choice() == "native":
         return first
+    settings = IPUConfig.of(config)
+    refuse_for_capture(settings)
     given = [unwrapped(each) if isinstance(each, PARALLEL) else each for each in given]
     # Captured before, where this stands in a function that is called again.
     models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None and _has_weights(each)]
     for model in sorted(models, key=lambda model: -sum(1 for _ in model.modules())):  # those with others in them first
-        capture_model(model, settings or CaptureSettings(), clip_remedy=_CLIP_REMEDY)
+        capture_model(model, settings, clip_remedy=_CLIP_REMEDY)
     for each in given:
         if isinstance(each, torch.optim.Optimizer) and _refuse_host_step not in each._optimizer_step_pre_hooks.values():
             capture_optimizer(each)

@@ -1,15 +1,31 @@
-"""Settings of captured steps."""
+"""Settings of captured steps, and who follows captured models."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from ignite_ipu import backend
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.options import training_options
+from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.options import own_options, training_options
 
-__all__ = ["CaptureObserver", "CaptureSettings"]
+__all__ = ["CaptureObserver", "captured_options", "refuse_for_capture"]
+
+_OF_THE_LOOP = (
+    "in a captured step the loop decides: every optimizer.step() is one device call, with as many micro-batches as "
+    "went backward. Leave it at 1, and set gradient_accumulation_steps."
+)
+_REFUSED = {
+    "device_iterations": _OF_THE_LOOP,
+    "output_return_period": "a captured loop reads the values of every micro-batch. Leave it out.",
+    "loader_mode": "a captured loop has loaders of its own, which are left as they are. Leave it out.",
+    **dict.fromkeys(
+        ("pipeline", "execution", "ipus", "memory_per_ipu"),
+        "captured steps run on one IPU per replica. Use create_ipu_trainer for a model over several.",
+    ),
+}
 
 
 class CaptureObserver:
@@ -25,59 +41,42 @@ class CaptureObserver:
         """Note that a loss of a captured model went backward."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CaptureSettings:
-    """Settings by which captured steps are compiled.
+def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
+    """Refuse settings that a captured loop cannot honour.
 
-    Attributes:
-        options: `poptorch.Options` for training. deviceIterations and gradientAccumulation stay 1: the loop says them.
-        replication_factor: Replicas that share the micro-batches of an update.
-        variable, constant: Hyper-parameters of the optimizer that may change, and that may not.
-        max_grad_norm: Clip gradients to this global norm.
-        loss_scaling: Factor on the loss gradient, for half precision.
-        seed: Of the device's random numbers; seeds the host's torch, too.
-        share_ipus: Let training and evaluation take turns on the same IPUs.
-        half_products: Compute matrix products and convolutions in half precision.
-        observer: Follows the captured models.
+    Args:
+        config: The settings.
+        accumulates: Whether somebody takes `gradient_accumulation_steps` for the loop, as `IPUAccelerator` does.
+
+    Raises:
+        CaptureError: There is one; the message says why and what to do instead.
     """
+    reasons = dict(_REFUSED) if accumulates else {**_REFUSED, "gradient_accumulation_steps": _OF_THE_LOOP}
+    for name, value in config.said().items():
+        if name in reasons:
+            raise CaptureError(f"{name} is {value!r}, but {reasons[name]}")
 
-    options: Optional[Any] = None
-    replication_factor: Optional[int] = None
-    variable: Tuple[str, ...] = ()
-    constant: Tuple[str, ...] = ()
-    max_grad_norm: Optional[float] = None
-    loss_scaling: Optional[float] = None
-    seed: Optional[int] = None
-    share_ipus: bool = False
-    half_products: bool = False
-    observer: Optional[CaptureObserver] = None
 
-    def base_options(self) -> Any:
-        """Return the training options that every program's own are derived from.
+def captured_options(config: IPUConfig) -> Options:
+    """Return the training options that every program's own are derived from.
 
-        Raises:
-            CaptureError: They say what only the loop can say.
-            OptionsError: They cannot run.
-        """
-        modes = backend.poptorch().OutputMode
-        if self.options is not None and not self.options.defaultOutputMode():
-            mode = modes(self.options.output_mode)
-            if mode is not modes.All:
-                raise CaptureError(
-                    f"The output mode is {mode.name} in the options, but the loop reads the values of every "
-                    "micro-batch: leave the output mode alone, or set it to All."
-                )
-        result = training_options(
-            self.options, replication_factor=self.replication_factor, output_mode="All", seed=self.seed
+    Raises:
+        CaptureError: They say what only the loop can say.
+        OptionsError: They cannot run.
+    """
+    refuse_for_capture(config, accumulates=True)
+    modes, own = backend.poptorch().OutputMode, own_options(config)
+    mode = config.output_mode or (None if own.defaultOutputMode() else modes(own.output_mode).name)
+    if mode not in (None, "All"):
+        raise CaptureError(
+            f"The output mode is {mode} in the options, but the loop reads the values of every micro-batch: leave the "
+            "output mode alone, or set it to All."
         )
-        for name, value in (
-            ("deviceIterations", result.device_iterations),
-            ("Training.gradientAccumulation", result.Training.gradient_accumulation),
-        ):
-            if value != 1:
-                raise CaptureError(
-                    f"{name} is {value} in the options, but in a captured step the loop decides: every "
-                    "optimizer.step() is one device call, with as many micro-batches as went backward. Leave it at 1, "
-                    "and set gradient_accumulation_steps."
-                )
-        return result
+    result = training_options(dataclasses.replace(config, output_mode="All", gradient_accumulation_steps=None))
+    for name, value in (
+        ("deviceIterations", result.device_iterations),
+        ("Training.gradientAccumulation", result.Training.gradient_accumulation),
+    ):
+        if value != 1:
+            raise CaptureError(f"{name} is {value} in the options, but {_OF_THE_LOOP}")
+    return result

@@ -18,6 +18,7 @@ from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.steps import call_model, unchanged
 from ignite_ipu.errors import BatchError
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows
 from ignite_ipu.session.inference import Evaluation
@@ -109,6 +110,7 @@ def create_ipu_averages_evaluator(
     *,
     prepare_batch: Callable[..., Any] = _ignite_prepare_batch,
     model_fn: Callable[[nn.Module, Any], Any] = call_model,
+    config: Configuration = None,
     options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
@@ -131,9 +133,7 @@ def create_ipu_averages_evaluator(
         averages: By name, a function of predictions and targets that returns one number per sample; it is compiled.
         prepare_batch: Called with `batch, device=None, non_blocking` on the host; returns inputs and targets.
         model_fn: Calls the model with the inputs, inside the compiled program.
-        options: `poptorch.Options` for inference; derived from the trainer's when None. Their output mode is Sum.
-        device_iterations: Micro-batches per replica and iteration.
-        replication_factor: Replicas of the model.
+        config, options, device_iterations, replication_factor: As for `create_ipu_evaluator`. The output mode is Sum.
 
     Raises:
         ValueError: There are no averages, or one is called `samples`.
@@ -141,14 +141,18 @@ def create_ipu_averages_evaluator(
     """
     if not averages or _SAMPLES in averages:
         raise ValueError(f"Give at least one average, none of them named {_SAMPLES!r}; got {list(averages)}.")
+    settings = IPUConfig.of(
+        config, options=options, device_iterations=device_iterations, replication_factor=replication_factor
+    )
+    settings.refuse_all_but(
+        ("options", "device_iterations", "replication_factor"), "averages are computed without it. Leave it out."
+    )
     session = IPUSession.of(unwrapped(model))
     made: Optional[_Summing] = None
 
     def current() -> _Summing:
         nonlocal made
-        base = session.inference.options(
-            options, device_iterations=device_iterations, replication_factor=replication_factor
-        )
+        base = session.inference.options(settings)
         if made is None or made.base is not base:
             summing = base.clone()
             summing.outputMode(backend.poptorch().OutputMode.Sum)

@@ -19,6 +19,7 @@ from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values
 from ignite_ipu.engines.resume.deterministic import DeterministicRuns
 from ignite_ipu.engines.resume.position import DataPosition
 from ignite_ipu.engines.steps import Step
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.session.events import IPUEvents
@@ -44,7 +45,10 @@ class IPUEngine(Engine):
 
     Attributes:
         ipu: The session.
+        config: Settings that a factory made it with.
     """
+
+    config = IPUConfig()
 
     def __init__(self, process_function: Step, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
         super().__init__(process_function)

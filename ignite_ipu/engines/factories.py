@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+import dataclasses
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import torch
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
@@ -23,19 +24,29 @@ from ignite_ipu.engines.steps import (
     predictions_and_targets,
     unchanged,
 )
-from ignite_ipu.errors import OptionsError, UnsupportedArgumentError
+from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_mean
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
 from ignite_ipu.poptorch_types import Options
-from ignite_ipu.program.options import output_mode as _output_mode
-from ignite_ipu.program.options import place_tensors
-from ignite_ipu.program.options import training_options as _training_options
+from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.options import output_mode, own_options, training_options
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["create_ipu_evaluator", "create_ipu_trainer", "native_evaluator", "native_trainer", "refuse_unsupported"]
+
+_DEFAULTS = IPUConfig()
+_COMPILED = ("options", "device_iterations", "replication_factor", "output_mode", "output_return_period")
+_OF_EVALUATORS = (
+    *_COMPILED,
+    *("pipeline", "execution", "ipus", "memory_per_ipu", "mixed_precision", "loader_mode"),
+)
+_NOT_FOR_EVALUATORS = (
+    "it is about training, and an evaluator of a model with a trainer is configured as that. Leave the config out, or "
+    "give the evaluator one of its own."
+)
 
 
 def create_ipu_trainer(
@@ -53,25 +64,14 @@ def create_ipu_trainer(
     gradient_accumulation_steps: int = 1,
     model_fn: Callable[[nn.Module, Any], Any] = call_model,
     *,
+    config: Configuration = None,
     options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
-    output_mode: Optional[Any] = None,
-    output_return_period: Optional[int] = None,
-    variable: Sequence[str] = (),
-    constant: Sequence[str] = (),
     max_grad_norm: Optional[float] = None,
     loss_scaling: Optional[float] = None,
     seed: Optional[int] = None,
-    share_ipus: bool = False,
     pipeline: Optional[Pipeline] = None,
-    execution: Optional[str] = None,
-    ipus: Optional[int] = None,
-    memory_per_ipu: Optional[int] = None,
-    offload: Sequence[str] = (),
-    shard: Sequence[str] = (),
-    weight_sync: bool = True,
-    loader_mode: Optional[Any] = None,
     drop_last: bool = True,
 ) -> IPUTrainer:
     """Create a trainer as `ignite.engine.create_supervised_trainer` does, whose iterations are IPU device calls.
@@ -93,41 +93,19 @@ def create_ipu_trainer(
             and then none are copied from the device.
         deterministic: Return a `DeterministicIPUTrainer`, which seeds the host at every start of the data and finds its
             place in it after a resume. The device's random numbers follow `seed` either way.
-        amp_mode: None, or "amp": products in half precision, by the rule of
-            `ignite_ipu.program.forward.half_precision`. Small gradients then need `loss_scaling`.
-        scaler: False, or True with `amp_mode="amp"`: the device scales the loss by itself
-            (`options.Training.setAutomaticLossScaling`). A `GradScaler` is True: its own settings are for GPUs.
+        amp_mode: None, or "amp", which is `IPUConfig(mixed_precision="fp16")`. Small gradients then need loss scaling.
+        scaler: False, or True with `amp_mode="amp"`: `IPUConfig(loss_scaling="auto")`. A `GradScaler` is True: its own
+            settings are for GPUs.
         gradient_accumulation_steps: Micro-batches per weight update and replica, all in one iteration.
         model_fn: Calls the model with the inputs, inside the compiled program.
-        options: `poptorch.Options` for training.
-        device_iterations: Weight updates per iteration.
-        replication_factor: Replicas of the model.
-        output_mode: `poptorch.OutputMode`: which micro-batches' predictions and losses come back; all by default.
-        output_return_period: N of `OutputMode.EveryN`: the last of every N device iterations come back.
-        variable: Hyper-parameters of the optimizer that may change; by default the learning rate and all that are not
-            zero.
-        constant: Hyper-parameters to compile in.
-        max_grad_norm: Clip gradients to this global norm; for Adam, AdamW, and SGD without momentum.
-        loss_scaling: Factor on the loss gradient, for half precision.
-        seed: Of the device's random numbers; seeds the host's torch, too.
-        share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
-        pipeline: What spreads the model over several IPUs: names or indices of the layers at which stages begin, pairs
-            of these with an IPU, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a `Plan`, or "auto", which
-            plans with the first batch. It replaces the execution strategy of `options`.
-        execution: "pipelined" (the default), "sharded", "serial phased" or "parallel phased".
-        ipus: IPUs there are for training: what "auto" may use, and a limit otherwise.
-        memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
-        offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.
-        shard: Split these between replicas instead of keeping them whole on each.
-        weight_sync: Copy the newest weights to the host when a run ends; else they are copied when somebody asks for
-            them, which a model that is trained again at once saves.
-        loader_mode: `poptorch.DataLoaderMode` for loaders that are swapped.
-        drop_last: Leave out the samples at the end of the data that do not fill a device call, and say how many they
-            are; False to train on them, too, by programs of their size.
+        config: Everything else: an `IPUConfig`, a mapping or the path of a file. It says what the arguments below
+            leave out, and contradicts none.
+        options, device_iterations, replication_factor, max_grad_norm, loss_scaling, seed, pipeline, drop_last: As in
+            `IPUConfig`.
 
     Returns:
-        The trainer; `trainer.ipu` is the model's `IPUSession`. In a native run (`IGNITE_IPU_BACKEND=native`) it is
-        Ignite's own, and what is about IPUs alone has no effect.
+        The trainer; `trainer.ipu` is the model's `IPUSession`, and `trainer.config` the settings with these arguments.
+        In a native run (`IGNITE_IPU_BACKEND=native`) it is Ignite's own, and what is about IPUs alone has no effect.
 
     Raises:
         UnsupportedArgumentError: An argument cannot be honoured on an IPU.
@@ -142,47 +120,46 @@ def create_ipu_trainer(
     }
     compiled: Dict[str, Any] = {"model_transform": model_transform, "model_fn": model_fn}
     also: Dict[str, Any] = {"deterministic": deterministic, "amp_mode": amp_mode, "scaler": scaler}
+    settings = IPUConfig.of(
+        config,
+        options=options,
+        device_iterations=device_iterations,
+        gradient_accumulation_steps=gradient_accumulation_steps if gradient_accumulation_steps != 1 else None,
+        replication_factor=replication_factor,
+        max_grad_norm=max_grad_norm,
+        loss_scaling=loss_scaling,
+        seed=seed,
+        pipeline=pipeline,
+        drop_last=drop_last,
+    )
     if backend.choice() == "native":
-        steps = {"max_grad_norm": max_grad_norm, "gradient_accumulation_steps": gradient_accumulation_steps}
-        native: IPUTrainer = native_trainer(model, optimizer, loss_fn, device, **on_host, **compiled, **also, **steps)
+        native: IPUTrainer = native_trainer(model, optimizer, loss_fn, device, settings, **on_host, **compiled, **also)
         return native
-    refuse_unsupported(device=device, loader_mode=loader_mode, **also)
+    refuse_unsupported(device=device, **also)
+    settings = _half(settings, amp_mode, scaler)
+    mode = _loader_mode(settings, deterministic)
     model = unwrapped(model)
     session = IPUSession.of(model)
     session.refuse_second_trainer()
     predictions = output_transform is not loss_item
-    step = TrainingStep(model, loss_fn, predictions=predictions, half=amp_mode is not None, **compiled)
-    request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)
-    factors = {
-        "device_iterations": device_iterations,
-        "gradient_accumulation": gradient_accumulation_steps if gradient_accumulation_steps != 1 else None,
-        "replication_factor": replication_factor,
-    }
-    training = _training_options(
-        options,
-        **_with_plan(factors, request, options, training=True),
-        output_mode=output_mode,
-        output_return_period=output_return_period,
-        seed=seed,
-        ipus_per_replica=1 if request is None else request.ipus_per_replica(model),
-    )
+    step = TrainingStep(model, loss_fn, predictions=predictions, half=settings.half_products, **compiled)
+    request = PipelineRequest.of(settings)
+    settings = _with_plan(settings, request, training=True)
+    training = training_options(settings, ipus_per_replica=1 if request is None else request.ipus_per_replica(model))
     if predictions:
         _refuse_sum(training, training=True)
-    if scaler:
-        training.Training.setAutomaticLossScaling(True)
+    drop_last = settings.drop_last
     if not drop_last:
         refuse_to_train_all(training, pipeline=request is not None)
-    place_tensors(training, offload, shard)
-    conversion = convert_optimizer(
-        optimizer, variable=variable, constant=constant, max_grad_norm=max_grad_norm, loss_scaling=loss_scaling
-    )
-    session.prepare_training(step, conversion, training, request, share_ipus)
+    conversion = convert_optimizer(optimizer, **settings.of_optimizer())
+    session.prepare_training(step, conversion, training, request, settings.share_ipus)
     last_calls = None if drop_last else LastCalls(session)
     process = ipu_training_step(session, train=None if last_calls is None else last_calls.train, **on_host)
-    loaders = Loaders(training, training=True, drop_last=drop_last, mode=loader_mode, rewindable=deterministic)
+    loaders = Loaders(training, training=True, drop_last=drop_last, mode=mode, rewindable=deterministic)
     engine = DeterministicIPUTrainer if deterministic else IPUTrainer
     trainer = engine(process, session, lambda: loaders, None if last_calls is None else lambda: last_calls.made)
-    if weight_sync:
+    trainer.config = settings
+    if settings.weight_sync:
         WeightSync(session.weights).attach(trainer=trainer)
     return trainer
 
@@ -198,16 +175,11 @@ def create_ipu_evaluator(
     amp_mode: Optional[str] = None,
     model_fn: Callable[[nn.Module, Any], Any] = call_model,
     *,
+    config: Configuration = None,
     options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
     replication_factor: Optional[int] = None,
-    output_mode: Optional[Any] = None,
-    output_return_period: Optional[int] = None,
     pipeline: Optional[Pipeline] = None,
-    execution: Optional[str] = None,
-    ipus: Optional[int] = None,
-    memory_per_ipu: Optional[int] = None,
-    loader_mode: Optional[Any] = None,
 ) -> IPUEngine:
     """Create an evaluator as `ignite.engine.create_supervised_evaluator` does, whose iterations are IPU device calls.
 
@@ -225,15 +197,11 @@ def create_ipu_evaluator(
             belong to the predictions.
         amp_mode: None, or "amp" as for the trainer.
         model_fn: Calls the model with the inputs, inside the compiled program.
-        options: `poptorch.Options` for inference; derived from the trainer's when None.
-        device_iterations: Micro-batches per replica and iteration.
-        replication_factor: Replicas of the model.
-        output_mode: `poptorch.OutputMode`: which micro-batches' predictions come back; all by default. With others the
-            data's last, incomplete device call is left out.
-        output_return_period: N of `OutputMode.EveryN`: the last of every N device iterations come back.
-        pipeline, execution, ipus, memory_per_ipu: What spreads the model over several IPUs, as for the trainer. Left
-            out, layers run where the trainer has them; `[0]` puts the whole model on one IPU.
-        loader_mode: `poptorch.DataLoaderMode` for loaders that are swapped.
+        config: Everything else that means something for inference: an `IPUConfig`, a mapping or the path of a file.
+            With another output mode than All, the data's last, incomplete device call is left out.
+        options, device_iterations, replication_factor, pipeline: As in `IPUConfig`. Without options they are derived
+            from the trainer's; without a pipeline layers run where the trainer has them, and `[0]` puts the whole
+            model on one IPU.
 
     Returns:
         The evaluator; `evaluator.ipu` is the model's `IPUSession`. In a native run it is Ignite's own.
@@ -250,41 +218,48 @@ def create_ipu_evaluator(
         "output_transform": output_transform,
         "model_fn": model_fn,
     }
+    settings = IPUConfig.of(
+        config,
+        options=options,
+        device_iterations=device_iterations,
+        replication_factor=replication_factor,
+        pipeline=pipeline,
+    )
     if backend.choice() == "native":
-        native: IPUEngine = native_evaluator(model, metrics, device, amp_mode=amp_mode, **functions)
+        native: IPUEngine = native_evaluator(model, metrics, device, settings, amp_mode=amp_mode, **functions)
         return native
-    refuse_unsupported(device=device, amp_mode=amp_mode, loader_mode=loader_mode)
+    settings.refuse_all_but(_OF_EVALUATORS, _NOT_FOR_EVALUATORS)
+    refuse_unsupported(device=device, amp_mode=amp_mode)
+    settings = _half(settings, amp_mode)
+    mode = _loader_mode(settings)
     model = unwrapped(model)
     session = IPUSession.of(model)
     made: Optional[Tuple[Options, Loaders]] = None
-    request = PipelineRequest.of(pipeline, execution=execution, ipus=ipus, memory_per_ipu=memory_per_ipu)
-    wanted = {"device_iterations": device_iterations, "replication_factor": replication_factor}
-    wishes = {
-        **_with_plan(wanted, request, options, training=False),
-        "output_mode": output_mode,
-        "output_return_period": output_return_period,
-    }
-    given = None if options is None else session.inference.options(options, **wishes)
+    request = PipelineRequest.of(settings)
+    settings = _with_plan(settings, request, training=False)
+    wanted = IPUConfig(**{name: getattr(settings, name) for name in _COMPILED})
+    given = None if settings.options is None else session.inference.options(wanted)
     if request is not None and not request.automatic:
         request.placement(model)
 
     def current_options() -> Options:
-        return session.inference.options(None, **wishes) if given is None else given
+        return session.inference.options(wanted) if given is None else given
 
     def loaders() -> Loaders:
         nonlocal made
         current = current_options()
         if made is None or made[0] is not current:
-            everything = _output_mode(current, training=False).name == "All"
-            made = current, Loaders(current, training=False, drop_last=not everything, mode=loader_mode)
+            everything = output_mode(current, training=False).name == "All"
+            made = current, Loaders(current, training=False, drop_last=not everything, mode=mode)
         return made[1]
 
     _refuse_sum(current_options(), training=False)
-    half = amp_mode is not None
+    half = settings.half_products
     process = ipu_evaluation_step(
         session, options=current_options, pipeline=request, half=half, model=model, **functions
     )
     evaluator = IPUEngine(process, session, loaders)
+    evaluator.config = settings
     for name, metric in (metrics or {}).items():
         metric.attach(evaluator, name)
     return evaluator
@@ -296,24 +271,53 @@ def _refuse_sum(options: Options, training: bool) -> None:
     Raises:
         OptionsError: The output mode is Sum.
     """
-    if _output_mode(options, training).name == "Sum":
+    if output_mode(options, training).name == "Sum":
         raise OptionsError(
             "OutputMode.Sum adds up the predictions of all micro-batches, so no targets belong to them. Use All, Final "
             "or EveryN; create_ipu_averages_evaluator sums metrics on the device."
         )
 
 
-def _with_plan(
-    factors: Dict[str, Optional[int]], request: Optional[PipelineRequest], options: Optional[Options], training: bool
-) -> Dict[str, Optional[int]]:
-    """Return batching factors, a plan's where neither arguments nor options say one."""
-    planned = {} if request is None else request.factors(training)
+def _with_plan(config: IPUConfig, request: Optional[PipelineRequest], training: bool) -> IPUConfig:
+    """Return the settings with a plan's batching factors, where neither they nor their options say one."""
+    if request is None:
+        return config
+    own = own_options(config)
     said = {
-        "device_iterations": options is not None and options.device_iterations != 1,
-        "gradient_accumulation": options is not None and options.Training.gradient_accumulation != 1,
-        "replication_factor": options is not None and options.replication_factor != 1,
+        "device_iterations": own.device_iterations,
+        "gradient_accumulation_steps": own.Training.gradient_accumulation,
+        "replication_factor": own.replication_factor,
     }
-    return {name: planned.get(name) if value is None and not said[name] else value for name, value in factors.items()}
+    planned = request.factors(training).items()
+    free: Dict[str, Any] = {name: value for name, value in planned if getattr(config, name) is None and said[name] == 1}
+    return dataclasses.replace(config, **free)
+
+
+def _half(config: IPUConfig, amp_mode: Optional[str], scaler: Any = False) -> IPUConfig:
+    """Return the settings with what Ignite's arguments say about precision."""
+    precision = "no" if amp_mode is None else "fp16"
+    return IPUConfig.of(config, mixed_precision=precision, loss_scaling="auto" if scaler else None)
+
+
+def _loader_mode(config: IPUConfig, deterministic: bool = False) -> Optional[Any]:
+    """Return the `poptorch.DataLoaderMode`, None if none is said.
+
+    Raises:
+        UnsupportedArgumentError: There is none of this name, or a deterministic trainer cannot have it.
+    """
+    name, modes = config.loader_mode, backend.poptorch().DataLoaderMode
+    if name is None:
+        return None
+    if name not in modes.__members__:
+        raise UnsupportedArgumentError(
+            f"loader_mode={name!r}: it says in which process batches are made.{did_you_mean(name, modes.__members__)}"
+        )
+    if deterministic and name != "Sync":
+        raise UnsupportedArgumentError(
+            f"deterministic=True with loader_mode={name!r}: an asynchronous loader prepares batches ahead in another "
+            "process, where the seeds that the engine sets do not reach. Use DataLoaderMode.Sync."
+        )
+    return modes[name]
 
 
 _GRAD_SCALER: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
@@ -324,7 +328,6 @@ def refuse_unsupported(
     deterministic: bool = False,
     amp_mode: Optional[str] = None,
     scaler: Any = False,
-    loader_mode: Optional[Any] = None,
 ) -> None:
     """Refuse what a factory cannot honour.
 
@@ -351,17 +354,6 @@ def refuse_unsupported(
             'scaler=True with amp_mode=None: in single precision no gradient needs it. Pass amp_mode="amp", too, or '
             "leave scaler out."
         )
-    modes = backend.poptorch().DataLoaderMode
-    if loader_mode is not None and loader_mode not in tuple(modes):
-        raise UnsupportedArgumentError(
-            f"loader_mode={loader_mode!r}: it says in which process batches are made. Use one of "
-            f"{', '.join(f'poptorch.DataLoaderMode.{mode.name}' for mode in modes)}."
-        )
-    if deterministic and loader_mode is not None and loader_mode is not modes.Sync:
-        raise UnsupportedArgumentError(
-            f"deterministic=True with loader_mode={loader_mode!r}: an asynchronous loader prepares batches ahead in "
-            "another process, where the seeds that the engine sets do not reach. Use DataLoaderMode.Sync."
-        )
 
 
 def native_trainer(
@@ -369,20 +361,27 @@ def native_trainer(
     optimizer: torch.optim.Optimizer,
     loss_fn: Any,
     device: Optional[Union[str, torch.device]],
+    config: IPUConfig = _DEFAULTS,
     *,
-    max_grad_norm: Optional[float] = None,
+    amp_mode: Optional[str] = None,
+    scaler: Any = False,
     **arguments: Any,
 ) -> Any:
     """Return Ignite's own trainer for a native run, on the device that the model is on unless told another.
 
     Raises:
-        ValueError: `max_grad_norm` is given, and Ignite's trainer does not clip.
+        ValueError: `max_grad_norm` is said, and Ignite's trainer does not clip.
     """
-    if max_grad_norm is not None:
+    if config.max_grad_norm is not None:
         raise ValueError(
-            f"max_grad_norm={max_grad_norm!r}: Ignite's own trainer does not clip gradients, and this run is native "
-            "(IGNITE_IPU_BACKEND=native). Run it on the emulator or an IPU."
+            f"max_grad_norm={config.max_grad_norm!r}: Ignite's own trainer does not clip gradients, and this run is "
+            "native (IGNITE_IPU_BACKEND=native). Run it on the emulator or an IPU."
         )
+    if config.half_products:
+        amp_mode, scaler = amp_mode or "amp", scaler or config.loss_scaling == "auto"
+    arguments.update(amp_mode=amp_mode, scaler=scaler)
+    if config.gradient_accumulation_steps is not None:
+        arguments["gradient_accumulation_steps"] = config.gradient_accumulation_steps
     return create_supervised_trainer(model, optimizer, loss_fn, device=_device(model, device), **arguments)
 
 
@@ -390,9 +389,13 @@ def native_evaluator(
     model: nn.Module,
     metrics: Optional[Dict[str, Metric]],
     device: Optional[Union[str, torch.device]],
+    config: IPUConfig = _DEFAULTS,
+    *,
+    amp_mode: Optional[str] = None,
     **arguments: Any,
 ) -> Any:
     """Return Ignite's own evaluator for a native run, as `native_trainer` does."""
+    arguments["amp_mode"] = amp_mode or ("amp" if config.half_products else None)
     return create_supervised_evaluator(model, metrics=metrics, device=_device(model, device), **arguments)
 
 

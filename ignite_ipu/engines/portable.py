@@ -17,6 +17,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.optimizers.checks import clipping_problem
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.options import training_options
 from ignite_ipu.program.step import EvaluationStep
@@ -98,7 +99,7 @@ def parallel_model(wrapper: Type[nn.Module], model: nn.Module, *args: Any, **kwa
         raise ProcessesError(
             f"DistributedDataParallel was to train a {type(model).__name__} in {connected()[1]} processes: on IPUs one "
             "process drives all replicas. Start one process, and ask for replicas by replication_factor=... of "
-            "create_ipu_trainer, IPUAccelerator or the CaptureSettings of ipu_prepare."
+            "create_ipu_trainer, IPUAccelerator or the config of ipu_prepare."
         )
     wrapped = wrapper.__new__(wrapper)
     on_one_device(wrapped, model)
@@ -224,7 +225,7 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     if program is None or program not in session.evaluations:
         step = EvaluationStep(model, model_fn=_call)
         # A batch is one forward, as natively, however many the trainer's calls make.
-        options = session.inference.options(device_iterations=1, replication_factor=1)
+        options = session.inference.options(IPUConfig(device_iterations=1, replication_factor=1))
         program = programs.evaluation = session.inference.prepare(step, options)
     with modes_kept(model):  # compiling for evaluation changes them
         return session.inference.predictions(program, (inputs, keyword_inputs))

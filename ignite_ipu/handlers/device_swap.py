@@ -14,7 +14,7 @@ class DeviceSwap:
 
     Each executor normally keeps IPUs of its own. With half of the IPUs, or with a model that takes all of them, they
     have to take turns; the price is one load of a program and one transfer of weights for each turn. The engines of
-    this library do the same with `share_ipus=True`::
+    this library do the same with `IPUConfig(share_ipus=True)`::
 
         DeviceSwap(training_model, inference_model).attach(trainer, evaluator)
 

@@ -5,12 +5,14 @@ The options that the user gave are completed in a copy. Where arguments contradi
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Any, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Tuple
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OptionsError
+from ignite_ipu.errors import OptionsError, did_you_mean
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.config import IPUConfig, positive
 
 __all__ = [
     "TENSORS",
@@ -18,99 +20,67 @@ __all__ = [
     "evaluation_options",
     "is_simulated",
     "output_mode",
-    "place_tensors",
+    "own_options",
     "training_options",
 ]
 
 _MOST_IPUS = 64
 _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
+_DEFAULTS = IPUConfig()
 
 
-def training_options(
-    options: Optional[Options] = None,
-    *,
-    device_iterations: Optional[int] = None,
-    gradient_accumulation: Optional[int] = None,
-    replication_factor: Optional[int] = None,
-    output_mode: Optional[Any] = None,
-    output_return_period: Optional[int] = None,
-    seed: Optional[int] = None,
-    ipus_per_replica: int = 1,
-) -> Options:
+def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1) -> Options:
     """Return the `poptorch.Options` that a model is trained with.
 
     Args:
-        options: The user's own options, which stay as they are.
-        device_iterations: Weight updates per device call.
-        gradient_accumulation: Micro-batches per replica and weight update.
-        replication_factor: Replicas of the model.
-        output_mode: Which micro-batches' outputs come back. Left alone, options that do not say return all of them:
-            the mean loss of a call, and labels that match, need them all.
-        output_return_period: N of `OutputMode.EveryN`.
-        seed: Seed of the device's random numbers. PopTorch seeds the host's torch with it, too.
+        config: Settings; its own options stay as they are. Options that do not say which outputs come back return all
+            of them: the mean loss of a call, and labels that match, need them all.
         ipus_per_replica: IPUs that one copy of the model takes.
 
     Raises:
-        OptionsError: Arguments contradict the options, or the combination cannot run.
-        TypeError: `options` is no `poptorch.Options`.
+        OptionsError: Settings contradict the options, or the combination cannot run.
+        TypeError: `config.options` are no `poptorch.Options`.
     """
-    result = _own(options, "options")
-    _set_factor(result, "deviceIterations", result.device_iterations, device_iterations)
-    _set_factor(
-        result,
-        "Training.gradientAccumulation",
-        result.Training.gradient_accumulation,
-        gradient_accumulation,
-    )
-    _set_factor(result, "replicationFactor", result.replication_factor, replication_factor)
+    result = own_options(config)
+    _set_factors(result, config)
     # Schedulers add keys such as initial_lr to an optimizer's groups, which PopTorch would report one by one.
     result.relaxOptimizerAttributesChecks(True)
-    if seed is not None:
-        result.randomSeed(_integer("seed", seed))
-    _set_output_mode(result, output_mode, output_return_period)
+    if config.seed is not None:
+        result.randomSeed(config.seed)
+    if config.loss_scaling == "auto":
+        result.Training.setAutomaticLossScaling(True)
+    _set_output_mode(result, config)
+    _place_tensors(result, config)
     _check(result, ipus_per_replica)
     return result
 
 
-def evaluation_options(
-    options: Optional[Options] = None,
-    *,
-    training: Optional[Options] = None,
-    device_iterations: Optional[int] = None,
-    replication_factor: Optional[int] = None,
-    output_mode: Optional[Any] = None,
-    output_return_period: Optional[int] = None,
-) -> Options:
+def evaluation_options(config: IPUConfig = _DEFAULTS, *, training: Optional[Options] = None) -> Options:
     """Return the `poptorch.Options` that a model is evaluated with.
 
     Args:
-        options: The user's own options for evaluation, treated as `training_options` treats its own.
-        training: Training options to derive from when `options` is None: everything is kept except gradient
+        config: Settings; its own options are treated as `training_options` treats them. All outputs come back unless
+            something else is said.
+        training: Training options to derive from when the config has none: everything is kept except gradient
             accumulation, which inference does not have, and anchored tensors. By default one evaluation call then
             consumes as many micro-batches as one training call: deviceIterations becomes the product of both.
-        device_iterations: Micro-batches per replica and device call.
-        replication_factor: Replicas of the model.
-        output_mode: Which micro-batches' outputs come back; all of them unless said otherwise, be it in `options`.
-        output_return_period: N of `OutputMode.EveryN`.
 
     Raises:
-        OptionsError: Arguments contradict the options, they ask for gradient accumulation, or the combination cannot
+        OptionsError: Settings contradict the options, they ask for gradient accumulation, or the combination cannot
             run.
-        TypeError: `options` is no `poptorch.Options`.
+        TypeError: `config.options` are no `poptorch.Options`.
     """
-    if options is None and training is not None:
+    if config.options is None and training is not None:
         result = training.clone()
         iterations = training.device_iterations * training.Training.gradient_accumulation
-        result.deviceIterations(
-            iterations if device_iterations is None else _positive("deviceIterations", device_iterations)
-        )
+        result.deviceIterations(config.device_iterations or iterations)
         result.Training.gradientAccumulation(1)
         result.outputMode(backend.poptorch().OutputMode.Default)
         result.set(anchored_tensors={})
-        if replication_factor is not None:
-            result.replicationFactor(_positive("replicationFactor", replication_factor))
+        if config.replication_factor is not None:
+            result.replicationFactor(config.replication_factor)
     else:
-        result = _own(options, "evaluation options")
+        result = own_options(config)
         accumulation = result.Training.gradient_accumulation
         if accumulation != 1:
             raise OptionsError(
@@ -119,9 +89,8 @@ def evaluation_options(
                 f"(deviceIterations({result.device_iterations * accumulation}) consumes as many samples per call), or "
                 "leave them out: they are then derived from the training options."
             )
-        _set_factor(result, "deviceIterations", result.device_iterations, device_iterations)
-        _set_factor(result, "replicationFactor", result.replication_factor, replication_factor)
-    _set_output_mode(result, output_mode, output_return_period)
+        _set_factors(result, config)
+    _set_output_mode(result, config)
     _check(result)
     return result
 
@@ -158,51 +127,69 @@ def check_ipus(options: Options, ipus_per_replica: int = 1) -> int:
     return rounded
 
 
-def _own(options: Optional[Options], what: str) -> Options:
-    """Return a copy of the user's options, which may be changed even if those are frozen."""
-    kind = backend.poptorch().Options
-    if options is None:
-        fresh: Options = kind()
-        return fresh
-    if not isinstance(options, kind):
+def own_options(config: IPUConfig) -> Options:
+    """Return a copy of a config's own options, which may be changed even if those are frozen.
+
+    Raises:
+        OptionsError: PopTorch refuses a setter of a mapping.
+        TypeError: They are neither a mapping nor a `poptorch.Options`.
+    """
+    kind, options = backend.poptorch().Options, config.options
+    if isinstance(options, kind):
+        own: Options = options.clone()
+        return own
+    fresh: Options = kind()
+    if isinstance(options, Mapping):
+        try:
+            fresh.from_json(json.dumps(dict(options)))
+        except Exception as error:
+            raise OptionsError(f"The options {dict(options)!r} cannot be set: {error}") from error
+    elif options is not None:
         raise TypeError(
-            f"The {what} are a {type(options).__module__}.{type(options).__qualname__}, not a poptorch.Options of the "
+            f"The options are a {type(options).__module__}.{type(options).__qualname__}, not a poptorch.Options of the "
             f"PopTorch in use ({backend.name()}). Create them with ignite_ipu.backend.poptorch().Options()."
         )
-    own: Options = options.clone()
-    return own
+    return fresh
 
 
-def _set_factor(options: Options, setter: str, current: int, wanted: Optional[int]) -> None:
-    """Write one batching factor into `options`, unless that would contradict what they say already."""
-    if wanted is None or current == _positive(setter, wanted):
-        return
-    if current != 1:
-        raise OptionsError(
-            f"{setter} is {current} in the options but the arguments say {wanted}. Say it in one place only."
-        )
-    method: Any = options
-    for part in setter.split("."):
-        method = getattr(method, part)
-    method(wanted)
+def _set_factors(options: Options, config: IPUConfig) -> None:
+    """Write the batching factors into `options`, unless that would contradict what they say already."""
+    for setter, current, wanted in (
+        ("deviceIterations", options.device_iterations, config.device_iterations),
+        (
+            "Training.gradientAccumulation",
+            options.Training.gradient_accumulation,
+            config.gradient_accumulation_steps,
+        ),
+        ("replicationFactor", options.replication_factor, config.replication_factor),
+    ):
+        if wanted is None or current == wanted:
+            continue
+        if current != 1:
+            raise OptionsError(
+                f"{setter} is {current} in the options but the arguments say {wanted}. Say it in one place only."
+            )
+        method: Any = options
+        for part in setter.split("."):
+            method = getattr(method, part)
+        method(wanted)
 
 
-def _set_output_mode(options: Options, wanted: Optional[Any], period: Optional[int]) -> None:
-    modes = backend.poptorch().OutputMode
-    if wanted is None:
+def _set_output_mode(options: Options, config: IPUConfig) -> None:
+    modes, name, period = backend.poptorch().OutputMode, config.output_mode, config.output_return_period
+    if name is None:
         if period is not None:
             raise OptionsError(f"output_return_period={period} means nothing without output_mode=OutputMode.EveryN.")
         if options.defaultOutputMode():
             options.outputMode(modes.All)
         return
-    if isinstance(wanted, str):
-        if wanted not in modes.__members__:
-            raise OptionsError(f"Output mode {wanted!r} does not exist; choose one of {', '.join(modes.__members__)}.")
-        wanted = modes[wanted]
+    if name not in modes.__members__:
+        raise OptionsError(f"Output mode {name!r} does not exist.{did_you_mean(name, modes.__members__)}")
+    wanted = modes[name]
     if wanted is modes.EveryN:
         if period is None:
             raise OptionsError("OutputMode.EveryN needs output_return_period, the N of every N device iterations.")
-        options.outputMode(wanted, _positive("output_return_period", period))
+        options.outputMode(wanted, period)
     elif period is not None:
         raise OptionsError(f"output_return_period={period} belongs to OutputMode.EveryN, not to {wanted!r}.")
     else:
@@ -211,9 +198,9 @@ def _set_output_mode(options: Options, wanted: Optional[Any], period: Optional[i
 
 def _check(options: Options, ipus_per_replica: int = 1) -> None:
     modes = backend.poptorch().OutputMode
-    iterations = _positive("deviceIterations", options.device_iterations)
-    accumulation = _positive("Training.gradientAccumulation", options.Training.gradient_accumulation)
-    _positive("replicationFactor", options.replication_factor)
+    iterations = positive("deviceIterations", options.device_iterations)
+    accumulation = positive("Training.gradientAccumulation", options.Training.gradient_accumulation)
+    positive("replicationFactor", options.replication_factor)
     if modes(options.output_mode) is modes.EveryN and iterations % options.output_return_period:
         raise OptionsError(
             f"OutputMode.EveryN with period {options.output_return_period} does not fit deviceIterations {iterations}: "
@@ -226,19 +213,6 @@ def _check(options: Options, ipus_per_replica: int = 1) -> None:
             "groups would read the wrong samples. Use one or the other."
         )
     check_ipus(options, ipus_per_replica)
-
-
-def _positive(name: str, value: Any) -> int:
-    number = _integer(name, value)
-    if number < 1:
-        raise OptionsError(f"{name} must be at least 1, got {number}.")
-    return number
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise OptionsError(f"{name} must be an integer, got {value!r} ({type(value).__name__}).")
-    return value
 
 
 def is_simulated(options: Options) -> bool:
@@ -260,18 +234,9 @@ TENSORS = {
 """The kinds of tensors that have a place of their own, with PopTorch's names for setting and reading it."""
 
 
-def place_tensors(options: Options, offload: Sequence[str] = (), shard: Sequence[str] = ()) -> None:
-    """Write into `options` which tensors leave the IPU and which are split between replicas.
-
-    Args:
-        options: Unfrozen `poptorch.Options` for training.
-        offload: Kinds of `TENSORS` to keep in off-chip memory, from where they are streamed when needed.
-        shard: Kinds of `TENSORS` of which each replica keeps a part (replicated tensor sharding).
-
-    Raises:
-        OptionsError: An unknown kind, sharding without replicas, or a location said twice.
-    """
-    offload, shard = _known("offload", offload), _known("shard", shard)
+def _place_tensors(options: Options, config: IPUConfig) -> None:
+    """Write into `options` which tensors leave the IPU, and which each replica keeps a part of."""
+    offload, shard = _known("offload", config.offload), _known("shard", config.shard)
     if shard and options.replication_factor == 1:
         raise OptionsError(
             f"shard={list(shard)} splits tensors between replicas, but there is one (replicationFactor 1). Set "
@@ -293,10 +258,8 @@ def place_tensors(options: Options, offload: Sequence[str] = (), shard: Sequence
         getattr(options.TensorLocations, setter)(settings)
 
 
-def _known(name: str, kinds: Sequence[str]) -> Sequence[str]:
-    if isinstance(kinds, str):
-        raise OptionsError(f"{name}={kinds!r} must be a list: {name}=[{kinds!r}].")
+def _known(name: str, kinds: Iterable[str]) -> Tuple[str, ...]:
     for kind in kinds:
         if kind not in TENSORS:
-            raise OptionsError(f"{name} lists {kind!r}; choose from: {', '.join(TENSORS)}.")
-    return kinds
+            raise OptionsError(f"{name} lists {kind!r}.{did_you_mean(kind, TENSORS)}")
+    return tuple(kinds)

@@ -6,6 +6,7 @@ Exit codes: the script's own; 1 when it ends with an exception of its own; 2 whe
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import sys
@@ -13,7 +14,8 @@ import traceback
 from types import TracebackType
 from typing import Optional
 
-from ignite_ipu.errors import UserError
+from ignite_ipu.errors import OptionsError, UserError
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.running.script import run_module, run_script
 
 __all__ = ["add_arguments", "main"]
@@ -25,7 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `ignite-ipu run` takes."""
     parser.add_argument("--quiet", action="store_true", help="do not list what is substituted")
     parser.add_argument(
-        "--replication-factor", type=int, metavar="N", help="train with N replicas of the model, each on its own IPUs"
+        "--ipu-config",
+        metavar="FILE",
+        help="settings of trainers and loops, in a YAML or JSON file (`ignite-ipu config`)",
+    )
+    parser.add_argument(
+        "--replication-factor",
+        type=int,
+        metavar="N",
+        help="train with N replicas of the model, each on its own IPUs, whatever the file says",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as of `python -m`"
@@ -46,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
         logger.propagate = False
     try:
         run = run_module if args.module else run_script
-        run(args.script, args.arguments, replication_factor=args.replication_factor)
+        run(args.script, args.arguments, config=_config(args, logger))
     except UserError:
         raise
     except Exception as error:
@@ -57,6 +67,23 @@ def main(args: argparse.Namespace) -> int:
         logger.setLevel(level)
         logger.propagate = propagate
     return 0
+
+
+def _config(args: argparse.Namespace, logger: logging.Logger) -> IPUConfig:
+    """Return the settings of a file with what the command line says.
+
+    Raises:
+        UserError: The file cannot be read, or a setting is none.
+    """
+    try:
+        config = IPUConfig.of(args.ipu_config)
+        if args.replication_factor is not None:
+            config = dataclasses.replace(config, replication_factor=args.replication_factor)
+    except (OSError, OptionsError) as error:
+        raise UserError(str(error)) from error
+    if config.said():
+        logger.info("%r", config)
+    return config
 
 
 def _from_the_script(trace: Optional[TracebackType]) -> Optional[TracebackType]:

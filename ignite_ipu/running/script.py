@@ -11,6 +11,7 @@ from typing import Iterator, List, Optional, Sequence, Set
 
 from ignite_ipu import backend
 from ignite_ipu.errors import RunError
+from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
@@ -24,7 +25,7 @@ def run_script(
     path: str,
     argv: Sequence[str] = (),
     *,
-    replication_factor: Optional[int] = None,
+    config: Configuration = None,
     substitutions: Optional[List[Substitution]] = None,
 ) -> None:
     """Run a script as `__main__` on IPUs; what it changes in PyTorch and Ignite is changed back afterwards.
@@ -35,24 +36,25 @@ def run_script(
     Args:
         path: The script.
         argv: Its arguments.
-        replication_factor: Replicas of the model to train with.
+        config: Settings that trainers, accelerators and loops take: an `IPUConfig`, a mapping or the path of a file.
         substitutions: Gets what was substituted.
 
     Raises:
+        OptionsError: The config cannot be read.
         RunError: Something in it cannot be mapped to IPUs; the message names the line.
         UserError: There is no such script, or it is no text.
         BaseException: What the script raises, `SystemExit` too.
     """
     program = script_program(path)
     with started(path, argv, program.folder):
-        _run(program, replication_factor, [] if substitutions is None else substitutions)
+        _run(program, config, [] if substitutions is None else substitutions)
 
 
 def run_module(
     name: str,
     argv: Sequence[str] = (),
     *,
-    replication_factor: Optional[int] = None,
+    config: Configuration = None,
     substitutions: Optional[List[Substitution]] = None,
 ) -> None:
     """Run a module, or the `__main__` of a package, as `python -m` does; else as `run_script`.
@@ -60,26 +62,27 @@ def run_module(
     Args:
         name: Its dotted name, to be found from the current directory or on `sys.path`.
         argv: Its arguments.
-        replication_factor: Replicas of the model to train with.
+        config: Settings that trainers, accelerators and loops take: an `IPUConfig`, a mapping or the path of a file.
         substitutions: Gets what was substituted.
 
     Raises:
+        OptionsError: The config cannot be read.
         RunError: Something in it cannot be mapped to IPUs; the message names the line.
         UserError: There is no such module, or it is no text.
         BaseException: What the module raises, `SystemExit` too.
     """
     # Python's own first argument, too, is this until the module is found and its packages are imported.
     with started("-m", argv, os.getcwd()):
-        _run(module_program(name), replication_factor, [] if substitutions is None else substitutions)
+        _run(module_program(name), config, [] if substitutions is None else substitutions)
 
 
-def _run(program: Main, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
+def _run(program: Main, config: Configuration, substitutions: List[Substitution]) -> None:
     if backend.choice() == "native":
         program.run()
     elif imports(program, "poptorch") or any_built_on_poptorch(_all_imports(program)):
         _run_poptorch(program)
     else:
-        _run_substituted(program, replication_factor, substitutions)
+        _run_substituted(program, IPUConfig.of(config), substitutions)
 
 
 def imports(program: Main, package: str) -> bool:
@@ -119,7 +122,7 @@ def _run_poptorch(program: Main) -> None:
         program.run()
 
 
-def _run_substituted(program: Main, replication_factor: Optional[int], substitutions: List[Substitution]) -> None:
+def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Substitution]) -> None:
     from ignite_ipu.running.substitutes.cuda import substitute_cuda
     from ignite_ipu.running.substitutes.devices import substitute_devices
     from ignite_ipu.running.substitutes.gpu_types import substitute_gpu_types
@@ -143,8 +146,8 @@ def _run_substituted(program: Main, replication_factor: Optional[int], substitut
         substitute_parallel(substitutes)
         substitute_exports(substitutes)
         substitute_averages(substitutes)
-        substitute_ignite(substitutes, trained, replication_factor)
-        substitute_loops(substitutes, trained, replication_factor, accelerates=imports(program, "accelerate"))
+        substitute_ignite(substitutes, trained, config)
+        substitute_loops(substitutes, trained, config, accelerates=imports(program, "accelerate"))
         _run_with_its_threads(program)
     except RunError:
         raise

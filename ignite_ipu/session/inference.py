@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from ignite_ipu.errors import RowsError
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.options import check_ipus, evaluation_options
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, split_rows, take_rows
@@ -24,8 +25,8 @@ _LARGER = (
     "Predictions of %s change, or may, when a batch is cut into pieces of the %d rows that the program has: it is "
     "compiled again for batches of %d rows. On IPUs each compilation takes minutes: begin with the largest batch."
 )
+_DEFAULTS = IPUConfig()
 _PROGRESS_BAR = "compilation_progress_bar_fn"
-_Wishes = Tuple[Tuple[str, Any], ...]
 
 
 class Evaluation:
@@ -66,44 +67,33 @@ class Inference:
         self.trainers = 0
         self.programs = programs
         self._training: Optional[Options] = None
-        # Options by what they were made for, each with what it was made from.
-        self._derived: Dict[_Wishes, Tuple[Optional[Options], Options]] = {}
-        self._completed: List[Tuple[Options, _Wishes, Options]] = []
+        # Each with what it was made from.
+        self._made: List[Tuple[IPUConfig, Optional[Options], Options]] = []
 
     def derive_from(self, training: Options) -> None:
         """Derive options from these from now on: those of the newest trainer."""
         self._training = training
         self.trainers += 1
 
-    def options(self, given: Optional[Options] = None, **wishes: Any) -> Options:
-        """Return the options to evaluate with: the given ones, else ones derived from the newest trainer's.
+    def options(self, config: IPUConfig = _DEFAULTS) -> Options:
+        """Return the options to evaluate with: a config's own, else ones derived from the newest trainer's.
 
-        Args:
-            given: The user's own.
-            wishes: Further arguments of `evaluation_options`; those that are None count for nothing.
-
-        They are the same object for the same wish, until the given ones are changed, or a trainer has options that
+        They are the same object for the same wish, until its own options are changed, or a trainer has options that
         compile to another program.
 
         Raises:
             OptionsError: They contradict each other or ask for gradient accumulation.
         """
-        key = tuple(sorted((name, value) for name, value in wishes.items() if value is not None))
-        if given is not None:
-            completed = evaluation_options(given, **wishes)
-            for source, wanted, known in self._completed:
-                if source is given and wanted == key and _compiled_from(known) == _compiled_from(completed):
-                    return known
-            self._completed.append((given, key, completed))
-            return completed
-        before = self._derived.get(key)
-        if before is not None and before[0] is self._training:
-            return before[1]
-        derived = evaluation_options(training=self._training, **wishes)
-        if before is not None and _compiled_from(before[1]) == _compiled_from(derived):
-            derived = before[1]
-        self._derived[key] = self._training, derived
-        return derived
+        before = next((entry for entry in self._made if entry[0] == config), None)
+        if before is not None and config.options is None and before[1] is self._training:
+            return before[2]
+        made = evaluation_options(config, training=self._training)
+        if before is not None:
+            if _compiled_from(before[2]) == _compiled_from(made):
+                made = before[2]
+            self._made.remove(before)
+        self._made.append((config, self._training, made))
+        return made
 
     def prepare(
         self,

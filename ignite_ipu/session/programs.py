@@ -74,7 +74,7 @@ class Programs:
         except Exception as error:
             if _NO_IPUS not in str(error) or not any(program.ready for program in self):
                 raise
-            raise SessionError(f"{error} (With share_ipus=True training and evaluation take turns.)") from error
+            raise SessionError(f"{error} (With IPUConfig(share_ipus=True) both take turns.)") from error
 
     def _exceed_machine(self, wanted: Program) -> bool:
         """Tell whether the machine has no device with IPUs for all programs that are on theirs and another one."""
@@ -86,7 +86,7 @@ class Programs:
             return False
         _logger.warning(
             "Training and evaluation together would take %d IPUs, which this machine has not: they take turns, and "
-            "each switch loads a program. share_ipus=True says so from the start.",
+            "each switch loads a program. IPUConfig(share_ipus=True) says so from the start.",
             ipus,
         )
         return True

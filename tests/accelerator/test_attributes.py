@@ -289,7 +289,9 @@ def test_values_of_a_step_in_a_file(tmp_path: Path) -> None:
 def test_native_runs_have_accelerates_own(monkeypatch):
     """Without what is said of an IPU's program; clipping, which the loop would have to do, is refused."""
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
-    accelerator = IPUAccelerator(gradient_accumulation_steps=2, replication_factor=2, variable=["weight_decay"])
+    accelerator = IPUAccelerator(
+        gradient_accumulation_steps=2, replication_factor=2, config={"variable": ["weight_decay"]}
+    )
     assert type(accelerator) is accelerate.Accelerator
     assert accelerator.gradient_accumulation_steps == 2
     with pytest.raises(ValueError, match=r"max_grad_norm=1.0: this run is native .*Call accelerator.clip_grad_norm_"):

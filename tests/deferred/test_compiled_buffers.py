@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred import capture_model, capture_optimizer
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
@@ -36,7 +36,7 @@ def loop(edit: Callable[[Any, int], None], captures: bool) -> Tuple[List[float],
     model: Any = Scaled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if captures:
-        capture_model(model, CaptureSettings())
+        capture_model(model)
         capture_optimizer(optimizer)
     values = []
     for iteration in range(6):
@@ -97,7 +97,7 @@ def test_programs_that_were_set_aside_follow() -> None:
         model: Any = Scaled()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if captures:
-            capture_model(model, CaptureSettings())
+            capture_model(model)
             capture_optimizer(optimizer)
         values = []
         for iteration in range(8):

@@ -25,7 +25,7 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import TanhTransform, Transform
 
-from ignite_ipu.deferred import CaptureSettings, EarlyReadError, capture_model, capture_optimizer
+from ignite_ipu.deferred import EarlyReadError, capture_model, capture_optimizer
 
 X = torch.rand(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, :2] > 0.5).float()
@@ -49,7 +49,7 @@ def network() -> Tuple[nn.Module, torch.optim.Optimizer]:
 
 def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
     model, optimizer = network()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     capture_optimizer(optimizer)
     return model, optimizer
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 from ignite_ipu.errors import LostEditError
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
@@ -27,7 +27,7 @@ def network(depth: int = 1) -> Any:
 
 def prepared(depth: int = 1) -> Any:
     model = network(depth)
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     capture_optimizer(optimizer)
     return model, optimizer

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -58,7 +58,7 @@ def losses(
     torch.manual_seed(0)
     model = Net(find)
     if captures:
-        capture_model(model, CaptureSettings())
+        capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     capture_optimizer(optimizer)
     seen = []
@@ -156,7 +156,7 @@ def test_tensors_deep_in_an_object_are_refused() -> None:
 def test_an_object_changed_before_its_update_is_refused() -> None:
     """The program would be compiled with other contents than the call had."""
     model = Net(lambda given: given.t)
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     capture_optimizer(optimizer)
     given = Settings()

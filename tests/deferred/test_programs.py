@@ -12,7 +12,7 @@ from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import backend
-from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import capture_model, capture_optimizer, captured
 from ignite_ipu.errors import LossError
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
@@ -51,7 +51,7 @@ def ragged(model: Any, optimizer: Any, sizes: List[int], steps: int = 1, epochs:
 
 def prepared(kind: str = "adamw") -> Tuple[Any, Any]:
     model = network()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = optimizer_of(model, kind)
     capture_optimizer(optimizer)
     return model, optimizer
@@ -155,7 +155,7 @@ def test_what_no_ipu_computes_is_named_with_the_line_of_the_loop(
 ) -> None:
     """Where it is called, though the step is compiled at its end."""
     model = network()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = optimizer_of(model, "sgd")
     capture_optimizer(optimizer)
     loss(model(X[:4])).backward()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -84,7 +84,7 @@ def train(
 
 def prepared() -> Any:
     net = Net()
-    capture_model(net, CaptureSettings())
+    capture_model(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     return net, optimizer
@@ -211,7 +211,7 @@ def test_configurations_of_transformers() -> None:
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
         if captures:
-            capture_model(net, CaptureSettings())
+            capture_model(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         if captures:
             capture_optimizer(optimizer)
@@ -416,7 +416,7 @@ def test_a_cache_of_the_first_call_is_no_replaced_buffer(train: bool) -> None:
         net = Cached().train(train)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         if captures:
-            capture_model(net, CaptureSettings())
+            capture_model(net)
             capture_optimizer(optimizer)
         for _ in range(3):
             output = net(X)

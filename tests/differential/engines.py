@@ -125,7 +125,7 @@ def _factory_trainer(program: Program) -> List[str]:
         if value != least
     ]
     if "share ipus" in program.handlers:
-        own.append("share_ipus=True")
+        own.append("config={'share_ipus': True}")
     if "seed" in program.handlers:
         own.append("seed=5")
     lines = ["if device:", f"    trainer = {_call('create_ipu_trainer', [*both, *own])}"]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import OptionsError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import IPUConfig, OptionsError, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import RowsError
 from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
@@ -23,7 +23,7 @@ def test_the_callers_options_stay_as_they_are():
     options.deviceIterations(2)
     model, optimizer = pair()
     trainer = create_ipu_trainer(
-        model, optimizer, CROSS_ENTROPY, options=options, gradient_accumulation_steps=4, output_mode="Final", seed=3
+        model, optimizer, CROSS_ENTROPY, options=options, gradient_accumulation_steps=4, config={"output_mode": "Final"}
     )
     assert options.Training.gradient_accumulation == 1
     assert options.defaultOutputMode() and not options.exists("random_seed")
@@ -38,7 +38,7 @@ def test_the_programs_options_are_those_that_are_compiled():
     """They are PopTorch's own, the placement included."""
     model, optimizer = pair()
     trainer = create_ipu_trainer(
-        model, optimizer, CROSS_ENTROPY, pipeline=["2"], execution="sharded", device_iterations=2
+        model, optimizer, CROSS_ENTROPY, pipeline=["2"], config=IPUConfig(execution="sharded"), device_iterations=2
     )
     trainer.run(DataLoader(task(), batch_size=8))
     program = trainer.ipu.training
@@ -50,7 +50,7 @@ def test_the_programs_options_are_those_that_are_compiled():
 @pytest.mark.parametrize(("weight_sync", "copies"), [(True, 1), (False, 0)])
 def test_weights_are_copied_when_a_run_ends_or_when_somebody_asks(weight_sync, copies):
     model, optimizer = pair()
-    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, weight_sync=weight_sync)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config=IPUConfig(weight_sync=weight_sync))
     trainer.run(DataLoader(task(), batch_size=8))
     executor = trainer.ipu.training.executor
     assert poptorch.counters(executor).weight_downloads == copies
@@ -75,18 +75,18 @@ def test_an_evaluation_sees_weights_that_were_set_before_it():
 def test_targets_of_an_evaluation_belong_to_its_predictions(mode, period, returned, as_options):
     """Metrics compare the same samples, whichever come back; each call has 4 x 2 micro-batches of 4 samples."""
     options = poptorch.Options().deviceIterations(4).replicationFactor(2)
-    arguments = {}
+    config = None
     if as_options:
         options.outputMode(poptorch.OutputMode[mode], *([period] if period else []))
     else:
-        arguments = {"output_mode": mode, "output_return_period": period}
+        config = IPUConfig(output_mode=mode, output_return_period=period)
     model, seen = network(), []
     evaluator = create_ipu_evaluator(
         model,
         {"accuracy": Accuracy(lambda output: output[1:])},
         options=options,
         output_transform=lambda x, y, y_pred: (x, y_pred, y),
-        **arguments,
+        config=config,
     )
     evaluator.add_event_handler(Events.ITERATION_COMPLETED, lambda: seen.append(evaluator.state.output))
     data = task()
@@ -105,7 +105,8 @@ def test_targets_of_an_evaluation_belong_to_its_predictions(mode, period, return
 @pytest.mark.parametrize("as_options", [True, False])
 def test_targets_and_loss_of_a_training_step_belong_to_its_predictions(mode, period, returned, as_options):
     """Each call has 4 device iterations of 2 x 2 accumulated and replicated micro-batches of 4 samples."""
-    options, arguments, seen = poptorch.Options(), {"output_mode": mode, "output_return_period": period}, []
+    options, config, seen = poptorch.Options(), IPUConfig(output_mode=mode, output_return_period=period), []
+    arguments = {"config": config}
     if as_options:
         options.outputMode(poptorch.OutputMode[mode], *([period] if period else []))
         arguments = {}
@@ -171,7 +172,7 @@ def test_losses_that_are_no_sums_are_averaged_without_a_word(loss_fn, caplog):
 
 
 def test_an_evaluation_of_some_outputs_leaves_the_incomplete_call_out(caplog):
-    evaluator = create_ipu_evaluator(network(), device_iterations=2, output_mode="Final")
+    evaluator = create_ipu_evaluator(network(), device_iterations=2, config={"output_mode": "Final"})
     assert evaluator.run(DataLoader(task(22), batch_size=4)).iteration == 2
     assert "22 samples / 8 per device call = 2 steps per epoch, 6 samples dropped" in caplog.text
     x, y = task(12).tensors
@@ -187,6 +188,8 @@ def test_predictions_that_are_added_up_have_no_targets():
     model, optimizer = pair()
     with pytest.raises(OptionsError, match="Sum adds up the predictions"):
         create_ipu_trainer(
-            model, optimizer, CROSS_ENTROPY, output_mode="Sum", output_transform=lambda x, y, y_pred, loss: (y_pred, y)
+            *(model, optimizer, CROSS_ENTROPY),
+            config={"output_mode": "Sum"},
+            output_transform=lambda x, y, y_pred, loss: (y_pred, y),
         )
-    create_ipu_trainer(model, optimizer, CROSS_ENTROPY, output_mode="Sum")  # a loss can be added up
+    create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"output_mode": "Sum"})  # a loss can be added up

@@ -155,7 +155,7 @@ def test_less_data_than_one_whole_call_is_refused(data):
 )
 def test_what_has_no_program_for_a_few_samples_is_refused(arguments, reason):
     with pytest.raises(OptionsError, match=rf"drop_last=False .* does not go with {reason}.*drop_last=True"):
-        create_ipu_trainer(*pair(), CROSS_ENTROPY, drop_last=False, **arguments)
+        create_ipu_trainer(*pair(), CROSS_ENTROPY, drop_last=False, config=arguments)
 
 
 @pytest.mark.parametrize("samples", range(1, 96))

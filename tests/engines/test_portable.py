@@ -210,11 +210,14 @@ def test_native_engines_run_where_the_model_is():
 
 
 def test_native_engines_do_not_pretend_to_clip():
+    from ignite_ipu import IPUConfig
     from ignite_ipu.engines.factories import native_trainer
 
     model = nn.Linear(3, 2)
     with pytest.raises(ValueError, match="does not clip"):
-        native_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), None, max_grad_norm=1.0)
+        native_trainer(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), None, IPUConfig(max_grad_norm=1.0)
+        )
 
 
 class OwnLoss(nn.Module):

@@ -65,7 +65,7 @@ def test_attaching_again_after_an_evaluation_on_the_same_ipus_is_no_step_time(mo
 
     monkeypatch.setattr(emulator.PoplarExecutor, "attachToDevice", slow)
     model, optimizer = pair()
-    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), share_ipus=True)
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config={"share_ipus": True})
     evaluator = create_ipu_evaluator(model)
     IPUStats(clock=clock).attach(trainer)
     loader = DataLoader(task(), batch_size=8)

@@ -21,7 +21,7 @@ def test_an_asynchronous_loader_does_not_overwrite_what_handlers_keep():
         optimizer,
         nn.CrossEntropyLoss(),
         output_transform=lambda x, y, y_pred, loss: (y_pred, y),
-        loader_mode=mode,
+        config={"loader_mode": mode},
         device_iterations=2,
     )
     store = EpochOutputStore()

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import IPUConfig, backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.engines.steps import call_model
 from ignite_ipu.errors import OptionsError
 from ignite_ipu.pipeline import MK2, PipelineRequest, Placement, PlanError, Strategy, measure, plan
 from tests.supervised import assert_same_weights, train_natively
@@ -49,9 +50,10 @@ def loader(samples=128):
     return DataLoader(TensorDataset(tokens, (3 * tokens + 1) % 7), batch_size=4)
 
 
-def trainer_of(model, accumulation=8, **settings):
+def trainer_of(model, accumulation=8, model_fn=call_model, **settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
-    return create_ipu_trainer(model, optimizer, CROSS_ENTROPY, gradient_accumulation_steps=accumulation, **settings)
+    config = IPUConfig(gradient_accumulation_steps=accumulation if accumulation > 1 else None, **settings)
+    return create_ipu_trainer(model, optimizer, CROSS_ENTROPY, model_fn=model_fn, config=config)
 
 
 def trained_natively(tied=False, accumulation=8):
@@ -277,7 +279,11 @@ def test_a_model_that_is_one_layer_trains_and_evaluates_on_one_ipu():
         ({"pipeline": [3, 3], "ipus": 0}, PlanError, "ipus is 0; it must be a number of at least 1"),
         ({"pipeline": [3, 3], "memory_per_ipu": 0.5}, PlanError, "memory_per_ipu is 0.5"),
         ({"shard": ["optimizer"]}, OptionsError, r"there is one \(replicationFactor 1\)"),
-        ({"offload": ["gradients"]}, OptionsError, "'gradients'; choose from: activations, weights, optimizer"),
+        (
+            {"offload": ["gradients"]},
+            OptionsError,
+            "'gradients'. Choose from: accumulators, activations",
+        ),
         ({"offload": "optimizer"}, OptionsError, r"must be a list: offload=\['optimizer'\]"),
     ],
 )

@@ -126,7 +126,7 @@ def test_accumulation_on_inference_options():
 def test_a_constant_attribute_that_changes():
     """The message names the attribute and how to make it variable; going on with the old value works."""
     model, optimizer = pair()
-    trainer = trainer_for(model, optimizer, constant=["lr"])
+    trainer = trainer_for(model, optimizer, config={"constant": ["lr"]})
 
     @trainer.on(Events.ITERATION_COMPLETED(once=2))
     def change():
@@ -198,11 +198,11 @@ def test_an_unknown_loader_mode_is_refused_when_the_engine_is_made():
     """With the modes there are, by trainer and evaluator; the model may then get a trainer."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UnsupportedArgumentError, match=r"'async'.*Use one of poptorch\.DataLoaderMode\.Sync, "):
-        trainer_for(model, optimizer, loader_mode="async")
+    with pytest.raises(UnsupportedArgumentError, match=r"'async'.*Did you mean 'Async'"):
+        trainer_for(model, optimizer, config={"loader_mode": "async"})
     with pytest.raises(UnsupportedArgumentError, match="loader_mode='async'"):
-        create_ipu_evaluator(model, loader_mode="async")
-    trainer_for(model, optimizer, loader_mode=poptorch.DataLoaderMode.Sync).run(loader())
+        create_ipu_evaluator(model, config={"loader_mode": "async"})
+    trainer_for(model, optimizer, config={"loader_mode": poptorch.DataLoaderMode.Sync}).run(loader())
 
 
 def test_class_weights_are_refused_before_anything_is_compiled():

@@ -74,7 +74,7 @@ class Run:
             loss,
             device_iterations=2,
             seed=3,
-            share_ipus=share_ipus,
+            config={"share_ipus": share_ipus},
             output_transform=lambda x, y, y_pred, loss: (y_pred, y, loss.item()),
         )
         self.evaluator = create_ipu_evaluator(self.model, {"accuracy": Accuracy(), "loss": Loss(loss)})

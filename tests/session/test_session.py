@@ -89,7 +89,7 @@ def test_an_evaluator_before_any_training_sees_later_training():
 def test_taking_turns_on_the_same_ipus():
     """With share_ipus only one program holds IPUs at a time, and training goes on where it was."""
     model, optimizer = pair(momentum=0.9)
-    trainer = trainer_for(model, optimizer, share_ipus=True)
+    trainer = trainer_for(model, optimizer, config={"share_ipus": True})
     evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
     attached = []
 
@@ -121,7 +121,7 @@ def test_turns_are_taken_where_the_machine_has_too_few_ipus(ipus, attached, monk
     for _ in range(3):
         train_natively(reference, native, loader())
     assert_same_weights(model, reference)
-    assert ("share_ipus=True says so" in caplog.text) == ("take turns" in repr(trainer.ipu)) == (ipus == 1)
+    assert ("IPUConfig(share_ipus=True) says so" in caplog.text) == ("take turns" in repr(trainer.ipu)) == (ipus == 1)
 
 
 def test_an_evaluation_that_finds_all_ipus_busy_names_share_ipus(monkeypatch):
@@ -130,7 +130,7 @@ def test_an_evaluation_that_finds_all_ipus_busy_names_share_ipus(monkeypatch):
     busy = create_ipu_evaluator(other)
     busy.run(loader())
     trainer_for(model, optimizer).run(loader())
-    with pytest.raises(SessionError, match=r"Failed to acquire 1 IPU.*With share_ipus=True training and evaluation"):
+    with pytest.raises(SessionError, match=r"Failed to acquire 1 IPU.*With IPUConfig.share_ipus=True. both take turns"):
         create_ipu_evaluator(model).run(loader())
 
 

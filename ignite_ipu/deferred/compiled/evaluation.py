@@ -11,10 +11,10 @@ from torch import nn
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, unflatten
-from ignite_ipu.deferred.settings import CaptureSettings
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
@@ -26,6 +26,7 @@ from ignite_ipu.session.session import IPUSession
 __all__ = ["CapturedEvaluation", "with_gradients"]
 
 _logger = logging.getLogger("ignite_ipu")
+_OPTIONS = IPUConfig(device_iterations=1, replication_factor=1)
 _MANY = 4
 _MOST_PROGRAMS = 8
 _DRAWS = (nn.modules.dropout._DropoutNd,)
@@ -37,12 +38,12 @@ class CapturedEvaluation:
 
     Args:
         session: The model's session.
-        settings: How to compile.
+        config: How to compile.
     """
 
-    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
+    def __init__(self, session: IPUSession, config: IPUConfig) -> None:
         self._session = session
-        self._settings = settings
+        self._config = config
         # Beginning with the one that was not used for longest.
         self._programs: Dict[Hashable, Program] = {}
         self._by_kind: Dict[Hashable, Program] = {}
@@ -125,8 +126,8 @@ class CapturedEvaluation:
         if not tensors:
             raise CaptureError(f"The model was called without a tensor at {current_line()}.")
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        step = CalledStep(model, structure, shapes, self._settings.half_products)
-        options = self._session.inference.options(device_iterations=1, replication_factor=1)
+        step = CalledStep(model, structure, shapes, self._config.half_products)
+        options = self._session.inference.options(_OPTIONS)
         if len(self._programs) == _MANY:
             _logger.warning(
                 "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "

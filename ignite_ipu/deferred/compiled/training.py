@@ -16,10 +16,11 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, keep_inputs
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, StepGraphs, describe_change
-from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, IPUOutOfMemoryError
 from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.tensors.rows import join_tensors
 from ignite_ipu.program.user_code import Line, current_line
@@ -79,7 +80,7 @@ class CapturedTraining:
 
     Args:
         session: The model's session.
-        settings: How to compile.
+        config: How to compile.
 
     Attributes:
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
@@ -90,14 +91,14 @@ class CapturedTraining:
         modes: The modes of the model.
     """
 
-    def __init__(self, session: IPUSession, settings: CaptureSettings) -> None:
+    def __init__(self, session: IPUSession, config: IPUConfig) -> None:
         self.session = session
-        self.settings = settings
-        self.max_grad_norm = settings.max_grad_norm
+        self.config = config
+        self.max_grad_norm = config.max_grad_norm
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.compilations = 0
         self.zeroed: Optional[Line] = None
-        self._base = settings.base_options()
+        self._base = captured_options(config)
         self._replicas = int(self._base.replication_factor)
         self._graphs = StepGraphs()
         self._compiled: Optional[_Compiled] = None
@@ -357,7 +358,7 @@ class CapturedTraining:
             wanted.outputs,
             wanted.numbers,
             wanted.variable,
-            self.settings.half_products,
+            self.config.half_products,
         )
         options = self._base.clone()
         options.replicationFactor(wanted.replicas)
@@ -366,14 +367,9 @@ class CapturedTraining:
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
         if not self.prepared:
             assert self.optimizer is not None
-            conversion = convert_optimizer(
-                self.optimizer,
-                variable=self.settings.variable,
-                constant=self.settings.constant,
-                max_grad_norm=self.max_grad_norm,
-                loss_scaling=self.settings.loss_scaling,
-            )
-            self.session.prepare_training(step, conversion, options, share_ipus=self.settings.share_ipus)
+            arguments = {**self.config.of_optimizer(), "max_grad_norm": self.max_grad_norm}
+            conversion = convert_optimizer(self.optimizer, **arguments)
+            self.session.prepare_training(step, conversion, options, share_ipus=self.config.share_ipus)
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:

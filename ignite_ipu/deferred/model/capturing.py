@@ -10,21 +10,25 @@ from torch import nn
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.model.optimizer import joined_by_optimizers
-from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.settings import CaptureObserver
+from ignite_ipu.program.config import IPUConfig
 
 __all__ = ["capture_model", "captured"]
+
+_DEFAULTS = IPUConfig()
 
 
 def capture_model(
     model: nn.Module,
-    settings: CaptureSettings,
+    config: IPUConfig = _DEFAULTS,
     postponed: Callable[[], Optional[str]] = lambda: None,
     clip_remedy: Optional[str] = None,
+    observer: Optional[CaptureObserver] = None,
 ) -> CapturedModel:
     """Capture a model's calls from now on, and return what does; the same again for a captured model.
 
     Args:
-        model, settings, postponed, clip_remedy: As for `CapturedModel`.
+        model, config, postponed, clip_remedy, observer: As for `CapturedModel`.
 
     Raises:
         SessionError: The model is trained by another engine, or some of it is not on the CPU.
@@ -35,9 +39,9 @@ def capture_model(
     with torch._C.DisableTorchFunctionSubclass():
         owners = {owner for owner in map(owner_of, model.parameters()) if owner is not None}
     part_of = next((owner for owner in owners if any(module is model for module in owner.model.modules())), None)
-    capture = CapturedModel(model, settings, joined_by_optimizers, postponed, clip_remedy, part_of)
-    if settings.observer is not None:
-        settings.observer.captured(capture)
+    capture = CapturedModel(model, config, joined_by_optimizers, postponed, clip_remedy, part_of, observer)
+    if observer is not None:
+        observer.captured(capture)
     model.__dict__[CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = capturing_class(own_class)

@@ -29,11 +29,12 @@ from ignite_ipu.deferred.model.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.model.transforms import refuse_transforms
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
-from ignite_ipu.deferred.settings import CaptureSettings
+from ignite_ipu.deferred.settings import CaptureObserver
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
 from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results, deferred_values
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
@@ -47,13 +48,14 @@ class CapturedModel:
 
     Args:
         model: The user's model.
-        settings: How steps are compiled.
+        config: How steps are compiled.
         join: Returns what trains captured models that the loss at a line is computed by, and tells it its optimizer.
         postponed: Called when a value is read between backward and `optimizer.step()`: returns why the update cannot
             run yet, None if it can.
         clip_remedy: What the loop does to clip gradients, for whoever uses `parameter.grad`; when None, `.grad` stays
             as it is.
         part_of: What captures a model of which this one is a submodule.
+        observer: Follows the model.
         joins: Whether the parameters become this one's that others have captured.
 
     Attributes:
@@ -69,19 +71,20 @@ class CapturedModel:
     def __init__(
         self,
         model: nn.Module,
-        settings: CaptureSettings,
+        config: IPUConfig,
         join: Callable[[Sequence[CapturedModel], Line], List[CapturedModel]],
         postponed: Callable[[], Optional[str]] = lambda: None,
         clip_remedy: Optional[str] = None,
         part_of: Optional[CapturedModel] = None,
+        observer: Optional[CaptureObserver] = None,
         joins: bool = False,
     ) -> None:
         self.model = model
         self.whole = self
         self.path = ""
         self.parts: List[CapturedModel] = []
-        self.settings = settings
-        self._observer = settings.observer
+        self.config = config
+        self._observer = observer
         self._join = join
         self.postponed = postponed
         # Without and with gradients.
@@ -94,8 +97,8 @@ class CapturedModel:
         self.session = IPUSession.of(model)
         self.session.refuse_second_trainer()
         self._clip_remedy = clip_remedy
-        self.updates = Updates(self, CapturedTraining(self.session, settings), DeviceGradients(model, clip_remedy))
-        self.evaluation = CapturedEvaluation(self.session, settings)
+        self.updates = Updates(self, CapturedTraining(self.session, config), DeviceGradients(model, clip_remedy))
+        self.evaluation = CapturedEvaluation(self.session, config)
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferWrites()
         self._look_after(self.session)
@@ -110,7 +113,8 @@ class CapturedModel:
 
     def like(self, model: nn.Module) -> CapturedModel:
         """Return what captures another model in the same way, for `join`."""
-        return CapturedModel(model, self.settings, self._join, self.postponed, self._clip_remedy, joins=True)
+        own = (self.config, self._join, self.postponed, self._clip_remedy)
+        return CapturedModel(model, *own, observer=self._observer, joins=True)
 
     def owns(self, name: str, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is the model's parameter or buffer of this name."""

@@ -30,7 +30,7 @@ def configure(plan: Planned, options: Options) -> Options:
     options.deviceIterations(factors["device_iterations"])
     options.replicationFactor(factors["replication_factor"])
     if plan.training:
-        options.Training.gradientAccumulation(factors["gradient_accumulation"])
+        options.Training.gradientAccumulation(factors["gradient_accumulation_steps"])
         save_memory(plan.strategy, plan.replicas, options)
     return options
 

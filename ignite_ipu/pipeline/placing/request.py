@@ -10,6 +10,7 @@ from torch import nn
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.placing.placement import EXECUTIONS, Entry, Placement, Planned
+from ignite_ipu.program.config import IPUConfig
 
 Pipeline = Union[Sequence[Entry], Planned, Placement, str]
 """What the factories take as `pipeline`: whatever `Placement.of` understands, or "auto"."""
@@ -35,20 +36,14 @@ class PipelineRequest:
     round_up: bool = False
 
     @classmethod
-    def of(
-        cls,
-        spec: Optional[Pipeline],
-        *,
-        execution: Optional[str] = None,
-        ipus: Optional[int] = None,
-        memory_per_ipu: Optional[int] = None,
-    ) -> Optional[PipelineRequest]:
-        """Return the request for a factory's arguments, None where they ask for nothing.
+    def of(cls, config: IPUConfig) -> Optional[PipelineRequest]:
+        """Return the request of a configuration, None where it asks for nothing.
 
         Raises:
-            PlanError: Arguments without `pipeline`, "auto" without `ipus`, an unknown execution, or one that the plan
+            PlanError: Settings without `pipeline`, "auto" without `ipus`, an unknown execution, or one that the plan
                 or placement contradicts.
         """
+        spec, execution, ipus, memory_per_ipu = config.pipeline, config.execution, config.ipus, config.memory_per_ipu
         others = {"execution": execution, "ipus": ipus, "memory_per_ipu": memory_per_ipu}
         if spec is None:
             for name, value in others.items():

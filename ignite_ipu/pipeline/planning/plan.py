@@ -85,7 +85,7 @@ class Plan:
     def factors(self) -> Dict[str, int]:
         """Return the batching factors by the names that the factories give them."""
         found = {"device_iterations": self.device_iterations, "replication_factor": self.replicas}
-        return {**found, "gradient_accumulation": self.accumulation} if self.training else found
+        return {**found, "gradient_accumulation_steps": self.accumulation} if self.training else found
 
     @property
     def ipus_per_replica(self) -> int:

@@ -5,38 +5,42 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Optional
 
 import ignite.distributed
 import ignite.engine
 from ignite.engine import Engine, Events
+from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.options import evaluation_options, training_options
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.succession import EngineWeights, Succession
+from ignite_ipu.session.processes import unwrapped
+from ignite_ipu.session.session import known_session
 
 __all__ = ["substitute_ignite"]
 
 
-def substitute_ignite(
-    substitutes: Substitutes, trained: EngineWeights, replication_factor: Optional[int] = None
-) -> None:
+def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: IPUConfig) -> None:
     """Let Ignite's factories make IPU engines while the script runs.
 
     Args:
         substitutes: What the script's calls mean instead.
         trained: Gets what trainers train.
-        replication_factor: Replicas of the model that trainers use.
+        config: Settings of trainers, and of evaluators whose model has no trainer.
     """
     trainer: Any = ignite.engine.create_supervised_trainer
     evaluator: Any = ignite.engine.create_supervised_evaluator
-    extra = {} if replication_factor is None else {"replication_factor": replication_factor}
     make = functools.partial(_factory, substitutes=substitutes, trained=trained)
     succession = Succession(substitutes.journal)
-    substitutes.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, succession, extra))
-    substitutes.set_everywhere("ignite", evaluator, make(evaluator, create_ipu_evaluator, None, {}))
+    substitutes.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, succession, lambda model: config))
+    substitutes.set_everywhere(
+        "ignite", evaluator, make(evaluator, create_ipu_evaluator, None, functools.partial(_of_evaluator, config))
+    )
     journal = substitutes.journal
 
     def engine(frame: Any, original: Any, own: Any, process_function: Any, *args: Any, **kwargs: Any) -> None:
@@ -70,11 +74,21 @@ def substitute_ignite(
     substitutes.set_everywhere("ignite", original, substitutes.of_own_calls(original, auto_model))
 
 
+def _of_evaluator(config: IPUConfig, model: Any) -> IPUConfig:
+    """Return the settings of an evaluator: what its model's trainer does not say, everything where there is none."""
+    settings = {name: getattr(config, name) for name in ("mixed_precision", "loader_mode")}
+    session = known_session(unwrapped(model)) if isinstance(model, nn.Module) else None
+    if config.said() and (session is None or session.training is None):
+        settings["options"] = evaluation_options(training=training_options(config))
+        settings.update({name: getattr(config, name) for name in ("pipeline", "execution", "ipus", "memory_per_ipu")})
+    return IPUConfig(**settings)
+
+
 def _factory(
     original: Callable[..., Any],
     ours: Callable[..., Any],
     succession: Optional[Succession],
-    extra: Dict[str, Any],
+    config: Callable[[Any], IPUConfig],
     substitutes: Substitutes,
     trained: EngineWeights,
 ) -> Any:
@@ -107,7 +121,7 @@ def _factory(
             if isinstance(engine.state.dataloader, backend.poptorch().DataLoader):
                 journal.note(code.current_line(), "run(DataLoader)", "over a poptorch.DataLoader of the same data")
 
-        engine = ours(**arguments, **extra)
+        engine = ours(**arguments, config=config(arguments["model"]))
         engine.add_event_handler(Events.STARTED, note_data)
         if succession is not None:
             succession.add(engine, line)

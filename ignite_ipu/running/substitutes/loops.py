@@ -6,7 +6,6 @@ inference program, and an update that no captured step makes is refused. (`updat
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 import weakref
@@ -18,7 +17,6 @@ from torch import nn
 
 from ignite_ipu.deferred import (
     CapturedModel,
-    CaptureSettings,
     capture_model,
     capture_optimizer,
     captured,
@@ -27,7 +25,8 @@ from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.model.held import is_held, release_optimizer
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
-from ignite_ipu.deferred.settings import CaptureObserver
+from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER, eagerly
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
@@ -49,7 +48,7 @@ _OURS = ("ignite_ipu.", "poptorch.")
 def substitute_loops(
     substitutes: Substitutes,
     trained: EngineWeights,
-    replication_factor: Optional[int] = None,
+    config: IPUConfig,
     accelerates: bool = False,
 ) -> None:
     """Capture the models and optimizers that the script uses, until the substitutes are undone.
@@ -57,10 +56,10 @@ def substitute_loops(
     Args:
         substitutes: What the script's calls mean instead.
         trained: What engines train.
-        replication_factor: Replicas that share the micro-batches of an update.
+        config: How steps are compiled.
         accelerates: Whether the script imports accelerate, whose `Accelerator` captures models, too.
     """
-    loops = _Loops(substitutes.code, substitutes.journal, replication_factor)
+    loops = _Loops(substitutes.code, substitutes.journal, config)
     substitutes.on_undo(loops.release)
     substitutes.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
     substitutes.calls(nn.Module, "named_parameters", loops.named_parameters)
@@ -76,30 +75,27 @@ def substitute_loops(
     substitute_gradients(substitutes, trained)
     substitute_data(substitutes)
     if accelerates:
-        _substitute_accelerator(substitutes, loops, replication_factor)
+        _substitute_accelerator(substitutes, loops, config)
 
 
-def _substitute_accelerator(
-    substitutes: Substitutes, observer: CaptureObserver, replication_factor: Optional[int] = None
-) -> None:
+def _substitute_accelerator(substitutes: Substitutes, observer: CaptureObserver, config: IPUConfig) -> None:
     """Let `accelerate.Accelerator` be an `IPUAccelerator` while the script runs.
 
     Args:
         substitutes: What the script's calls mean instead.
         observer: Follows the models that it prepares.
-        replication_factor: Replicas that share the micro-batches of an update.
+        config: How steps are compiled.
     """
     import accelerate
 
     from ignite_ipu.deferred.accelerator import IPUAccelerator
 
     class Substitute(IPUAccelerator):
+        _observer = observer
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             substitutes.maps(sys._getframe(1), "Accelerator()", "IPUAccelerator()", of_libraries=True)
-            if replication_factor is not None:
-                kwargs["replication_factor"] = replication_factor
-            super().__init__(*args, **kwargs)
-            self.capture_settings = dataclasses.replace(self.capture_settings, observer=observer)
+            super().__init__(*args, config=config, **kwargs)
 
     Substitute.__name__, Substitute.__qualname__ = IPUAccelerator.__name__, IPUAccelerator.__qualname__
     Substitute.__module__ = IPUAccelerator.__module__
@@ -131,13 +127,13 @@ class _Loops(CaptureObserver):
     Args:
         code: What is the script's own.
         journal: Where substitutions go.
-        replication_factor: Replicas that share the micro-batches of an update.
+        config: How steps are compiled.
     """
 
-    def __init__(self, code: ScriptCode, journal: Journal, replication_factor: Optional[int]) -> None:
+    def __init__(self, code: ScriptCode, journal: Journal, config: IPUConfig) -> None:
         self._code = code
         self._journal = journal
-        self._settings = CaptureSettings(replication_factor=replication_factor, observer=self)
+        self._config = config
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -176,8 +172,8 @@ class _Loops(CaptureObserver):
             if session is not None:
                 return self._evaluate(session, module, args, kwargs)
             for root in self._roots_of(module):
-                capture_model(root, self._settings)
-            capture_model(module, self._settings)
+                self._capture(root)
+            self._capture(module)
             return module(*args, **kwargs)
 
         return __call__
@@ -242,9 +238,13 @@ class _Loops(CaptureObserver):
         self._journal.note(line, f"{type(model).__name__}()", "an inference program")
         evaluation = self._evaluations.get(session)
         if evaluation is None:
-            evaluation = self._evaluations[session] = CapturedEvaluation(session, self._settings)
+            evaluation = self._evaluations[session] = CapturedEvaluation(session, self._config)
         with torch.no_grad():
             return evaluation.run(args, kwargs, model)
+
+    def _capture(self, module: nn.Module) -> None:
+        refuse_for_capture(self._config)
+        capture_model(module, self._config, observer=self)
 
     def _note_roots(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the largest modules all of whose parameters an optimizer has been given."""

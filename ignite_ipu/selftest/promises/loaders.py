@@ -76,7 +76,7 @@ def asynchronous(bench: Bench) -> None:
     """An asynchronous loader gives the same batches, and what handlers keep of them is not overwritten."""
     loader = DataLoader(_data(), batch_size=4)
     kept: List[torch.Tensor] = []
-    pair = bench.pair(device_iterations=2, loader_mode=bench.poptorch.DataLoaderMode.Async)
+    pair = bench.pair(device_iterations=2, config={"loader_mode": "Async"})
     trainer = pair.trainer
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: kept.append(trainer.state.batch[0]))
     trainer.run(loader, max_epochs=2)
@@ -90,4 +90,4 @@ def asynchronous_rebatched(bench: Bench) -> None:
     """An asynchronous loader that joins batches in its worker process gives the same batches."""
     loader = DataLoader(_data(), batch_size=4)
     mode = bench.poptorch.DataLoaderMode.AsyncRebatched
-    _compare(bench, loader, _native_order(loader), loader_mode=mode)
+    _compare(bench, loader, _native_order(loader), config={"loader_mode": mode})

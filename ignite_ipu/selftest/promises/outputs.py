@@ -50,7 +50,7 @@ def all_of_them(bench: Bench) -> None:
 def final(bench: Bench) -> None:
     """OutputMode.Final brings back the last micro-batch, with its targets."""
     data = batches(4)
-    predictions, targets = _trained(bench, data, output_mode=bench.poptorch.OutputMode.Final)
+    predictions, targets = _trained(bench, data, config={"output_mode": "Final"})
     agree(predictions, _native(data)[-1], "predictions")
     agree(targets, data[-1][1], "targets")
 

@@ -48,13 +48,13 @@ def replicated(bench: Bench) -> None:
 @PROMISES.promise(ipus=2)
 def sharded(bench: Bench) -> None:
     """Sharded execution over 2 IPUs trains as one IPU does."""
-    _compare(bench, 1, pipeline=["0", "4"], execution="sharded")
+    _compare(bench, 1, pipeline=["0", "4"], config={"execution": "sharded"})
 
 
 @PROMISES.promise(ipus=2)
 def evaluation(bench: Bench) -> None:
     """An evaluator runs the layers where they are trained, with the newest weights."""
-    model, reference, x = _compare(bench, 4, pipeline=["0", "4"], share_ipus=True)
+    model, reference, x = _compare(bench, 4, pipeline=["0", "4"], config={"share_ipus": True})
     evaluator = bench.evaluator(model, output_transform=lambda x, y, y_pred: y_pred, device_iterations=4)
     # A pipeline of two stages needs as many micro-batches in an evaluation, too.
     agree(evaluator.run([(x[:8], x[:8])]).output, reference(x[:8]), "predictions")

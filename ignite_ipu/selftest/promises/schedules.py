@@ -75,7 +75,7 @@ def momentum_and_decay(bench: Bench) -> None:
 def momentum_from_zero(bench: Bench) -> None:
     """A momentum that is declared variable may rise from zero."""
     data = batches(4)
-    pair = bench.pair(lambda model: sgd(model, 0.2, 0), variable=("momentum",))
+    pair = bench.pair(lambda model: sgd(model, 0.2, 0), config={"variable": ("momentum",)})
     for part in (data[:1], data[1:]):
         pair.run(part)
         pair.set(momentum=0.9)

@@ -87,7 +87,7 @@ def evaluation_sees_the_newest(bench: Bench) -> None:
 def taking_turns(bench: Bench) -> None:
     """Training and evaluation that share IPUs take turns on them, and training goes on where it was."""
     data = batches(4)
-    pair = bench.pair(share_ipus=True)
+    pair = bench.pair(config={"share_ipus": True})
     evaluator = bench.evaluator(pair.model, output_transform=lambda x, y, y_pred: y_pred)
     for part in (data[:2], data[2:]):
         pair.run(part)

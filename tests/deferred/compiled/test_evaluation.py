@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import backend
-from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu import IPUConfig, backend
+from ignite_ipu.deferred import capture_model, capture_optimizer
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -33,7 +33,7 @@ class Labelled(nn.Module):
 def prepared(**settings: Any) -> Tuple[Labelled, torch.optim.Optimizer, Any]:
     torch.manual_seed(0)
     model = Labelled()
-    capture = capture_model(model, CaptureSettings(**settings))
+    capture = capture_model(model, IPUConfig(**settings))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     return model, optimizer, capture
@@ -113,7 +113,7 @@ def test_a_batch_is_not_filled_up_where_that_changes_predictions() -> None:
     """
     model = Centred().eval()
     twin = copy.deepcopy(model)
-    capture = capture_model(model, CaptureSettings())
+    capture = capture_model(model)
     with torch.no_grad():
         for rows in (8, 3, 1, 2, 8):
             torch.testing.assert_close(model(X[:rows]), twin(X[:rows]))

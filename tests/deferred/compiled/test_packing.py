@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(8, 4, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(8) % 3
@@ -38,7 +38,7 @@ def trained(packs: bool, captures: bool, lengths: Any = LENGTHS) -> nn.Module:
     torch.manual_seed(0)
     model = Recurrent(packs)
     if captures:
-        capture_model(model, CaptureSettings())
+        capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     capture_optimizer(optimizer)
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_packing_is_refused(lengths: Any) -> None:
     with pytest.raises(CaptureError, match=r"pack_padded_sequence at .*test_packing\.py:\d+ .*Leave out the packing"):
         trained(packs=True, captures=True, lengths=lengths)
     model = Recurrent(packs=True).eval()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     with pytest.raises(CaptureError, match=r"pack_padded_sequence at .*test_packing\.py:\d+ .*Leave out the packing"):
         model(X, lengths)
 

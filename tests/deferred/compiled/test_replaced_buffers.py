@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 
 class Growing(nn.Module):
@@ -47,7 +47,7 @@ class Averaging(nn.Module):
 
 
 def prepared(model: nn.Module) -> Any:
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     return optimizer

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import SessionError, backend
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu import IPUConfig, SessionError, backend
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer], Any]
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
@@ -38,7 +38,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
     """Return a captured network and its optimizer."""
     model = network()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = adam(model)
     capture_optimizer(optimizer)
     return model, optimizer
@@ -53,7 +53,7 @@ def both(
     """Run a loop natively and captured; check the weights, return both results and the captured model."""
     native, model = make(), make()
     expected = loop(native, optimizer(native))
-    capture_model(model, CaptureSettings(**settings))
+    capture_model(model, IPUConfig(**settings))
     own = optimizer(model)
     capture_optimizer(own)
     found = loop(model, own)
@@ -148,7 +148,7 @@ def test_replicas_need_their_share() -> None:
         optimizer.step()
 
     model = network()
-    capture_model(model, CaptureSettings(replication_factor=2))
+    capture_model(model, IPUConfig(replication_factor=2))
     optimizer = adam(model)
     capture_optimizer(optimizer)
     with pytest.raises(CaptureError, match=r"replicationFactor is 2, but 1 micro-batches"):
@@ -473,7 +473,7 @@ def test_a_metric_read_after_its_tensor_was_written_into_is_refused() -> None:
 def test_weights_outside_the_model_are_refused() -> None:
     """A loss with weights of its own cannot be trained by the model's step."""
     model = network()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     scale = nn.Parameter(torch.ones(2))
     with pytest.raises(CaptureError, match="requires gradients, but it is no part of the captured model"):
         model(X[:8]) * scale
@@ -483,7 +483,7 @@ def test_two_models_trained_through_each_other_are_refused() -> None:
     """A generator trained through its discriminator is two models in one loss."""
     generator, discriminator = nn.Linear(6, 6), network()
     for model in (generator, discriminator):
-        capture_model(model, CaptureSettings())
+        capture_model(model)
     loss = F.cross_entropy(discriminator(generator(X[:8])), Y[:8])
     with pytest.raises(CaptureError, match=r"several captured models \(Linear and Sequential\)"):
         loss.backward()
@@ -496,7 +496,7 @@ def test_a_model_on_detached_values_of_another(first: bool) -> None:
     def loop(models: List[nn.Module], captures: bool) -> None:
         optimizers = [adam(model) for model in models]
         for model, optimizer in zip(models, optimizers) if captures else ():
-            capture_model(model, CaptureSettings())
+            capture_model(model)
             capture_optimizer(optimizer)
         for x, y in batches(count=4):
             values = models[0](x)
@@ -528,7 +528,7 @@ def test_two_models_side_by_side() -> None:
     models = [network(0), network(1)]
     natives = copy.deepcopy(models)
     for model in models:
-        capture_model(model, CaptureSettings())
+        capture_model(model)
     for pair in (natives, models):
         optimizers = [adam(model) for model in pair]
         for optimizer in optimizers if pair is models else ():
@@ -549,7 +549,7 @@ def test_teacher_and_student() -> None:
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         teacher = network(5).eval()
         if captured(model) is not None:
-            capture_model(teacher, CaptureSettings())
+            capture_model(teacher)
         for x, _ in batches():
             with torch.no_grad():
                 wanted = teacher(x).softmax(-1)
@@ -563,7 +563,7 @@ def test_teacher_and_student() -> None:
 def test_two_optimizers_over_one_model_are_refused() -> None:
     """One device step updates all weights by one optimizer."""
     model = network()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     first, second = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))  # type: ignore[index]
     for optimizer in (first, second):
         capture_optimizer(optimizer)
@@ -590,7 +590,7 @@ def test_closing_gives_everything_back() -> None:
 
     native, model = network(), network()
     loop(native, adam(native))
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = adam(model)
     capture_optimizer(optimizer)
     loop(model, optimizer)
@@ -752,7 +752,7 @@ def test_a_model_is_captured_again_after_close() -> None:
             capture = captured(model)
             if capture is not None:
                 capture.close()
-                capture_model(model, CaptureSettings())
+                capture_model(model)
                 capture_optimizer(optimizer)
         return held
 
@@ -779,7 +779,7 @@ def test_lazy_layers() -> None:
     native(X)
     loop(native, torch.optim.SGD(native.parameters(), lr=0.1))
     model = lazy()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     torch.manual_seed(0)
@@ -790,7 +790,7 @@ def test_lazy_layers() -> None:
 def test_a_copy_is_an_ordinary_model() -> None:
     """Copies and pickles capture nothing."""
     model = network()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     twin = copy.deepcopy(model)
     assert type(twin) is nn.Sequential and captured(twin) is None
     assert type(twin(X)) is torch.Tensor

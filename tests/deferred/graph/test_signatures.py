@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import capture_model, capture_optimizer, captured
 from ignite_ipu.errors import LossError
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -23,7 +23,7 @@ def compilations_of(classes: int, train: Callable[..., Iterator[torch.Tensor]]) 
     torch.manual_seed(0)
     native = nn.Linear(4, classes)
     model = copy.deepcopy(native)
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     expected = list(train(native, torch.optim.SGD(native.parameters(), lr=0.1)))
@@ -64,7 +64,7 @@ def test_ctc_loss_with_lengths_in_tensors(loss: Callable[..., torch.Tensor]) -> 
 def test_ctc_loss_of_each_sample() -> None:
     """It has the shape that it has natively; for the device it has to be reduced, which is said where it is called."""
     model = nn.Linear(4, 6)
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     sizes = torch.tensor([4, 3, 2])
@@ -79,7 +79,7 @@ def test_ctc_loss_of_each_sample() -> None:
 def test_drawn_indices(draw: Callable[..., torch.Tensor]) -> None:
     """They have the shape and type that they have natively."""
     model = nn.Linear(4, 6)
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     capture_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     scores = model(X[0]).softmax(-1)
     for many, given in ((draw(scores, 2), (3, 2)), (draw(scores[0], num_samples=1, replacement=True), (1,))):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -44,7 +44,7 @@ def sequence() -> Any:
 def pair(make: Callable[[], Any], captures: bool) -> Tuple[Any, Any]:
     model = make()
     if captures:
-        capture_model(model, CaptureSettings(), clip_remedy="clip on the device")
+        capture_model(model, clip_remedy="clip on the device")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if captures:
         capture_optimizer(optimizer)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -21,7 +21,7 @@ def trained() -> Any:
     """Return a captured model after one update."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     F.cross_entropy(model(X), Y).backward()
@@ -110,7 +110,7 @@ def test_losses_of_functions_in_torchscript_and_of_vmap(
         torch.manual_seed(0)
         model = nn.Linear(6, 3)
         if captures:
-            capture_model(model, CaptureSettings())
+            capture_model(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         capture_optimizer(optimizer)
         for _ in range(3):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -21,7 +21,7 @@ def prepared(captures: bool = True) -> Tuple[Any, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     if captures:
-        capture_model(model, CaptureSettings())
+        capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     return model, optimizer
@@ -140,7 +140,7 @@ def test_another_shape_keeps_what_was_written() -> None:
     for captures in (False, True):
         model = Cosine()
         if captures:
-            capture_model(model, CaptureSettings())
+            capture_model(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         capture_optimizer(optimizer)
         for rows in (16, 16, 10, 16):
@@ -169,7 +169,7 @@ class Counting(nn.Module):
 def test_counters(dtype: torch.dtype) -> None:
     """PopTorch compiles integers in, so they are refused; floats count."""
     model = Counting(dtype)
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     if dtype is torch.float32:
@@ -186,7 +186,7 @@ def test_counters(dtype: torch.dtype) -> None:
 def test_an_argument_that_the_model_writes_into() -> None:
     """The loop would not see what it has become; nor may the look at the model change it."""
     model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2))
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     x = X.clone()
     with pytest.raises(CaptureError, match=r"test_buffer_writes\.py:\d+, writes into an argument.*\(16, 6\)"):
         model(x)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -58,7 +58,7 @@ def prepared(captures: bool = True) -> Any:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if captures:
-        capture_model(model, CaptureSettings())
+        capture_model(model)
         capture_optimizer(optimizer)
     return model, optimizer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 from ignite_ipu.deferred.tensor.in_place import out_of_place
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
@@ -115,7 +115,7 @@ def loop(model: Any, optimizer: Any, write: Callable[[torch.Tensor, int], None])
 def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     return model, optimizer
@@ -217,7 +217,7 @@ class Sharing(nn.Module):
 def test_outputs_that_share_memory_are_left_alone(what: str, place: int) -> None:
     """Natively another output, the argument or the buffer has the new values, too."""
     model = Sharing(what)
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     outputs = model(X)
     with pytest.raises(CaptureError, match="shares memory with another tensor"):
         outputs[place][0] = 1.0
@@ -228,7 +228,7 @@ def test_outputs_that_share_memory_are_left_alone(what: str, place: int) -> None
 def test_outputs_of_their_own_are_written_into() -> None:
     """What a model computes beside another output may change."""
     model = Sharing("nothing")
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     for output in model(X):
         output[0] = 1.0
         output *= 2

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer, captured
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 Part = Callable[[torch.Tensor], torch.Tensor]
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
@@ -21,7 +21,7 @@ Y = (X[:, 0] > 0).long()
 def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     return model, optimizer

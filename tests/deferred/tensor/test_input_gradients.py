@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import CaptureError, CaptureSettings, capture_model, capture_optimizer
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
 
 
 def prepared(model: nn.Module) -> Tuple[nn.Module, Any]:
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     return model, optimizer
@@ -58,7 +58,7 @@ def test_asking_for_them_is_refused(ask: Callable[[nn.Module], None], training: 
 def test_models_that_nobody_trains() -> None:
     """Their outputs depend on inputs, too."""
     model = network().eval()
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     x = inputs()
     with pytest.raises(CaptureError, match=r"evaluation mode.*Gradients of inputs"):
         model(x).sum().backward()

@@ -21,7 +21,6 @@ from torch import nn
 
 from ignite_ipu.deferred import (
     CaptureError,
-    CaptureSettings,
     DeferredTensor,
     EarlyReadError,
     capture_model,
@@ -60,7 +59,7 @@ class Model(nn.Module):
 def prepared(kind: str = "tensor") -> Tuple[Model, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = Model(kind)
-    capture_model(model, CaptureSettings())
+    capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     return model, optimizer

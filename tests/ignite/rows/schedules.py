@@ -107,7 +107,10 @@ def torch_schedulers(side):
     return records
 
 
-@row("momentum schedules", note="hyper-parameters that are not zero are variable; `variable=(...)` makes others so")
+@row(
+    "momentum schedules",
+    note="hyper-parameters that are not zero are variable; `IPUConfig(variable=...)` makes others so",
+)
 def momentum(side):
     return _run(side, lambda o: handlers.LinearCyclicalScheduler(o, "momentum", 0.5, 0.95, 6), read="momentum")
 

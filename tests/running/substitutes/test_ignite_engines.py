@@ -49,7 +49,7 @@ trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device)
 trainer.run(data, max_epochs=1)
 print(trainer.state.iteration)
 """,
-        replication_factor=2,
+        config={"replication_factor": 2},
     )
     assert ran.output == ["2"]
 

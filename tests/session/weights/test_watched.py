@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.deferred import CaptureSettings, capture_model
+from ignite_ipu.deferred import capture_model
 from ignite_ipu.session.weights.access import is_watched
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
@@ -42,7 +42,7 @@ EDITS = [halve, average, by_numpy, by_method, in_place]
 
 
 def captured(model):
-    capture_model(model, CaptureSettings())
+    capture_model(model)
 
     def evaluate():
         with torch.no_grad():

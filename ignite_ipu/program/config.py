@@ -1,0 +1,387 @@
+"""`IPUConfig`: settings of a run on IPUs in one object, which trainers, evaluators, accelerators and commands take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, Union
+
+import torch
+
+from ignite_ipu.checkpoints.atomic_files import whole_file
+from ignite_ipu.errors import OptionsError, did_you_mean
+
+__all__ = ["Configuration", "IPUConfig", "integer", "positive"]
+
+_LARGEST_FILE = 1 << 20
+_YAML = (".yaml", ".yml")
+_Check = Callable[[str, Any], Any]
+_FILE = "ipu_config.json"
+_logger = logging.getLogger("ignite_ipu")
+
+
+def integer(name: str, value: Any) -> int:
+    """Return a value that is an integer.
+
+    Raises:
+        OptionsError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise OptionsError(f"{name} must be an integer, got {value!r} ({type(value).__name__}).")
+    return value
+
+
+def positive(name: str, value: Any) -> int:
+    """Return a value that is an integer of at least 1.
+
+    Raises:
+        OptionsError: It is none.
+    """
+    number = integer(name, value)
+    if number < 1:
+        raise OptionsError(f"{name} must be at least 1, got {number}.")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        hint = " YAML takes 1e-3 for a word; write 1.0e-3." if isinstance(value, str) and "e" in value else ""
+        raise OptionsError(f"{name} must be a number, got {value!r} ({type(value).__name__}).{hint}")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionsError(f"{name} must be True or False, got {value!r} ({type(value).__name__}).")
+    return value
+
+
+def _word(name: str, value: Any) -> str:
+    """Return a word, or the name of an enumeration's member."""
+    word = getattr(value, "name", value)
+    if not isinstance(word, str):
+        raise OptionsError(f"{name} must be a name, got {value!r} ({type(value).__name__}).")
+    return word
+
+
+def _one_of(*choices: str, otherwise: Optional[_Check] = None) -> _Check:
+    def check(name: str, value: Any) -> Any:
+        if otherwise is not None and not isinstance(value, str):
+            return otherwise(name, value)
+        if value not in choices:
+            some = "" if otherwise is None else "a number or "
+            raise OptionsError(f"{name} is {value!r}; it must be {some}one of: {', '.join(map(repr, choices))}.")
+        return value
+
+    return check
+
+
+def _names(name: str, value: Any) -> Tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise OptionsError(f"{name}={value!r} must be a list: {name}=[{value!r}].")
+    return tuple(value)
+
+
+def _type(name: str, value: Any) -> str:
+    return str(_one_of("float16", "float32")(name, str(value).replace("torch.", "")))
+
+
+def _layers(name: str, value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return value  # the pipeline's to check
+    return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in value)
+
+
+_CHECKS: Dict[str, _Check] = {
+    "device_iterations": positive,
+    "gradient_accumulation_steps": positive,
+    "replication_factor": positive,
+    "output_mode": _word,
+    "output_return_period": positive,
+    "variable": _names,
+    "constant": _names,
+    "max_grad_norm": _number,
+    "loss_scaling": _one_of("auto", otherwise=_number),
+    "mixed_precision": _one_of("no", "fp16"),
+    "seed": integer,
+    "share_ipus": _flag,
+    "pipeline": _layers,
+    "offload": _names,
+    "shard": _names,
+    "accum_type": _type,
+    "velocity_accum_type": _type,
+    "first_order_momentum_accum_type": _type,
+    "second_order_momentum_accum_type": _type,
+    "weight_sync": _flag,
+    "loader_mode": _word,
+    "drop_last": _flag,
+}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class IPUConfig:
+    """Settings of a run on IPUs; what is left out is left to PopTorch's options, to a plan, or has its default.
+
+    `create_ipu_trainer`, `create_ipu_evaluator`, `IPUAccelerator`, `ipu_prepare`, `ipu_step` and `ignite-ipu run` take
+    it, or a file or dictionary with the same names. It prints as what differs from the defaults.
+
+    Attributes:
+        device_iterations: Weight updates per device call of a trainer; micro-batches per replica of an evaluator's.
+        gradient_accumulation_steps: Micro-batches per weight update and replica.
+        replication_factor: Replicas of the model.
+        output_mode: `poptorch.OutputMode` or its name: which micro-batches' outputs come back; all by default.
+        output_return_period: N of `OutputMode.EveryN`: the last of every N device iterations come back.
+        variable: Hyper-parameters of the optimizer that may change; by default the learning rate and all that are not
+            zero.
+        constant: Hyper-parameters to compile in.
+        max_grad_norm: Clip gradients to this global norm; for Adam, AdamW, and SGD without momentum.
+        loss_scaling: Factor on the loss gradient, for half precision; "auto" lets the device find it
+            (`options.Training.setAutomaticLossScaling`).
+        mixed_precision: "no", or "fp16": products in half precision, by the rule of
+            `ignite_ipu.program.forward.half_precision`.
+        seed: Of the device's random numbers; seeds the host's torch, too.
+        share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
+        pipeline: What spreads the model over several IPUs: names or indices of the layers at which stages begin, pairs
+            of these with an IPU, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a `Plan`, or "auto", which
+            plans with the first batch. It replaces the execution strategy of `options`.
+        execution: "pipelined" (the default), "sharded", "serial phased" or "parallel phased".
+        ipus: IPUs there are for all replicas: what "auto" may use, and a limit otherwise.
+        memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
+        offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.
+        shard: Split these between replicas instead of keeping them whole on each.
+        accum_type, velocity_accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: Types in
+            which the optimizer keeps its sums and moments, "float32" or "float16".
+        weight_sync: Copy the newest weights to the host when a run ends; else they are copied when somebody asks for
+            them, which a model that is trained again at once saves.
+        loader_mode: `poptorch.DataLoaderMode` or its name, for loaders that are swapped.
+        drop_last: Leave out the samples at the end of the data that do not fill a device call, and say how many they
+            are; False to train on them, too, by programs of their size.
+        options: `poptorch.Options`, or a mapping of their setters' names to what they are called with, such as
+            `{"Precision.enableStochasticRounding": True}`.
+
+    Raises:
+        OptionsError: A value is of another kind; the message names the setting.
+    """
+
+    device_iterations: Optional[int] = None
+    gradient_accumulation_steps: Optional[int] = None
+    replication_factor: Optional[int] = None
+    output_mode: Optional[Any] = None
+    output_return_period: Optional[int] = None
+    variable: Iterable[str] = ()
+    constant: Iterable[str] = ()
+    max_grad_norm: Optional[float] = None
+    loss_scaling: Union[float, str, None] = None
+    mixed_precision: str = "no"
+    seed: Optional[int] = None
+    share_ipus: bool = False
+    pipeline: Optional[Any] = None
+    execution: Optional[str] = None
+    ipus: Optional[int] = None
+    memory_per_ipu: Optional[int] = None
+    offload: Iterable[str] = ()
+    shard: Iterable[str] = ()
+    accum_type: Optional[Any] = None
+    velocity_accum_type: Optional[Any] = None
+    first_order_momentum_accum_type: Optional[Any] = None
+    second_order_momentum_accum_type: Optional[Any] = None
+    weight_sync: bool = True
+    loader_mode: Optional[Any] = None
+    drop_last: bool = True
+    options: Optional[Any] = None
+
+    def __post_init__(self) -> None:
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value is None:
+                object.__setattr__(self, name, default)
+            elif name in _CHECKS:
+                object.__setattr__(self, name, _CHECKS[name](name, value))
+
+    def __repr__(self) -> str:
+        return f"IPUConfig({', '.join(f'{name}={value!r}' for name, value in self.said().items())})"
+
+    def said(self) -> Dict[str, Any]:
+        """Return the settings that differ from their defaults, by their names."""
+        values = {name: (getattr(self, name), default) for name, default in _DEFAULTS.items()}
+        return {name: value for name, (value, default) in values.items() if not _same(value, default)}
+
+    @classmethod
+    def of(cls, config: Configuration = None, **arguments: Any) -> IPUConfig:
+        """Return the settings of a function that takes some of them as arguments, too.
+
+        Args:
+            config: A configuration, what `from_dict` takes, the path of a file, or None for the defaults.
+            arguments: Settings; those that are None or the default say nothing.
+
+        Raises:
+            OptionsError: The configuration says something else than an argument, or `from_dict` and `load` refuse it.
+            TypeError: It is something else.
+        """
+        if config is None:
+            config = cls()
+        elif isinstance(config, Mapping):
+            config = cls.from_dict(config)
+        elif isinstance(config, (str, os.PathLike)):
+            config = cls.load(config)
+        elif not isinstance(config, cls):
+            raise TypeError(
+                f"The config is a {type(config).__qualname__}; an IPUConfig, a mapping or a path is needed."
+            )
+        given = cls(**arguments).said()
+        for name, value in config.said().items():
+            if not _same(given.get(name, value), value):
+                raise OptionsError(
+                    f"{name} is {value!r} in the config but the arguments say {given[name]!r}. Say it in one place "
+                    "only."
+                )
+        return dataclasses.replace(config, **given) if given else config
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> IPUConfig:
+        """Return the configuration that a mapping of names to values says.
+
+        Raises:
+            OptionsError: There is no setting of a name, or a value is of another kind.
+        """
+        for name in settings:
+            if name not in _DEFAULTS:
+                raise OptionsError(f"There is no setting {name!r}.{did_you_mean(str(name), _DEFAULTS)}")
+        return cls(**settings)
+
+    def to_dict(self, partly: bool = False) -> Dict[str, Any]:
+        """Return what differs from the defaults as plain data, from which `from_dict` makes the same again.
+
+        Args:
+            partly: Leave out, with a warning, what has no plain form: an object as options, plan or placement.
+
+        Raises:
+            OptionsError: A setting has no plain form.
+        """
+        found = {}
+        for name, value in self.said().items():
+            try:
+                found[name] = _plain(name, value)
+            except OptionsError as error:
+                if not partly:
+                    raise
+                _logger.warning("The settings are saved without one: %s", error)
+        return found
+
+    @classmethod
+    def load(cls, path: Union[str, os.PathLike[str]]) -> IPUConfig:
+        """Read a YAML or JSON file; nothing in it is run.
+
+        Args:
+            path: The file, or a folder with `ipu_config.json` in it.
+
+        Raises:
+            OptionsError: It holds no settings, or there are none of these names; the message begins with the path.
+            OSError: It cannot be read.
+        """
+        path = _file(path)
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        try:
+            if len(data) > _LARGEST_FILE:
+                raise OptionsError(f"it has more than {_LARGEST_FILE} bytes")
+            content = _parsed(data.decode("utf-8"), path.suffix)
+            if not isinstance(content, Mapping):
+                raise OptionsError(f"it holds a {type(content).__name__}, not names with values")
+            return cls.from_dict(content)
+        except (ValueError, RecursionError) as error:
+            raise OptionsError(f"{os.fspath(path)}: {error}") from error
+
+    def save(self, path: Union[str, os.PathLike[str]], partly: bool = False) -> None:
+        """Write what differs from the defaults to a file, as YAML if it is called so, else as JSON.
+
+        Args:
+            path: The file, or a folder for `ipu_config.json` in it.
+            partly: As for `to_dict`.
+
+        Raises:
+            OptionsError: As for `to_dict`.
+            OSError: It cannot be written.
+        """
+        file, plain = _file(path), self.to_dict(partly)
+        text = _yaml().safe_dump(plain, sort_keys=False) if file.suffix in _YAML else json.dumps(plain, indent=2) + "\n"
+        with whole_file(file) as opened:
+            opened.write(text.encode())
+
+    def of_optimizer(self) -> Dict[str, Any]:
+        """Return the arguments of `convert_optimizer`."""
+        scaling = None if self.loss_scaling == "auto" else self.loss_scaling
+        types = {name: getattr(self, name) for name in _DEFAULTS if name.endswith("accum_type")}
+        return {
+            **{name: getattr(self, name) for name in ("variable", "constant", "max_grad_norm")},
+            **{name: None if value is None else getattr(torch, value) for name, value in types.items()},
+            "loss_scaling": scaling,
+        }
+
+    @property
+    def half_products(self) -> bool:
+        """True if matrix products and convolutions are computed in half precision."""
+        return self.mixed_precision == "fp16"
+
+    def refuse_all_but(self, names: Iterable[str], reason: str) -> None:
+        """Refuse settings that mean nothing where the configuration is used.
+
+        Raises:
+            OptionsError: Another setting than these differs from its default.
+        """
+        for name, value in self.said().items():
+            if name not in names:
+                raise OptionsError(f"{name}={value!r}: {reason}")
+
+
+Configuration = Union[IPUConfig, Mapping[str, Any], str, "os.PathLike[str]", None]
+"""What stands for an `IPUConfig` where one is wanted."""
+
+_DEFAULTS: Dict[str, Any] = {field.name: field.default for field in dataclasses.fields(IPUConfig)}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and bool(one == other))
+
+
+def _file(path: Union[str, os.PathLike[str]]) -> Path:
+    file = Path(path).expanduser()
+    return file / _FILE if file.is_dir() else file
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(name, item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, item) for item in value]
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise OptionsError(
+        f"{name} is a {type(value).__qualname__}, which no file can hold. Give options as a mapping of setters, a "
+        "pipeline as a list of layers or as the path of a saved plan."
+    )
+
+
+def _parsed(text: str, suffix: str) -> Any:
+    if suffix not in _YAML:
+        return json.loads(text)
+    yaml = _yaml()
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise OptionsError(str(error)) from error
+    return {} if content is None else content
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise OptionsError(
+            f"YAML is read and written by PyYAML, which cannot be imported ({error}). Install it with "
+            "pip install pyyaml, or use a JSON file."
+        ) from error
+    return yaml

@@ -1,0 +1,48 @@
+"""An accelerator is told by an `IPUConfig` what trainers are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu import IPUAccelerator, IPUConfig, OptionsError
+from ignite_ipu.deferred import captured
+from ignite_ipu.errors import CaptureError
+from tests.supervised import pair, task
+
+
+def test_accelerates_own_arguments_are_taken_from_it(tmp_path):
+    """What it says is in the checkpoint, too."""
+    config = IPUConfig(gradient_accumulation_steps=4, mixed_precision="fp16", seed=3)
+    accelerator = IPUAccelerator(config=config)
+    assert accelerator.gradient_accumulation_steps == 4 and accelerator.mixed_precision == "fp16"
+    accelerator.save_state(tmp_path)
+    assert IPUConfig.load(tmp_path) == accelerator.config == config
+
+
+def test_what_is_said_twice_must_be_the_same():
+    with pytest.raises(OptionsError, match="gradient_accumulation_steps is 4 in the config but the arguments say 2"):
+        IPUAccelerator(gradient_accumulation_steps=2, config={"gradient_accumulation_steps": 4})
+    with pytest.raises(CaptureError, match=r"pipeline is \('2',\), but captured steps run on one IPU"):
+        IPUAccelerator(config={"pipeline": ["2"]})
+
+
+def test_optimizer_state_of_a_loop_goes_off_the_chip():
+    """As a trainer's does, without another result."""
+    accelerator = IPUAccelerator(config={"offload": ["optimizer"]})
+    model, native = pair()[0], pair()[0]
+    steps = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, native)]
+    x, y = task().tensors
+    prepared, optimizer = accelerator.prepare(model, steps[0])
+    for each, step, backward in (
+        (prepared, optimizer, accelerator.backward),
+        (native, steps[1], torch.Tensor.backward),
+    ):
+        for _ in range(2):
+            backward(nn.functional.cross_entropy(each(x), y))
+            step.step()
+            step.zero_grad()
+    locations = captured(prepared).session.training.options.TensorLocations
+    assert locations.location_optimizer["onChip"] == 0
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
