@@ -6,13 +6,16 @@ has errors is left alone, byte for byte, and the errors are the remarks.
 
 from __future__ import annotations
 
+import difflib
+import io
 import re
 from dataclasses import dataclass, field, replace
-from typing import List, Tuple
+from typing import FrozenSet, Iterator, List, Tuple
 
 import libcst as cst
 
 from ignite_ipu.errors import SourceError
+from ignite_ipu.migration.analysis.reach import Import, imports_of
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Finding, Severity
 from ignite_ipu.migration.program import Program
@@ -21,6 +24,8 @@ from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rewriting.imports import update_imports
 from ignite_ipu.migration.source.file import Source
 
+OUTCOMES = ("migrated", "unchanged", "left alone")
+_ACCELERATOR = "ignite_ipu.IPUAccelerator"
 # What a remedy says of `migrate`, which has just declined.
 _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
 
@@ -35,6 +40,8 @@ class Migration:
         applied: Names of the rewrites that changed it.
         blocked: Whether it was left alone because something in it cannot be moved.
         remarks: What a person has to know, or to do.
+        imports: What it imports.
+        trains: Whether it makes optimizers, trainers or training steps.
     """
 
     source: Source
@@ -42,11 +49,39 @@ class Migration:
     applied: List[str] = field(default_factory=list)
     blocked: bool = False
     remarks: List[Remark] = field(default_factory=list)
+    imports: FrozenSet[Import] = frozenset()
+    trains: bool = False
 
     @property
     def changed(self) -> bool:
         """True if there is something to write."""
         return self.text != self.source.text
+
+    @property
+    def outcome(self) -> str:
+        """One of OUTCOMES."""
+        return OUTCOMES[2 if self.blocked else 0 if self.changed else 1]
+
+    @property
+    def reason(self) -> str:
+        """The place and the first reason for which it was left alone."""
+        return f"{self.place(self.remarks[0].line)}: {self.remarks[0].message}"
+
+    def place(self, line: int) -> str:
+        """Return the file, the notebook's cell and the line in it of a line of the text."""
+        cell, inside = self.source.locate(line)
+        return f"{self.source.path}:{inside}" if cell is None else f"{self.source.path}:cell {cell}:{inside}"
+
+    def difference(self) -> Iterator[str]:
+        """Yield the lines of the unified difference between the texts."""
+        # Not str.splitlines, which takes a form feed for the end of a line.
+        before, after = (list(io.StringIO(text, newline="\n")) for text in (self.source.text, self.text))
+        yield from difflib.unified_diff(before, after, f"a/{self.source.path}", f"b/{self.source.path}")
+
+
+def left_alone(source: Source, line: int, reason: str) -> Migration:
+    """Return what became of a file that has one reason to stay as it is."""
+    return Migration(source, source.text, blocked=True, remarks=[Remark(line, "migrate", reason)])
 
 
 def migrate_source(source: Source) -> Migration:
@@ -55,30 +90,41 @@ def migrate_source(source: Source) -> Migration:
     Raises:
         SourceError: It is not Python; the error's line is one of the source's text.
     """
+    program = Program(replace(source, notebook=None))
+    result = _migrated(source, program)
+    return replace(result, imports=imports_of(program.tree), trains=_trains(program))
+
+
+def _trains(program: Program) -> bool:
+    training = program.training
+    accelerated = program.calls("accelerate.Accelerator", "accelerate.accelerator.Accelerator", _ACCELERATOR)
+    return bool(training.backwards or training.trainers or training.optimizer_calls or next(accelerated, None))
+
+
+def _migrated(source: Source, program: Program) -> Migration:
     try:
-        result = _rewritten(source)
+        result = _rewritten(source, program)
     except RewriteRefused as refused:
-        return Migration(source, source.text, blocked=True, remarks=[Remark(refused.line, "migrate", refused.reason)])
+        return left_alone(source, refused.line, refused.reason)
     except cst.ParserSyntaxError as error:
         raise SourceError(f"is beyond LibCST: {error.message}", error.raw_line) from None
     except RecursionError:
         raise SourceError("is beyond LibCST: it nests too deeply") from None
     after, _ = check_source(replace(source, text=result.text, notebook=None))
     if any(finding.severity is Severity.ERROR for finding in after):
-        return _left_alone(source, after)
+        return _with_errors(source, after)
     if result.changed:
         try:
             source.encode(result.text)
         except (SourceError, UnicodeEncodeError) as error:
-            return Migration(source, source.text, blocked=True, remarks=[Remark(1, "migrate", str(error))])
+            return left_alone(source, 1, str(error))
     result.remarks += [Remark(f.line, f.rule, f.message) for f in after if f.severity is Severity.WARNING]
     result.remarks.sort(key=lambda remark: remark.line)
     return result
 
 
-def _rewritten(source: Source) -> Migration:
+def _rewritten(source: Source, program: Program) -> Migration:
     result = Migration(source, source.text)
-    program = Program(replace(source, notebook=None))
     for rewrite in all_rewrites().values():
         editor = Editor(program)
         editor.subject = rewrite.name
@@ -94,7 +140,7 @@ def _rewritten(source: Source) -> Migration:
     return result
 
 
-def _left_alone(source: Source, after: List[Finding]) -> Migration:
+def _with_errors(source: Source, after: List[Finding]) -> Migration:
     """Name what stands in the way, at its lines in the file as it is."""
     errors = [finding for finding in after if finding.severity is Severity.ERROR]
     original, _ = check_source(source)

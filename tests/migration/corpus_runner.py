@@ -1,6 +1,7 @@
 """Runs programs one after the other in this process.
 
-Reads `[[name, source], ...]` as JSON, writes `{name: [result, weight updates on devices]}`; a failure's result is text.
+Reads `[[name, source], ...]` as JSON; a script of a code base is `[folder, source, path]`, with its path below the
+folder that it runs in. Writes `{name: [result, weight updates on devices]}`; a failure's result is text.
 One process for all, because importing torch takes longer than most of them. Each starts from the same random state.
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import random
 import sys
 import traceback
 import warnings
+from typing import Iterator, Optional
 
 import numpy as np
 import torch
@@ -20,16 +23,41 @@ import torch
 from ignite_ipu.emulator.device import device
 
 
-def run(name: str, source: str) -> object:
+def run(name: str, source: str, path: Optional[str] = None) -> object:
     """Run one program and return what it prints after RESULT, or its traceback as text."""
+    if path is not None:
+        with in_code_base(name, path):
+            return run_here(os.path.join(name, path), source)
+    return run_here(f"{name}.py", source)
+
+
+@contextlib.contextmanager
+def in_code_base(folder: str, path: str) -> Iterator[None]:
+    """Have a code base's own modules found as when one of its scripts is run from its folder."""
+    before, known, search = os.getcwd(), set(sys.modules), list(sys.path)
+    sys.path.insert(0, os.path.join(folder, os.path.dirname(path)))
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.path[:] = search
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                del sys.modules[name]
+
+
+def run_here(file: str, source: str) -> object:
+    """Run one program in the current folder."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     output = io.StringIO()
-    arguments, sys.argv = sys.argv, [f"{name}.py"]
+    arguments, sys.argv = sys.argv, [file]
     try:
         with contextlib.redirect_stdout(output):
-            exec(compile(source, f"{name}.py", "exec", dont_inherit=True), {"__name__": "__main__"})
+            names = {"__name__": "__main__", "__file__": file}
+            exec(compile(source, file, "exec", dont_inherit=True), names)
     except Exception:
         return traceback.format_exc()
     finally:
@@ -43,8 +71,8 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     programs = json.load(sys.stdin)
     results = {}
-    for name, source in programs:
+    for name, *program in programs:
         before = device.counters()
-        result = run(name, source)
+        result = run(name, *program)
         results[name] = [result, (device.counters() - before).optimizer_updates]
     sys.stdout.write(json.dumps(results))

@@ -7,21 +7,23 @@ person's eye, 2 when the command itself is wrong.
 from __future__ import annotations
 
 import argparse
-import difflib
-import io
 import os
 import stat
 import sys
-from dataclasses import dataclass, field
-from typing import Iterator, List, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from ignite_ipu.cli.terminal import Line, following, write_lines
 from ignite_ipu.errors import SourceError, UserError, WriteError
-from ignite_ipu.migration.migrator import Migration, migrate_source
+from ignite_ipu.migration.commands.migration_reports import html_migration, json_migration, together
+from ignite_ipu.migration.groups import decide_together
+from ignite_ipu.migration.migrator import OUTCOMES, Migration, left_alone, migrate_source
 from ignite_ipu.migration.rewrites import all_rewrites
-from ignite_ipu.migration.source.discovery import discover
+from ignite_ipu.migration.source.copying import copy_rest
+from ignite_ipu.migration.source.discovery import Discovery, discover
 from ignite_ipu.migration.source.file import Source, decode_source, read_source
 from ignite_ipu.migration.source.writing import replace_file, write_new_file
+
+_REPORTS = {"json": json_migration, "html": html_migration}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,21 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("-o", "--output", metavar="OUT", help="where to write: a file for one file, else a directory")
     how.add_argument("--diff", action="store_true", help="print what would change and write nothing (the default)")
     how.add_argument("--in-place", action="store_true", help="replace the files")
+    parser.add_argument(
+        "--report",
+        choices=("text", *_REPORTS),
+        default="text",
+        help="print files, differences and reasons as JSON or as one HTML page instead of the difference",
+    )
     parser.add_argument("--list-rewrites", action="store_true", help="list the rewrites and stop")
 
 
-@dataclass
-class _Tally:
-    migrated: int = 0
-    unchanged: int = 0
-    left_alone: int = 0
-    remarks: List[str] = field(default_factory=list)
-    failed: bool = False
+class _Read(NamedTuple):
+    """What became of a file, and its bytes, which it must still have when it is replaced; None if it cannot be read."""
 
-    def leave_alone(self, place: str, reason: str) -> None:
-        self.left_alone += 1
-        self.failed = True
-        self.remarks.append(f"{place}: left alone: {reason}")
+    data: Optional[bytes]
+    migration: Migration
 
 
 def main(args: argparse.Namespace) -> int:
@@ -60,17 +61,66 @@ def main(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_output(args.paths, args.output)
     # A diff on the same terminal shows well enough how far things have come.
-    writes = args.output is not None or args.in_place
-    tally = _Tally(remarks=[f"skipped: {path} {reason}" for path, reason in found.skipped])
-    for path, relative in following(found.files, "Migrating") if writes else found.files:
-        names = [relative, *found.links.get(path, ())] if args.output is not None else []
-        _migrate_file(path, [_destination(args, name) for name in names], args.in_place, tally)
-    for remark in tally.remarks:
-        print(remark, file=sys.stderr)
-    parts = [(tally.migrated, "migrated"), (tally.unchanged, "unchanged"), (tally.left_alone, "left alone")]
-    summary = ", ".join(f"{count} {word}" for count, word in parts if count) or "no Python files"
+    paths = following(found.files, "Migrating") if args.output is not None or args.in_place else found.files
+    read = [_read(path) for path, _ in paths]
+    migrations, groups = decide_together([each.migration for each in read])
+    failures = [f"skipped: {path} {reason}" for path, reason in found.skipped]
+    skipped = len(failures)
+    failures += _write(args, found, {each.migration.source.path: each.data for each in read}, migrations)
+    if args.report != "text":
+        print(_REPORTS[args.report](migrations, groups, failures))
+    elif args.output is None and not args.in_place:
+        write_lines((line for migration in migrations for line in _diff_lines(migration)), sys.stdout)
+    for told in [
+        *failures,
+        *(told for migration in migrations for told in _remarks(migration)),
+        *map(together, groups),
+    ]:
+        print(told, file=sys.stderr)
+    counts = [(sum(migration.outcome == outcome for migration in migrations), outcome) for outcome in OUTCOMES]
+    summary = ", ".join(f"{count} {outcome}" for count, outcome in counts if count) or "no Python files"
     print(f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}: {summary}", file=sys.stderr)
-    return 1 if tally.failed else 0
+    return 1 if len(failures) > skipped or any(migration.blocked for migration in migrations) else 0
+
+
+def _read(path: str) -> _Read:
+    data: Optional[bytes] = None
+    source = Source(path, "")
+    try:
+        read_source(path)  # refuses what is too large to be read
+        with open(path, "rb") as file:
+            data = file.read()
+        source = decode_source(path, data)
+        return _Read(data, migrate_source(source))
+    except SourceError as error:
+        return _Read(data, left_alone(source, error.line, f"the file {error}"))
+    except OSError as error:
+        return _Read(data, left_alone(source, 1, f"the file cannot be read: {error.strerror or error}"))
+
+
+def _write(
+    args: argparse.Namespace, found: Discovery, data: Dict[str, Optional[bytes]], migrations: List[Migration]
+) -> Iterator[str]:
+    """Write what is to be written, and yield what could not be."""
+    folders = [path for path in args.paths if os.path.isdir(path)]
+    for (path, relative), migration in zip(found.files, migrations):
+        old = data[path]
+        if old is None:
+            continue
+        new = migration.source.encode(migration.text) if migration.changed else old
+        written = path
+        try:
+            if args.in_place and new != old:
+                replace_file(path, new, old)
+            elif args.output is not None:
+                for name in [relative, *(() if folders else found.links.get(path, ()))]:
+                    written = _destination(args, name)
+                    write_new_file(written, new, stat.S_IMODE(os.stat(path).st_mode))
+        except WriteError as error:
+            yield f"{written}: not written: the file {error}"
+    names = {relative for path, relative in found.files if data[path] is not None}
+    for folder in folders if args.output is not None else []:
+        yield from (f"{path} {reason}" for path, reason in copy_rest(folder, args.output, names))
 
 
 def _check_output(paths: List[str], output: str) -> None:
@@ -93,70 +143,15 @@ def _destination(args: argparse.Namespace, relative: str) -> str:
     return os.path.join(args.output, relative)
 
 
-def _migrate_file(path: str, destinations: Sequence[str], in_place: bool, tally: _Tally) -> None:
-    try:
-        read_source(path)  # refuses what is too large to be read
-        with open(path, "rb") as file:
-            data = file.read()
-        source = decode_source(path, data)
-    except SourceError as error:
-        tally.leave_alone(f"{path}:{error.line}", f"the file {error}")
-        return
-    except OSError as error:
-        tally.leave_alone(path, error.strerror or str(error))
-        return
-    try:
-        migration = migrate_source(source)
-    except SourceError as error:
-        tally.leave_alone(_place(source, error.line), f"the file {error}")
-        return
-    new = source.encode(migration.text) if migration.changed else data
-    _count(migration, tally)
-    written = path
-    try:
-        for destination in destinations:
-            written = destination
-            write_new_file(destination, new, stat.S_IMODE(os.stat(path).st_mode))
-        if destinations or new == data:
-            return
-        if in_place:
-            replace_file(path, new, data)
-        else:
-            _print_diff(path, source.text, migration.text)
-    except WriteError as error:
-        tally.failed = True
-        tally.remarks.append(f"{written}: not written: the file {error}")
-
-
-def _count(migration: Migration, tally: _Tally) -> None:
-    if migration.blocked:
-        tally.left_alone += 1
-        tally.failed = True
-    elif migration.changed:
-        tally.migrated += 1
-    else:
-        tally.unchanged += 1
+def _remarks(migration: Migration) -> Iterator[str]:
     verdict = "left alone" if migration.blocked else "remark"
     for remark in migration.remarks:
-        place = _place(migration.source, remark.line)
-        tally.remarks.append(f"{place}: {verdict}: {remark.message} [{remark.subject}]")
+        yield f"{migration.place(remark.line)}: {verdict}: {remark.message} [{remark.subject}]"
 
 
-def _place(source: Source, line: int) -> str:
-    """Return the file, the notebook's cell and the line in it of a line of the text."""
-    cell, inside = source.locate(line)
-    return f"{source.path}:{inside}" if cell is None else f"{source.path}:cell {cell}:{inside}"
-
-
-def _print_diff(path: str, old: str, new: str) -> None:
-    # Not str.splitlines, which takes a form feed for the end of a line.
-    before, after = (list(io.StringIO(text, newline="\n")) for text in (old, new))
-    lines = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
-    write_lines((line for text in lines for line in _diff_lines(text)), sys.stdout)
-
-
-def _diff_lines(text: str) -> Iterator[Line]:
-    style = {"+": "green", "-": "red", "@": "cyan"}.get(text[0], "")
-    yield Line([(text[:-1] if text.endswith("\n") else text, style)])
-    if not text.endswith("\n"):
-        yield Line([("\\ No newline at end of file", "")])
+def _diff_lines(migration: Migration) -> Iterator[Line]:
+    for text in migration.difference():
+        style = {"+": "green", "-": "red", "@": "cyan"}.get(text[0], "")
+        yield Line([(text[:-1] if text.endswith("\n") else text, style)])
+        if not text.endswith("\n"):
+            yield Line([("\\ No newline at end of file", "")])

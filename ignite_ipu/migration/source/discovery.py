@@ -9,7 +9,7 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 from ignite_ipu.errors import UserError
 
 SUFFIXES = (".py", ".ipynb")
-_SKIPPED = {"__pycache__", "node_modules", "site-packages"}
+SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
 
 @dataclass
@@ -73,7 +73,7 @@ def _walk(top: str, path: str, root: str, found: Discovery, above: Set[str], lin
         here = os.path.join(path, entry.name)
         wanted = entry.name.endswith(SUFFIXES)
         is_directory = os.path.isdir(here)
-        if entry.name.startswith(".") or entry.name in _SKIPPED or not (wanted or is_directory):
+        if entry.name.startswith(".") or entry.name in SKIPPED or not (wanted or is_directory):
             continue
         real = os.path.realpath(here)
         is_link = entry.is_symlink()
@@ -88,8 +88,13 @@ def _walk(top: str, path: str, root: str, found: Discovery, above: Set[str], lin
             yield _Way(here, os.path.relpath(here, top), linked or is_link)
         elif real in above:
             found.skipped.append((here, "is a link to a directory that contains it"))
-        elif not os.path.exists(os.path.join(here, "pyvenv.cfg")):
+        elif not is_environment(here):
             yield from _walk(top, here, root, found, above | {real}, linked or is_link)
+
+
+def is_environment(folder: str) -> bool:
+    """Tell whether a folder is a virtual environment."""
+    return os.path.exists(os.path.join(folder, "pyvenv.cfg"))
 
 
 def _entries(path: str, found: Discovery) -> Iterator[os.DirEntry[str]]:

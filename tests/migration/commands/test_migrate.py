@@ -140,7 +140,7 @@ def test_what_is_left_alone_is_not_said_to_be_migrated(tmp_path, capsys):
     path.write_text(
         "import torch\nfrom ignite.engine import create_supervised_trainer\n"
         "trainer = create_supervised_trainer(model, optimizer, loss_fn, **options)\n"
-        "torch.cuda.set_device(0)\n"
+        "f(torch.cuda.set_device(0))\n"
         "place = torch.device('cuda' if chosen else 'cpu')\n"
     )
     assert run(path) == 1
@@ -150,3 +150,33 @@ def test_what_is_left_alone_is_not_said_to_be_migrated(tmp_path, capsys):
     assert "train.py:4: left alone: torch.cuda.set_device chooses a GPU. Leave it out" in error
     assert "train.py:5: left alone: 'cuda' is a GPU" in error
     assert "does it" not in error
+
+
+def test_one_page_for_people(project, capsys):
+    """It needs no other file: outcomes, reasons with their lines, and the differences side by side."""
+    assert run(project, "--report", "html") == 1
+    output = capsys.readouterr()
+    page = output.out
+    assert "1 migrated, 1 unchanged, 1 left alone" in page
+    assert "b.py:2: torch.optim.LBFGS does not exist on an IPU" in page
+    assert "<code>optimizer = torch.optim.LBFGS(p)</code>" in page
+    assert '<span class="diff_add">x = x.to(host_device())</span>' in page
+    assert "http" not in page and "<script" not in page
+    assert "left alone: torch.optim.LBFGS" in output.err
+
+
+def test_json_for_programs(project, capsys):
+    (project / "train.py").write_text("from a import x\nfrom sub.b import optimizer\n")
+    assert run(project, "--report", "json") == 1
+    report = json.loads(capsys.readouterr().out)
+    files = {entry["path"].rsplit("project/", 1)[1]: entry for entry in report["files"]}
+    assert {path: entry["outcome"] for path, entry in files.items()} == {
+        "a.py": "left alone",
+        "sub/b.py": "left alone",
+        "sub/c.py": "unchanged",
+        "train.py": "unchanged",
+    }
+    assert files["sub/b.py"]["remarks"][0]["subject"] == "unsupported-optimizer"
+    ((group),) = report["together"]
+    assert [path.rsplit("/", 1)[1] for path in group["paths"]] == ["a.py", "b.py"]
+    assert "b.py:2: torch.optim.LBFGS" in group["because"]

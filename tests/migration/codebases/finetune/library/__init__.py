@@ -1,0 +1,2 @@
+from library.model import Classifier
+from library.trainer import AccelerateTrainer, TrainerConfig

@@ -1,0 +1,2 @@
+from .checkpoints import attach_checkpoints
+from .stopping import attach_early_stopping
