@@ -98,7 +98,7 @@ def migrate_source(source: Source) -> Migration:
 def _trains(program: Program) -> bool:
     training = program.training
     accelerated = program.calls("accelerate.Accelerator", "accelerate.accelerator.Accelerator", _ACCELERATOR)
-    return bool(training.backwards or training.trainers or training.optimizer_calls or next(accelerated, None))
+    return bool(training.backwards or training.trainers or training.optimizer_calls or list(accelerated))
 
 
 def _migrated(source: Source, program: Program) -> Migration:
