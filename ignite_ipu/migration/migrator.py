@@ -64,8 +64,9 @@ class Migration:
 
     @property
     def reason(self) -> str:
-        """The place and the first reason for which it was left alone."""
-        return f"{self.place(self.remarks[0].line)}: {self.remarks[0].message}"
+        """The place and the first reason for which it was left alone, without the remedy."""
+        first = self.remarks[0]
+        return f"{self.place(first.line)}: {first.message.split('. ')[0]}"
 
     def place(self, line: int) -> str:
         """Return the file, the notebook's cell and the line in it of a line of the text."""

@@ -33,7 +33,7 @@ def migrate(folder, output):
 def results(tmp_path_factory):
     """What each prints natively as it is, and on the emulator when it is migrated."""
     folder, programs = tmp_path_factory.mktemp("codebases"), {}
-    for name, (script, _) in SCRIPTS.items():
+    for name in SCRIPTS:
         shutil.copytree(CODEBASES / name, folder / "native" / name)
         assert migrate(CODEBASES / name, folder / "emulator" / name) == 0
     for backend in ("native", "emulator"):

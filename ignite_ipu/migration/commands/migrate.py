@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Read(NamedTuple):
-    """What became of a file, and its bytes, which it must still have when it is replaced; None if it cannot be read."""
+    """Outcome of a file, and its bytes, which it must still have when it is replaced; None if it cannot be read."""
 
     data: Optional[bytes]
     migration: Migration

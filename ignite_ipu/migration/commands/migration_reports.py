@@ -1,4 +1,4 @@
-"""What `migrate` did, for programs (JSON) and as one page for people (HTML)."""
+"""Reports of a migration, for programs (JSON) and as one page for people (HTML)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ignite_ipu.migration.source.file import split_lines
 def together(group: Group) -> str:
     """Return one sentence that says which files hang together, and what became of them."""
     names = listed(group.paths, most=len(group.paths))
-    return f"left alone together because of {group.because}: {names}" if group.because else f"moved together: {names}"
+    outcome = f"left alone together because of {group.because}" if group.because else "moved together"
+    return f"{outcome}: {names}"
 
 
 def json_migration(migrations: Sequence[Migration], groups: Sequence[Group], skipped: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What stands beside the programs of a code base: configurations, data, links, copied as they are."""
+"""Copies of what stands beside the programs of a code base: configurations, data, links."""
 
 from __future__ import annotations
 
