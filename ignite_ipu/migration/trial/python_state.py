@@ -1,93 +1,117 @@
-"""The Python state of a model in a traced forward: what is read there is compiled in, and what is written stays so."""
+"""Python state that a traced forward reads or changes: what is read is compiled in, and what is written stays so.
+
+While the user's code runs, the values that it names, and the states of Python's and numpy's generators, are compared
+between one line and the next.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Tuple
+import dis
+import functools
+import sys
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Set
 
+import torch
 from torch import nn
 
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import Notes
-from ignite_ipu.migration.trial.places import current_place, definition_of, is_users
-
-_MISSING = object()
+from ignite_ipu.migration.trial.places import Place, is_users, place_of
+from ignite_ipu.program.forward.randomness import generator_states
+from ignite_ipu.program.guards.python_state import PythonState
 
 
 @contextlib.contextmanager
-def watched_attributes(model: nn.Module, notes: Notes) -> Iterator[None]:
-    """Note the writes to attributes of the user's modules in the `with` block, and the numbers read from them."""
-    classes = {type(module) for module in model.modules() if _is_users_class(type(module))}
-    replaced: List[Tuple[type, str, Any]] = []
-    before = list(_containers(model))
+def watched_lines(model: nn.Module, notes: Notes) -> Iterator[None]:
+    """Note what the user's lines read, change and draw in functions that begin in the `with` block."""
+    watch = _Watch(model, notes)
+    before = sys.gettrace()
+    sys.settrace(watch)
     try:
-        for owner in classes:
-            for name, make in (("__setattr__", _noting_writes), ("__getattribute__", _noting_reads)):
-                replaced.append((owner, name, vars(owner).get(name, _MISSING)))
-                setattr(owner, name, make(getattr(owner, name), notes))
         yield
     finally:
-        for owner, name, original in replaced:
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-        for module, name, container, length in before:
-            if len(container) != length:
-                notes.add(
-                    "mutated-python-state",
-                    definition_of(module.forward),
-                    f"{type(module).__name__}.forward changes self.{name}; that happens once, while tracing, and "
-                    "never again",
-                    about=name,
-                )
+        sys.settrace(before)
 
 
-def _noting_writes(original: Any, notes: Notes) -> Any:
-    def set_attribute(self: Any, name: str, value: Any) -> None:
-        place = current_place()
-        own: Dict[str, Any] = self.__dict__
-        registered = own["_buffers"].get(name, own["_parameters"].get(name))
-        if registered is not None and value is registered:
-            pass  # `self.buffer += x` changes the buffer in place, which an IPU keeps
-        elif registered is not None:
-            notes.add("rebound-buffer", place, f"{{where}} puts another tensor in place of the registered self.{name}")
+class _Watch:
+    """A trace function that compares Python state before and after each line."""
+
+    def __init__(self, model: nn.Module, notes: Notes) -> None:
+        self._model, self._notes = model, notes
+        self._line: Optional[Place] = None
+        self._state: Optional[PythonState] = None
+        self._values: List[Hashable] = []
+        self._registered: Dict[str, int] = {}
+        self._generators = generator_states()
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Optional[Callable[..., Any]]:
+        if not is_users(frame.f_code.co_filename):
+            return None
+        with torch._C.DisableTorchFunction():
+            self._look()
+        if event == "return":
+            above = frame.f_back
+            self._line = place_of(above) if above is not None and is_users(above.f_code.co_filename) else self._line
         else:
-            notes.add(
-                "mutated-python-state",
-                place,
-                f"{{where}} changes self.{name}; that happens once, while tracing, and never again",
-                about=name,
-            )
-        original(self, name, value)
+            self._line = place_of(frame)
+            if event == "line":
+                self._note_reads(frame)
+        return self
 
-    return set_attribute
+    def _look(self) -> None:
+        """Note what the line that ran last has changed."""
+        generators = generator_states()
+        for name, now, before in zip(("random", "numpy.random"), generators, self._generators):
+            if now != before:
+                text = f"{{where}} draws from {name}; the number drawn while tracing is used for ever"
+                self._notes.add("python-randomness", self._line, text)
+        self._generators = generators
+        for name in self._replaced():
+            text = f"{{where}} puts another tensor in place of the registered self.{name}"
+            self._notes.add("rebound-buffer", self._line, text)
+        for name in self._changed():
+            text = f"{{where}} changes {name}; that happens once, while tracing, and never again"
+            self._notes.add("mutated-python-state", self._line, text, about=name)
+
+    def _replaced(self) -> List[str]:
+        tensors = (*self._model.named_parameters(), *self._model.named_buffers())
+        before, self._registered = self._registered, {name: id(tensor) for name, tensor in tensors}
+        return [name for name, now in self._registered.items() if before.get(name, now) != now]
+
+    def _changed(self) -> List[str]:
+        state, before = self._state, self._values
+        if state is not None and state.complete:
+            self._values = state.values()
+            return state.changed(before) if before != self._values else []
+        known = {} if state is None else dict(zip(state.names, before))
+        new = self._state = PythonState(self._model)
+        self._values = new.values()
+        # At the first line there is nothing to compare with.
+        found = zip(new.names, self._values) if state is not None else ()
+        return [name for name, value in found if name not in known or known[name] != value]
+
+    def _note_reads(self, frame: FrameType) -> None:
+        """Note the numbers that the line which is about to run reads from a module."""
+        code = frame.f_code
+        module = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if not isinstance(module, nn.Module):
+            return
+        for name in sorted(_attributes_read(code).get(frame.f_lineno, ())):
+            value = vars(module).get(name)
+            if type(value) is float:
+                text = f"{{where}} reads self.{name}, which is {value!r}; the program keeps that number"
+                self._notes.add("captured-constant", self._line, text, Severity.NOTE, about=name)
 
 
-def _noting_reads(original: Any, notes: Notes) -> Any:
-    def get_attribute(self: Any, name: str) -> Any:
-        value = original(self, name)
-        if type(value) is float:
-            notes.add(
-                "captured-constant",
-                current_place(),
-                f"{{where}} reads self.{name}, which is {value!r}; the program keeps that number",
-                Severity.NOTE,
-                about=name,
-            )
-        return value
-
-    return get_attribute
-
-
-def _is_users_class(kind: type) -> bool:
-    code = getattr(getattr(kind, "forward", None), "__code__", None)
-    return code is not None and is_users(code.co_filename)
-
-
-def _containers(model: nn.Module) -> Iterator[Tuple[nn.Module, str, Any, int]]:
-    for module in model.modules():
-        if _is_users_class(type(module)):
-            for name, value in vars(module).items():
-                if type(value) in (list, dict, set) and not name.startswith("_"):
-                    yield module, name, value, len(value)
+@functools.lru_cache(maxsize=256)
+def _attributes_read(code: CodeType) -> Dict[int, Set[str]]:
+    """Return the names of the attributes that each line reads."""
+    starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
+    found: Dict[int, Set[str]] = {}
+    for each in dis.get_instructions(code):
+        line = starts.get(each.offset) or line
+        if each.opname == "LOAD_ATTR":
+            found.setdefault(line, set()).add(str(each.argval))
+    return found

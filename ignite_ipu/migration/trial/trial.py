@@ -22,8 +22,7 @@ from ignite_ipu.migration.trial.answers import Answers
 from ignite_ipu.migration.trial.comparison import differences
 from ignite_ipu.migration.trial.notes import Note, Notes
 from ignite_ipu.migration.trial.places import Place, definition_of, library_line, raised_at
-from ignite_ipu.migration.trial.python_state import watched_attributes
-from ignite_ipu.migration.trial.randomness import watched_generators
+from ignite_ipu.migration.trial.python_state import watched_lines
 from ignite_ipu.migration.trial.subject import Subject
 from ignite_ipu.migration.trial.survey import Printed, Stopped, Survey, unsupported_operators
 from ignite_ipu.optimizers import OptimizerError, convert_optimizer
@@ -159,9 +158,7 @@ def _compile_twice(subject: Subject, make: Callable[[Survey], Any], answers: Ans
             notes.add("restricted-operator", None, _line(error))
             return False
         # What a second trace shows of the state that the first one changed is the second's own affair.
-        watching = survey is surveys[0]
-        state = watched_attributes(subject.model, notes) if watching else contextlib.nullcontext()
-        compiled = _compile(subject, step, executor, survey, state, notes if watching else Notes())
+        compiled = _compile(subject, step, executor, survey, notes if survey is surveys[0] else Notes())
     first, second = (survey.capture for survey in surveys)
     if first is None or second is None:
         return False
@@ -174,12 +171,12 @@ def _compile_twice(subject: Subject, make: Callable[[Survey], Any], answers: Ans
     return compiled and not {*_STOPPING, "unsupported-operator"} & {*notes.broken[before:]}
 
 
-def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, state: Any, notes: Notes) -> bool:
+def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, notes: Notes) -> bool:
     x, y = subject.batches[0]
     failed = True
     try:
         leaves_of_batch = step.arguments(*((x, y) if isinstance(step, TrainingStep) else (x,)), micro_batches=1)
-        with state, watched_generators(notes), contextlib.redirect_stdout(Printed(sys.stderr, notes)):
+        with watched_lines(subject.model, notes), contextlib.redirect_stdout(Printed(sys.stderr, notes)):
             executor.compile(*leaves_of_batch)
         failed = False
     except Stopped:
