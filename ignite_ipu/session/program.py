@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from typing import Any, Callable, Hashable, List, Optional, Sequence
+from typing import Any, Callable, Hashable, List, Optional, Sequence, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ _logger = logging.getLogger("ignite_ipu")
 # In the place of a random state that nobody knows any more.
 _NO_STATE = [0]
 _SEEDS = 2**31
+_T = TypeVar("_T")
 _AVERAGED = (
     "The loss is a sum over samples, and an update averages the gradients of its %s = %d micro-batches, as Ignite's "
     "trainer does over its accumulation steps: it is 1/%d of the update by the sum over all its samples. For that one, "
@@ -226,10 +227,17 @@ class Program:
 
     def detach(self) -> None:
         """Give the IPUs back and keep the compiled program; what only the device knew is saved on the host."""
-        executor = self._executor
-        if executor is not None and executor.isAttachedToDevice():
-            executor.detachFromDevice()
+        if self.ready:
+            self._copied(lambda executor: executor.detachFromDevice())
             self._hooks.fire(IPUEvents.DEVICE_DETACHED)
+
+    def _copied(self, action: Callable[[Executor], _T]) -> Optional[_T]:
+        """Return what copies from the executor's IPUs, retried if need be: then there may be another executor."""
+
+        def copy() -> Optional[_T]:
+            return None if self._executor is None else action(self._executor)
+
+        return self._hooks.copy(copy) if self.training else copy()
 
     def abandon(self, random_state: Optional[List[int]] = None) -> None:
         """Let go of IPUs whose memory is lost, without a thought for what was on them; `load` takes IPUs again.
@@ -275,14 +283,14 @@ class Program:
 
     def destroy(self) -> None:
         """Give everything back; the next use compiles again."""
-        executor = self._executor
-        if executor is None or not executor.isCompiled():
+        if self._executor is None or not self._executor.isCompiled():
             return  # PopTorch cannot undo a wrapping that was never compiled: it is kept for the next try
         attached = self.ready
         state = self.read_random_state() if attached else self._random_state
-        executor.destroy()
+        self._copied(lambda executor: executor.destroy())
         self._random_state = state
-        self._forget(executor)
+        if self._executor is not None:
+            self._forget(self._executor)
         if attached:
             self._hooks.fire(IPUEvents.DEVICE_DETACHED)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
 import weakref
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
 from ignite.engine import Engine, Events
 
 from ignite_ipu import backend
 from ignite_ipu.errors import RecoveryError
-from ignite_ipu.handlers.recovery.copies import GuardedCopies
 from ignite_ipu.handlers.recovery.decisions import (
     EXIT,
     RESET,
@@ -34,6 +34,7 @@ from ignite_ipu.session.training import Trained
 __all__ = ["GuardedTraining", "RecoverySettings"]
 
 _logger = logging.getLogger("ignite_ipu")
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ class GuardedTraining:
         self._settings, self._status = settings, status
         self._replay = Replay(trained, session.weights)
         self._images = RunImages(session.model, session.weights, trained.link, {"trainer": trainer, **others})
-        self._copies = GuardedCopies(trained, self._copied)
+        self._lets_pass = False
         self._streams: weakref.WeakKeyDictionary[Program, _Stream] = weakref.WeakKeyDictionary()
 
     # -- attaching ------------------------------------------------------------------------------------------------
@@ -170,7 +171,6 @@ class GuardedTraining:
         def call() -> Any:
             nonlocal compiled
             executor = session.prepare_call(leaves, batch)
-            self._copies.guard(executor)
             if not compiled:
                 self._take_snapshot()
                 compiled = True
@@ -212,12 +212,26 @@ class GuardedTraining:
 
         return self._retried(call_and_follow, repair, give_up)
 
-    def copy(self, action: Callable[[], Any]) -> Any:
+    def copy(self, action: Callable[[], _T]) -> _T:
         """Make one copy from the device, again and again if need be."""
-        return self._copies.make(action)
+        if self._lets_pass:
+            return action()
 
-    def _copied(self, action: Callable[[], Any]) -> Any:
-        return self._retried(action, self._restore_training)
+        def copied() -> _T:
+            with self._let_pass():
+                return action()
+
+        result: _T = self._retried(copied, self._restore_training)
+        return result
+
+    @contextlib.contextmanager
+    def _let_pass(self) -> Iterator[None]:
+        """Let copies through: what makes them is itself retried."""
+        before, self._lets_pass = self._lets_pass, True
+        try:
+            yield
+        finally:
+            self._lets_pass = before
 
     def _retried(
         self,
@@ -251,12 +265,12 @@ class GuardedTraining:
     def _restore_training(self) -> None:
         """Bring the training program back to where it was, if a snapshot has been taken."""
         if self._replay.snapshot is not None:
-            with self._copies.let_pass():
+            with self._let_pass():
                 self._status.replayed_calls += self._replay.run()
 
     def _abandon(self, program: Program) -> None:
         stream = self._streams.get(program)
-        with self._copies.let_pass():
+        with self._let_pass():
             program.abandon(None if stream is None else stream.state)
 
     # -- decisions ------------------------------------------------------------------------------------------------
@@ -303,7 +317,7 @@ class GuardedTraining:
         """Save the newest state, leave the model with it, and raise."""
         path = self.save()
         if self._replay.snapshot is not None:
-            with self._copies.let_pass():
+            with self._let_pass():
                 self._replay.put_back()
         image = self._images.newest
         if image is not None and path is not None:

@@ -45,7 +45,8 @@ class AccessTracker:
 
     Args:
         tensors: Its parameters and buffers.
-        before_first: A bound method, held weakly: called before the first download by access since `forget`.
+        before_first: A bound method, held weakly: called before the first download by access since `forget`, with
+            whether it is to bring the newest weights.
         hooks: The session's, held weakly, which may refuse an access that shows values.
         on_host: Whether nobody trains, so that memory which was handed out stays that of the newest values.
 
@@ -58,7 +59,7 @@ class AccessTracker:
     def __init__(
         self,
         tensors: Iterable[torch.Tensor],
-        before_first: Callable[[], None],
+        before_first: Callable[[bool], None],
         hooks: SessionHooks,
         on_host: bool = False,
     ) -> None:
@@ -97,19 +98,19 @@ class AccessTracker:
         """True while somebody asks."""
         return not self.ended and self._before_first() is not None
 
-    def note(self, reads: bool) -> None:
-        """Take notice of an access, which may read values or asks for none."""
+    def note(self, reads: bool, brings: bool = True) -> None:
+        """Take notice of an access, which may read values or asks for none, and for which they are to be brought."""
         self.any = True
         if not reads:
             return
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.check_shown()
         if not self.read:
             self.read = True
             before_first = self._before_first()
             if before_first is not None:
-                before_first()
-        hooks = self._hooks()
-        if hooks is not None:
-            hooks.check_shown()
+                before_first(brings)
 
     def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
         """Take notice that the memory of a tensor, which holds the newest values, is handed out, by an attribute."""

@@ -269,13 +269,20 @@ class Weights:
         self._hooks.check_shown()
         if self._accesses is not None:
             # From now on, who has a tensor with the memory of a weight may write into the newest values.
-            self._accesses.note(reads=True)
-        copied = self._training.executor.copyWeightsToHostIfNeeded()
+            self._accesses.note(reads=True, brings=False)
+        copied = self._download()
         self.counters.advance()
         self._host_is_stale = False
         if copied:
             self._hooks.fire(IPUEvents.WEIGHTS_TO_HOST)
         return copied
+
+    def _download(self) -> bool:
+        """Copy the newest weights, retried if need be; tells whether PopTorch had to."""
+        # After a retry it may be another executor.
+        return self._hooks.copy(
+            lambda: self._training is not None and self._training.executor.copyWeightsToHostIfNeeded()
+        )
 
     def show(self) -> None:
         """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
@@ -333,11 +340,13 @@ class Weights:
         self._hooks.fire(IPUEvents.WEIGHTS_TO_DEVICE)
         return True
 
-    def _note_first_access(self) -> None:
+    def _note_first_access(self, brings: bool) -> None:
         """See what was written without an access: an access downloads, and so overwrites it."""
         if self._host_is_stale:
             pairs = zip(self._names, self._versions, _count_edits(self._tensors))
             self._lost += [name for name, before, after in pairs if before != after]
+            if brings:
+                self._download()  # PopTorch would do so by itself, and nobody could retry it
             self.counters.advance()
 
 
