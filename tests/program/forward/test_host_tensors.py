@@ -1,0 +1,77 @@
+"""Tensors of the host in a forward: constants of the program, as long as nobody trains them or writes into them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from ignite.engine import Events
+from torch import nn
+from torch.nn import functional as F
+
+from ignite_ipu import backend, create_ipu_trainer
+
+
+class Masked(nn.Module):
+    """Keeps a mask as a plain attribute, which no `.to()` moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mask = nn.Linear(3, 3), torch.tensor([1.0, 0.0, 2.0])
+
+    def forward(self, x):
+        return torch.cat([self.layer(x) * self.mask, self.mask.expand_as(x)], 1)[:, self.mask.argsort()]
+
+
+def test_a_trainer_takes_them_and_follows_another_one():
+    """Losses are PyTorch's, before and after the mask is replaced."""
+    torch.manual_seed(0)
+    model = Masked()
+    native = copy.deepcopy(model)
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss)
+    optimizer = torch.optim.SGD(native.parameters(), lr=0.1)
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    found, expected = [], []
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: found.append(engine.state.output))
+    for _ in range(2):
+        trainer.run([(x, y)] * 2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = F.mse_loss(native(x), y)
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+        model.mask, native.mask = torch.tensor([3.0, 1.0, 0.5]), torch.tensor([3.0, 1.0, 0.5])
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+class Trained(nn.Module):
+    """Has a layer that is not registered, so that PopTorch knows nothing of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(3, 3), [nn.Linear(3, 3)]
+
+    def forward(self, x):
+        return self.hidden[0](self.layer(x))
+
+
+class Written(nn.Module):
+    """Has batch statistics that are not registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean, self.variance = nn.Linear(3, 3), torch.zeros(3), torch.ones(3)
+
+    def forward(self, x):
+        return F.batch_norm(self.layer(x), self.mean, self.variance, training=True)
+
+
+@pytest.mark.parametrize("kind", [Trained, Written])
+def test_what_is_trained_or_written_is_refused(kind):
+    """A copy on the device would be trained and written instead, and lost."""
+    model = kind()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss)
+    with pytest.raises(backend.poptorch().Error, match="Expected an IPU tensor"):
+        trainer.run([(torch.randn(4, 3), torch.randn(4, 3))])
