@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import types
@@ -345,29 +346,22 @@ def load_assigned(net: Any) -> None:
     net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
 
 
-@pytest.mark.parametrize("updates", [0, 3])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        (replace_weight, r"second\.weight"),
-        (replace_buffer, "shift"),
-        (load_assigned, r"shift, first\.weight, first\.bias and \d+ more"),
-    ],
-)
-def test_replaced_weights_are_refused_in_the_next_call(
-    change: Callable[[Any], Any], names: str, training: bool, updates: int
-) -> None:
+REPLACED = [
+    (replace_weight, r"second\.weight"),
+    (replace_buffer, "shift"),
+    (load_assigned, r"shift, first\.weight, first\.bias and \d+ more"),
+]
+
+
+@pytest.mark.parametrize(("change", "names"), REPLACED)
+def test_replaced_weights_are_refused_in_the_next_call(change: Callable[[Any], Any], names: str) -> None:
     """In a loop that puts its model in no mode; with those of before it goes on."""
     net, optimizer = prepared()
-    net.train(training)
     before = {id(module): (dict(module._parameters), dict(module._buffers)) for module in net.modules()}
-    for _ in range(updates):
-        output = net(X)
-        if training:
-            F.cross_entropy(output, Y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for _ in range(3):
+        F.cross_entropy(net(X), Y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     change(net)
     for _ in range(2):
         with pytest.raises(CaptureError, match=rf"{names} of the model was replaced, added or removed since"):
@@ -376,6 +370,25 @@ def test_replaced_weights_are_refused_in_the_next_call(
         for name, tensor in (*before[id(module)][0].items(), *before[id(module)][1].items()):
             setattr(module, name, tensor)
     net(X)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("change", [replace_weighted_layer, *[change for change, _ in REPLACED]])
+def test_weights_that_are_replaced_before_training_are_taken(change: Callable[[Any], Any], training: bool) -> None:
+    """As when the head of a model is replaced after a look at what it predicts: updates are PyTorch's."""
+    net, _ = prepared()
+    with torch.set_grad_enabled(training):
+        net.train(training)(X)
+    change(net.train())
+    native = copy.deepcopy(net)
+    optimizer, own = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, native)]
+    capture_optimizer(optimizer)
+    for _ in range(2):
+        for each, update in ((net, optimizer), (native, own)):
+            F.cross_entropy(each(X), Y).backward()
+            update.step()
+            update.zero_grad()
+    torch.testing.assert_close(dict(net.named_parameters()), dict(native.named_parameters()))
 
 
 def test_modules_that_a_loop_makes_are_nothing_to_look_for() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.compiled.first_calls import call_first
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, unflatten
@@ -82,6 +83,8 @@ class CapturedEvaluation:
                     return self._filled_up(larger, tensors)
                 except RowsError:  # the forward mixes the rows of a batch
                     self._row_wise[larger] = False
+            call_first(model, args, kwargs, self._session)
+            kind = self._kind(model, structure, shapes)
             program = self._new(model, structure, tensors)
             self._programs[kind, shapes] = program
             outputs = self._call(program, tensors)

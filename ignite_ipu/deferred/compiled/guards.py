@@ -50,10 +50,17 @@ class HeldBuffers:
         self._name = type(model).__name__
         # A look into __dict__ in the ordinary way counts as a read of all attributes.
         found: List[Dict[str, Any]] = [object.__getattribute__(module, "__dict__") for module in model.modules()]
+        found += [each["_buffers"] for each in found]
         self._attributes: List[Tuple[Dict[str, Any], Dict[str, Any]]] = [(each, dict(each)) for each in found]
 
+    def put_back(self) -> None:
+        """Put back buffers, and the attributes in which a call may have noted that it has replaced them."""
+        for now, then in self._attributes:
+            now.clear()
+            now.update(then)
+
     def check(self, before: Dict[str, torch.Tensor], after: Dict[str, torch.Tensor]) -> None:
-        """Refuse a call that has replaced buffers, and put back the attributes in which it may have noted that.
+        """Refuse a call that has replaced buffers, and put them back.
 
         Raises:
             CaptureError: It has.
@@ -61,9 +68,7 @@ class HeldBuffers:
         replaced = [path for path, buffer in before.items() if after.get(path) is not buffer]
         if not replaced:
             return
-        for now, then in self._attributes:
-            now.clear()
-            now.update(then)
+        self.put_back()
         raise CaptureError(
             f"The forward of {self._name}, called at {current_line()}, puts another tensor in the place of the buffer "
             f"{listed(replaced)}, but a device keeps the tensor that the model was prepared with. Write into that in "

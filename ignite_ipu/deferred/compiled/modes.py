@@ -16,7 +16,11 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Modes", "refuse_replaced"]
+__all__ = ["Modes", "ReplacedError", "refuse_replaced"]
+
+
+class ReplacedError(CaptureError):
+    """A model that has other weights than when it was captured."""
 
 
 class Modes:
@@ -93,11 +97,11 @@ def refuse_replaced(weights: Weights, model: nn.Module) -> None:
     """Refuse a model that has other weights than at first.
 
     Raises:
-        CaptureError: It has.
+        ReplacedError: It has.
     """
     names = weights.replaced(model)
     if names:
-        raise CaptureError(
+        raise ReplacedError(
             f"At {current_line()}, {listed(names)} of the model was replaced, added or removed "
             "since the model was captured, but the device has the weights of that time. Write into weights and buffers "
             "in place (copy_() under torch.no_grad(), or load_state_dict); or change the model before it is prepared: "

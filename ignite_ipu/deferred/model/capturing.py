@@ -38,7 +38,11 @@ def capture_model(
         return existing
     with torch._C.DisableTorchFunctionSubclass():
         owners = {owner for owner in map(owner_of, model.parameters()) if owner is not None}
-    part_of = next((owner for owner in owners if any(module is model for module in owner.model.modules())), None)
+    for part in [owner for owner in owners if owner.is_untrained and _is_within(owner.model, model)]:
+        # It was asked for the shape of what it returns, or evaluated, before the model that it is a part of.
+        part.close()
+        owners.discard(part)
+    part_of = next((owner for owner in owners if _is_within(model, owner.model)), None)
     capture = CapturedModel(model, config, joined_by_optimizers, postponed, clip_remedy, part_of, observer)
     if observer is not None:
         observer.captured(capture)
@@ -52,3 +56,7 @@ def captured(model: Any) -> Optional[CapturedModel]:
     """Return what captures a model, alone or together with others; None for an ordinary one."""
     found: Optional[CapturedModel] = getattr(model, "__dict__", {}).get(CAPTURE)
     return None if found is None else found.whole
+
+
+def _is_within(part: nn.Module, whole: nn.Module) -> bool:
+    return any(module is part for module in whole.modules())

@@ -101,7 +101,10 @@ def called_on_host(
         held.check(buffers, left_there)
         return output
 
-    args, kwargs = unflatten(structure, tensors)
+    try:
+        args, kwargs = unflatten(structure, tensors)
+    except CaptureError:  # by an earlier call
+        raise CaptureError(what + _CHANGES_ARGUMENT) from None
     drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
     with eagerly(), without_generation_cache(model), torch.no_grad():
         called = Retrace(call, lambda: PythonState(model), drawn_from)

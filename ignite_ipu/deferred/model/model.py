@@ -15,12 +15,14 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gradients
+from ignite_ipu.deferred.compiled.first_calls import call_first
+from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
 from ignite_ipu.deferred.graph.owners import own, parameter_of
 from ignite_ipu.deferred.graph.signatures import SignaturesByModes, seen_before
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import Structure, flatten_call
+from ignite_ipu.deferred.graph.structure import Structure, flatten_call, unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
@@ -37,6 +39,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.weights.tracker import named_tensors
 
 __all__ = ["CapturedModel", "owner_of"]
 
@@ -90,26 +93,55 @@ class CapturedModel:
         # Without and with gradients.
         self._signatures = SignaturesByModes(DeferredTensor), SignaturesByModes(DeferredTensor)
         self._tensors: Dict[str, torch.Tensor] = {}
+        self._is_set_up = False
         if part_of is not None:
             self._follow(part_of)
             part_of.parts.append(self)
             return
+        self._clip_remedy, self._joins = clip_remedy, joins
+        self._begin()
+
+    def _begin(self) -> None:
+        """Take the model as it is now."""
+        model = self.model
         self.session = IPUSession.of(model)
         self.session.refuse_second_trainer()
-        self._clip_remedy = clip_remedy
-        self.updates = Updates(self, CapturedTraining(self.session, config), DeviceGradients(model, clip_remedy))
-        self.evaluation = CapturedEvaluation(self.session, config)
+        training, gradients = CapturedTraining(self.session, self.config), DeviceGradients(model, self._clip_remedy)
+        self.updates = Updates(self, training, gradients)
+        self.evaluation = CapturedEvaluation(self.session, self.config)
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferWrites()
         self._look_after(self.session)
-        self._tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        own(self, {name: tensor for name, tensor in self._tensors.items() if joins or parameter_of(tensor) is None})
+        self._tensors = named_tensors(model)
+        own(self, {name: each for name, each in self._tensors.items() if self._joins or parameter_of(each) is None})
+
+    def _begin_again(self) -> bool:
+        """Take the model as it is now, unless something was trained; returns whether that was possible.
+
+        Loops make layers in a model's first call, or replace some after they have evaluated it, before they train it.
+        """
+        if not self.is_untrained:
+            return False
+        state, zeroed = self.training.random_state(), self.training.zeroed
+        self.updates.gradients.remove()
+        self.session.close()
+        self._begin()
+        self.training.zeroed = zeroed
+        if state is not None:
+            self.training.set_random_state(state)
+        return True
 
     @property
     def name(self) -> str:
         """Name of the model in messages."""
         joined = getattr(self.model, "joined_names", None)
         return type(self.model).__name__ if joined is None else str(joined)
+
+    @property
+    def is_untrained(self) -> bool:
+        """True if nothing was trained, by this model or together with others."""
+        alone = self.whole is self and not self.parts
+        return alone and not (self.pending or self.updates.early or self.training.prepared)
 
     def like(self, model: nn.Module) -> CapturedModel:
         """Return what captures another model in the same way, for `join`."""
@@ -129,6 +161,14 @@ class CapturedModel:
             CaptureError: PyTorch transforms the call, or replaces weights for it.
         """
         refuse_transforms(self)
+        try:
+            return self._answer(args, kwargs)
+        except ReplacedError:
+            if not self._begin_again():
+                raise
+            return self._answer(args, kwargs)
+
+    def _answer(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         grad = torch.is_grad_enabled()
         if not (grad and self.model.training):
             if not self.continues_a_step(args, kwargs):
@@ -155,7 +195,7 @@ class CapturedModel:
             return not any(parameter.requires_grad for parameter in self.model.parameters())
 
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: SignaturesByModes) -> Any:
-        whole, line = self.whole, current_line(above=3)
+        whole, line = self.whole, current_line(above=4)
         whole.edits.look()
         modes = whole.training.modes.now()
         signatures = known.last if modes is known.modes else known.of(modes)
@@ -209,6 +249,10 @@ class CapturedModel:
             torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
             for leaf in leaves
         ]
+        if not self._is_set_up:
+            self._is_set_up = True
+            args, kwargs = unflatten(structure, values)
+            call_first(self.model, args, kwargs, self.whole.session)
         return called_on_host(self.model, structure, values, self.whole.session.weights, self.name)
 
     def _look_after(self, session: IPUSession) -> None:
