@@ -189,8 +189,15 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def nearest(name: str, known: Iterable[str]) -> Optional[str]:
+    """Return the known name that a misspelt one may stand for, None if there is none like it."""
+    names = {each.lower(): each for each in sorted(known)}
+    found = difflib.get_close_matches(name.lower(), names, n=1)
+    return names[found[0]] if found else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about a name that there is not: the nearest of the known ones, all if none is."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Choose from: {', '.join(names)}."
+    near = nearest(name, names)
+    return f" Did you mean {near!r}?" if near else f" Choose from: {', '.join(names)}."

@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 import traceback
-from typing import Any, Dict, NamedTuple, Optional, Protocol, Sequence, TextIO, cast
+from typing import Any, Dict, Iterator, NamedTuple, NoReturn, Optional, Protocol, Sequence, TextIO, cast
 
 import ignite_ipu
-from ignite_ipu.errors import UserError
+from ignite_ipu.errors import UserError, nearest
 
 EXIT_DONE = 0
 EXIT_FINDINGS = 1
@@ -54,6 +55,7 @@ COMMANDS: Dict[str, Command] = {
     ),
     "selftest": Command("ignite_ipu.selftest.command", "check on this machine's IPUs what the documentation promises"),
     "run": Command("ignite_ipu.running.command", "run an unmodified GPU script on IPUs"),
+    "config": Command("ignite_ipu.program.questions", "ask how runs are to use IPUs, and write a file that says so"),
     "parity": Command("ignite_ipu.migration.commands.parity", "compare training steps on the device with native ones"),
     "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),
     "cache": Command(
@@ -89,6 +91,26 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
         self.set_defaults(_main=module.main)
         self._loaded = True
+
+    def error(self, message: str) -> NoReturn:
+        """Say what was wrong, and which name may have been meant."""
+        wrong = re.search(r"invalid choice: '(.+?)' |unrecognized arguments: (--[\w-]+)", f"{message} ")
+        if wrong:
+            known = [name for parser in self._reached() for name in parser._names(option=wrong[1] is None)]
+            near = nearest(wrong[1] or wrong[2], known)
+            message += f". Did you mean {near!r}?" if near else ""
+        super().error(message)
+
+    def _reached(self) -> Iterator[CommandParser]:
+        """Yield this parser and those of the subcommand that was chosen."""
+        yield self
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from (parser for parser in action.choices.values() if parser._loaded)
+
+    def _names(self, option: bool) -> Iterator[str]:
+        for action in self._actions:
+            yield from action.option_strings if option else map(str, action.choices or ())
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse like any parser, after loading; argparse enters here for the one subcommand that was chosen."""

@@ -14,7 +14,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tup
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OptimizerError
+from ignite_ipu.errors import OptimizerError, did_you_mean
 from ignite_ipu.optimizers.checks import clipping_problem
 from ignite_ipu.optimizers.kinds import Kind, kind_of_device, kind_of_torch
 from ignite_ipu.poptorch_types import DeviceOptimizer
@@ -245,7 +245,7 @@ def _check_names(kind: Kind, variable: FrozenSet[str], constant: FrozenSet[str])
         if name in kind.structural:
             raise OptimizerError(f"{name} is part of the compiled update of {kind.name} and cannot be made variable.")
         if name not in known:
-            raise OptimizerError(f"{kind.name} has no hyper-parameter {name!r}; it has {', '.join(known)}.")
+            raise OptimizerError(f"{kind.name} has no hyper-parameter {name!r}.{did_you_mean(name, known)}")
     both = sorted(variable & constant)
     if both:
         raise OptimizerError(f"{', '.join(both)} cannot be variable and constant at once.")

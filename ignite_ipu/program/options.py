@@ -140,6 +140,8 @@ def own_options(config: IPUConfig) -> Options:
         return own
     fresh: Options = kind()
     if isinstance(options, Mapping):
+        for name in options:
+            _check_setter(fresh, str(name))
         try:
             fresh.from_json(json.dumps(dict(options)))
         except Exception as error:
@@ -150,6 +152,21 @@ def own_options(config: IPUConfig) -> Options:
             f"PopTorch in use ({backend.name()}). Create them with ignite_ipu.backend.poptorch().Options()."
         )
     return fresh
+
+
+def _check_setter(options: Options, name: str) -> None:
+    """Refuse a name that is no setter of `options`, or of one of its groups, with the one that may be meant."""
+    *groups, setter = name.split(".")
+    owner: Any = options
+    for part in (*groups, setter):
+        members = (each for each in dir(owner) if each == "_Popart" or not each.startswith("_"))
+        if part is setter:
+            known = [each for each in members if each[:1].islower() and callable(getattr(owner, each, None))]
+        else:
+            known = [each for each in members if not each[:1].islower()]
+        if part not in known:
+            raise OptionsError(f"poptorch.Options have no setter {name!r}.{did_you_mean(part, known)}")
+        owner = getattr(owner, part)
 
 
 def _set_factors(options: Options, config: IPUConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, TextIO
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.terminal import Line, write_lines
-from ignite_ipu.errors import BackendError, UserError
+from ignite_ipu.errors import BackendError, UserError, did_you_mean, nearest
 from ignite_ipu.selftest.promise import Promise
 from ignite_ipu.selftest.report import FAILED, Outcome, closing_lines, content, machine, row
 
@@ -97,8 +96,8 @@ def _chosen(promises: Sequence[Promise], names: Optional[Sequence[str]]) -> List
     known = {promise.name for promise in promises} | {_group(promise) for promise in promises}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=3) or sorted({_group(each) for each in promises})
-            raise UserError(f"There is no promise or group {name!r}. Did you mean {', '.join(near)}? --list has all.")
+            near = did_you_mean(name, known if nearest(name, known) else {_group(each) for each in promises})
+            raise UserError(f"There is no promise or group {name!r}.{near} --list has all.")
     return [promise for promise in promises if promise.name in names or _group(promise) in names]
 
 

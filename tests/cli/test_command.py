@@ -168,3 +168,18 @@ def test_python_dash_m_is_the_same_command():
         [sys.executable, "-m", "ignite_ipu", "--version"], stdout=subprocess.PIPE, check=True, text=True
     )
     assert run.stdout.startswith("ignite-ipu ")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["chek", "."], "check"),
+        (["run", "--quite", "train.py"], "--quiet"),
+        (["launch", "--instances", "2", "--launcher", "poprum", "train.py"], "poprun"),
+    ],
+)
+def test_a_misspelt_word_names_the_one_that_may_be_meant(words, meant, capsys):
+    """Commands, options and their values."""
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"Did you mean '{meant}'?" in capsys.readouterr().err

@@ -108,7 +108,7 @@ def test_variable_and_constant_can_be_said() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"variable": ["momentun"]}, "SGD has no hyper-parameter 'momentun'; it has lr, momentum, dampening, weight"),
+        ({"variable": ["momentun"]}, "SGD has no hyper-parameter 'momentun'. Did you mean 'momentum'"),
         ({"variable": ["nesterov"]}, "nesterov is part of the compiled update"),
         ({"variable": ["lr"], "constant": ["lr"]}, "lr cannot be variable and constant at once"),
         ({"variable": ["dampening"]}, "dampening cannot be variable"),

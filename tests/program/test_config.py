@@ -97,6 +97,18 @@ def test_a_wrong_value_is_refused_by_its_name(said, message):
         IPUConfig.of(said)
 
 
+def test_a_misspelt_setter_of_options_is_refused_with_the_one_that_may_be_meant():
+    """Before PopTorch meets it, which names none."""
+    for name, meant in (
+        ("deviceIteration", "deviceIterations"),
+        ("device_iterations", "deviceIterations"),
+        ("Trainings.gradientAccumulation", "Training"),
+        ("Precision.enableStochasticRound", "enableStochasticRounding"),
+    ):
+        with pytest.raises(OptionsError, match=rf"no setter '{name}'. Did you mean '{meant}'"):
+            create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), options={name: 2})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

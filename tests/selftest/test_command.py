@@ -224,7 +224,7 @@ def test_only_takes_names_and_groups(capsys):
 
 def test_an_unknown_name_is_refused_with_its_neighbours(capsys):
     assert main(["selftest", "--only", "optimizers.adamm"]) == 2
-    assert "'optimizers.adamm'. Did you mean optimizers.adam" in capsys.readouterr().err
+    assert "'optimizers.adamm'. Did you mean 'optimizers.adam'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("chosen", "message"), [("native", "no PopTorch"), ("sdk", "no module named poptorch")])

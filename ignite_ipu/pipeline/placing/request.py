@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from torch import nn
 
-from ignite_ipu.errors import PlanError
+from ignite_ipu.errors import PlanError, did_you_mean
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.placing.placement import EXECUTIONS, Entry, Placement, Planned
 from ignite_ipu.program.config import IPUConfig
@@ -53,7 +53,7 @@ class PipelineRequest:
         for name in ("ipus", "memory_per_ipu"):
             _check_positive(name, others[name])
         if execution is not None and execution not in EXECUTIONS:
-            raise PlanError(f"Execution is {execution!r}; it must be one of: {', '.join(EXECUTIONS)}.")
+            raise PlanError(f"Execution is {execution!r}.{did_you_mean(str(execution), EXECUTIONS)}")
         if isinstance(spec, str):
             _check_auto(spec, execution, ipus)
             return cls(spec, execution, ipus, memory_per_ipu)
