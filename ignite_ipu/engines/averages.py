@@ -23,7 +23,7 @@ from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows
 from ignite_ipu.session.inference import Evaluation
 from ignite_ipu.session.processes import unwrapped
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["AveragesStep", "create_ipu_averages_evaluator"]
@@ -172,7 +172,9 @@ def create_ipu_averages_evaluator(
     return evaluator
 
 
-def _sums(session: IPUSession, program: Program, averages: Mapping[str, PerSample], x: Any, y: Any) -> Dict[str, Any]:
+def _sums(
+    session: IPUSession, program: ModelProgram, averages: Mapping[str, PerSample], x: Any, y: Any
+) -> Dict[str, Any]:
     samples = row_count((x, y))
     rows = program.rows_for(samples)
     totals = torch.zeros(len(averages), dtype=torch.float64)
@@ -183,6 +185,6 @@ def _sums(session: IPUSession, program: Program, averages: Mapping[str, PerSampl
     return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}
 
 
-def _sums_of_piece(session: IPUSession, program: Program, y: Any, counted: torch.Tensor, x: Any) -> torch.Tensor:
+def _sums_of_piece(session: IPUSession, program: ModelProgram, y: Any, counted: torch.Tensor, x: Any) -> torch.Tensor:
     sums: torch.Tensor = session.inference.infer(program, x, y, counted)
     return sums

@@ -15,7 +15,7 @@ from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import connected
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["LastCalls", "refuse_to_train_all"]
@@ -36,10 +36,10 @@ class LastCalls:
 
     def __init__(self, session: IPUSession) -> None:
         self._session = session
-        self._whole: Optional[Program] = None
-        self._parts: Dict[BatchGeometry, Program] = {}
+        self._whole: Optional[ModelProgram] = None
+        self._parts: Dict[BatchGeometry, ModelProgram] = {}
         # What each program trained when another one took its turn.
-        self._trained: weakref.WeakKeyDictionary[Program, List[str]] = weakref.WeakKeyDictionary()
+        self._trained: weakref.WeakKeyDictionary[ModelProgram, List[str]] = weakref.WeakKeyDictionary()
         self.made: List[BatchGeometry] = []
 
     def train(self, x: Any, y: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
@@ -64,7 +64,9 @@ class LastCalls:
         losses = [result[3] * part.global_batch_size for result, part in zip(results, self.made)]
         return x, y, y_pred, torch.stack(losses).sum() / samples
 
-    def _take_turn(self, program: Optional[Program], like: Program, part: Optional[BatchGeometry] = None) -> Program:
+    def _take_turn(
+        self, program: Optional[ModelProgram], like: ModelProgram, part: Optional[BatchGeometry] = None
+    ) -> ModelProgram:
         """Train by a program from now on, or by a new one where there is none or it trains other parameters."""
         session, trained = self._session, self._session.with_trainer()
         if program is not None and trained.program is program:

@@ -24,7 +24,7 @@ from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep, find_loss
 from ignite_ipu.session.processes import connected, on_one_device
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
 __all__ = [
@@ -113,7 +113,7 @@ _PROGRAMS = "_ignite_ipu_programs"
 class _Training:
     """Setting that a model is trained in."""
 
-    program: Program
+    program: ModelProgram
     optimizer: weakref.ref[torch.optim.Optimizer]
     loss_fn: Optional[LossFunction]
     max_grad_norm: Optional[float]
@@ -137,7 +137,7 @@ class _Programs:
         self.model = weakref.ref(model)
         self.session: Optional[IPUSession] = None
         self.training: Optional[_Training] = None
-        self.evaluation: Optional[Program] = None
+        self.evaluation: Optional[ModelProgram] = None
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:
         return None

@@ -17,7 +17,7 @@ from ignite_ipu.errors import SessionError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.events import IPUEvents
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["Recompilation", "RecompileWatch"]
@@ -151,7 +151,7 @@ class WatchedExecutor:
         return getattr(self._executor, name)
 
 
-def _facts_of(program: Program, session: IPUSession) -> Dict[str, str]:
+def _facts_of(program: ModelProgram, session: IPUSession) -> Dict[str, str]:
     options = program.options.toDict()
     facts = {f"option {name}": repr(value) for name, value in options.items() if isinstance(value, _PLAIN)}
     facts.update(program.step.describe_layout())

@@ -6,7 +6,7 @@ from ignite_ipu.errors import ConstantAttributeError, OptimizerError
 from ignite_ipu.optimizers.changes import Change, Settings
 from ignite_ipu.optimizers.checks import check_parameters
 from ignite_ipu.optimizers.conversion import Conversion, Receipt, Row, convert_optimizer
-from ignite_ipu.optimizers.kinds import Kind
+from ignite_ipu.optimizers.kinds import OptimizerKind
 from ignite_ipu.optimizers.link import OptimizerLink, SavedState
 from ignite_ipu.optimizers.state import convert_optimizer_state, state_from_torch, state_to_torch
 
@@ -14,8 +14,8 @@ __all__ = [
     "Change",
     "ConstantAttributeError",
     "Conversion",
-    "Kind",
     "OptimizerError",
+    "OptimizerKind",
     "OptimizerLink",
     "Receipt",
     "Row",

@@ -16,7 +16,7 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.errors import OptimizerError, did_you_mean
 from ignite_ipu.optimizers.checks import clipping_problem
-from ignite_ipu.optimizers.kinds import Kind, kind_of_device, kind_of_torch
+from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
 __all__ = [
@@ -52,7 +52,7 @@ class Conversion:
 
     source: torch.optim.Optimizer
     optimizer: DeviceOptimizer
-    kind: Kind
+    kind: OptimizerKind
     variable: FrozenSet[str]
     receipt: Receipt
 
@@ -197,7 +197,7 @@ def _pass_through(
     return Conversion(optimizer, optimizer, kind, changing, _receipt(optimizer, kind, rows))
 
 
-def _refusals(optimizer: torch.optim.Optimizer, kind: Kind) -> List[Row]:
+def _refusals(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> List[Row]:
     rows = [
         Row(name, str(True), "refused", "", note)
         for name, note in _REFUSED.items()
@@ -216,7 +216,7 @@ def _refusals(optimizer: torch.optim.Optimizer, kind: Kind) -> List[Row]:
     return rows
 
 
-def _raise_refusals(optimizer: torch.optim.Optimizer, kind: Kind, rows: List[Row]) -> None:
+def _raise_refusals(optimizer: torch.optim.Optimizer, kind: OptimizerKind, rows: List[Row]) -> None:
     refused = [row for row in rows if row.fate == "refused"]
     if refused:
         reasons = "; ".join(f"{row.attribute}={row.value}: {row.note}" for row in refused)
@@ -225,7 +225,7 @@ def _raise_refusals(optimizer: torch.optim.Optimizer, kind: Kind, rows: List[Row
         )
 
 
-def _check_device_arguments(kind: Kind, asked: Dict[str, Any]) -> None:
+def _check_device_arguments(kind: OptimizerKind, asked: Dict[str, Any]) -> None:
     for name in asked:
         if name not in kind.device_arguments:
             raise OptimizerError(
@@ -239,7 +239,7 @@ def _check_device_arguments(kind: Kind, asked: Dict[str, Any]) -> None:
             raise OptimizerError(f"{name} must be positive, got {value!r}.")
 
 
-def _check_names(kind: Kind, variable: FrozenSet[str], constant: FrozenSet[str]) -> None:
+def _check_names(kind: OptimizerKind, variable: FrozenSet[str], constant: FrozenSet[str]) -> None:
     known = (*kind.numbers, "loss_scaling")
     for name in (*variable, *constant):
         if name in kind.structural:
@@ -253,7 +253,7 @@ def _check_names(kind: Kind, variable: FrozenSet[str], constant: FrozenSet[str])
 
 def _variable(
     optimizer: torch.optim.Optimizer,
-    kind: Kind,
+    kind: OptimizerKind,
     variable: FrozenSet[str],
     constant: FrozenSet[str],
     asked: Dict[str, Any],
@@ -272,7 +272,7 @@ def _variable(
 
 
 def _device_optimizer(
-    optimizer: torch.optim.Optimizer, kind: Kind, variable: FrozenSet[str], asked: Dict[str, Any]
+    optimizer: torch.optim.Optimizer, kind: OptimizerKind, variable: FrozenSet[str], asked: Dict[str, Any]
 ) -> Any:
     names = (*kind.numbers, *kind.structural)
     groups: List[Dict[str, Any]] = []
@@ -296,7 +296,7 @@ def _device_value(name: str, value: Any) -> Any:
     return 0.0 if name == "dampening" else hyper_parameter(name, value)
 
 
-def _kept_rows(optimizer: torch.optim.Optimizer, kind: Kind, variable: FrozenSet[str]) -> List[Row]:
+def _kept_rows(optimizer: torch.optim.Optimizer, kind: OptimizerKind, variable: FrozenSet[str]) -> List[Row]:
     rows = []
     for name in kind.numbers:
         role = "variable" if name in variable else "constant"
@@ -332,7 +332,7 @@ def _dropped_rows(optimizer: torch.optim.Optimizer) -> List[Row]:
     ]
 
 
-def _receipt(optimizer: torch.optim.Optimizer, kind: Kind, rows: List[Row]) -> Receipt:
+def _receipt(optimizer: torch.optim.Optimizer, kind: OptimizerKind, rows: List[Row]) -> Receipt:
     parameters = sum(len(group["params"]) for group in optimizer.param_groups)
     counted = f"parameter groups: {len(optimizer.param_groups)}, parameters: {parameters}"
     return Receipt(f"{type(optimizer).__name__} -> poptorch.optim.{kind.name} ({counted})", tuple(rows))

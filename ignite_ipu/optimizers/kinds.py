@@ -10,13 +10,13 @@ import torch
 
 from ignite_ipu.errors import OptimizerError
 
-__all__ = ["ADAM", "ADAMW", "KINDS", "LAMB", "RMSPROP", "SGD", "Kind", "kind_of_device", "kind_of_torch"]
+__all__ = ["ADAM", "ADAMW", "KINDS", "LAMB", "RMSPROP", "SGD", "OptimizerKind", "kind_of_device", "kind_of_torch"]
 
 _MOMENTS = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class OptimizerKind:
     """One optimizer that PopTorch implements.
 
     Attributes:
@@ -62,7 +62,7 @@ class Kind:
         return {slot: prefix for slot, prefix in self.slots.items() if slot not in unused}
 
 
-SGD = Kind(
+SGD = OptimizerKind(
     name="SGD",
     numbers=("lr", "momentum", "dampening", "weight_decay"),
     structural=("nesterov",),
@@ -73,7 +73,7 @@ SGD = Kind(
     device_counts_steps=False,
     scaled=("momentum_buffer",),
 )
-ADAM = Kind(
+ADAM = OptimizerKind(
     name="Adam",
     numbers=("lr", "betas", "eps", "weight_decay"),
     structural=(),
@@ -91,7 +91,7 @@ LAMB = dataclasses.replace(
     settled=("bias_correction",),
     device_arguments=("loss_scaling", *_MOMENTS),
 )
-RMSPROP = Kind(
+RMSPROP = OptimizerKind(
     name="RMSprop",
     numbers=("lr", "alpha", "eps", "weight_decay", "momentum"),
     structural=("centered",),
@@ -119,7 +119,7 @@ _REASONS = {
 }
 
 
-def kind_of_torch(optimizer: torch.optim.Optimizer) -> Kind:
+def kind_of_torch(optimizer: torch.optim.Optimizer) -> OptimizerKind:
     """Return the kind that a torch optimizer is.
 
     Raises:
@@ -146,7 +146,7 @@ def _check_step(optimizer: torch.optim.Optimizer, torch_class: Any) -> None:
         )
 
 
-def _coupled_or_decoupled(optimizer: torch.optim.Optimizer) -> Kind:
+def _coupled_or_decoupled(optimizer: torch.optim.Optimizer) -> OptimizerKind:
     flags = {bool(group.get("decoupled_weight_decay", False)) for group in optimizer.param_groups}
     if len(flags) > 1:
         raise OptimizerError(
@@ -156,7 +156,7 @@ def _coupled_or_decoupled(optimizer: torch.optim.Optimizer) -> Kind:
     return ADAMW if flags == {True} else ADAM
 
 
-def kind_of_device(optimizer: Any) -> Kind:
+def kind_of_device(optimizer: Any) -> OptimizerKind:
     """Return the kind of one of PopTorch's own optimizers, by the name of its class or of the class it derives from.
 
     Raises:

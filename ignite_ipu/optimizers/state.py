@@ -16,7 +16,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptimizerError
-from ignite_ipu.optimizers.kinds import RMSPROP, Kind, kind_of_device, kind_of_torch
+from ignite_ipu.optimizers.kinds import RMSPROP, OptimizerKind, kind_of_device, kind_of_torch
 
 __all__ = ["STEP", "convert_optimizer_state", "numbered_groups", "state_from_torch", "state_to_torch"]
 
@@ -27,7 +27,7 @@ def state_to_torch(
     device_state: Mapping[str, torch.Tensor],
     names: Sequence[str],
     param_groups: Sequence[Mapping[str, Any]],
-    kind: Kind,
+    kind: OptimizerKind,
     *,
     steps: float = 0.0,
     loss_scaling: float = 1.0,
@@ -71,7 +71,7 @@ def state_from_torch(
     names: Sequence[str],
     shapes: Sequence[Sequence[int]],
     param_groups: Sequence[Mapping[str, Any]],
-    kind: Kind,
+    kind: OptimizerKind,
     *,
     variable: Collection[str] = (),
     known: Optional[Mapping[str, torch.Tensor]] = None,
@@ -136,7 +136,7 @@ def _put(
     result[entry] = tensor.reshape(wanted).clone()
 
 
-def _check_entries(entries: Mapping[str, Any], name: str, kind: Kind) -> None:
+def _check_entries(entries: Mapping[str, Any], name: str, kind: OptimizerKind) -> None:
     known = {*kind.slots, "step"}
     strange: List[str] = [slot for slot, value in entries.items() if slot not in known and value is not None]
     if strange:
@@ -146,7 +146,7 @@ def _check_entries(entries: Mapping[str, Any], name: str, kind: Kind) -> None:
         )
 
 
-def _step_in_torch(step: float, kind: Kind) -> Union[int, torch.Tensor]:
+def _step_in_torch(step: float, kind: OptimizerKind) -> Union[int, torch.Tensor]:
     if kind is RMSPROP and _rmsprop_counts_in_python():
         return int(step)
     return torch.tensor(step, dtype=torch.float32)
@@ -232,7 +232,7 @@ def _refuse_other_names(device_state: Mapping[str, Any], names: Collection[str],
 
 
 def _to_torch(
-    state_dict: Mapping[str, Any], kind: Kind, names: List[str], numbered: List[Dict[str, Any]], steps: int
+    state_dict: Mapping[str, Any], kind: OptimizerKind, names: List[str], numbered: List[Dict[str, Any]], steps: int
 ) -> Dict[str, Any]:
     device_state = state_dict["ipu_state"]
     if device_state is None:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ignite_ipu.errors import RowsError, listed
 from ignite_ipu.program.tensors.rows import row_count, row_range
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 
 __all__ = ["FillingCheck"]
 
@@ -29,9 +29,9 @@ class FillingCheck:
         self._passed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._cuttable: weakref.WeakSet[Any] = weakref.WeakSet()
         # By program, a sample of its first batch without filling, to fill up with.
-        self._samples: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
+        self._samples: weakref.WeakKeyDictionary[ModelProgram, Any] = weakref.WeakKeyDictionary()
 
-    def checked(self, program: Program, batch: Any, valid: int, call: Callable[[Any], Any]) -> Any:
+    def checked(self, program: ModelProgram, batch: Any, valid: int, call: Callable[[Any], Any]) -> Any:
         """Return what comes out of a program for the samples of a batch.
 
         Args:
@@ -48,12 +48,12 @@ class FillingCheck:
             self.keep_sample(program, batch)
         return output
 
-    def keep_sample(self, program: Program, batch: Any) -> None:
+    def keep_sample(self, program: ModelProgram, batch: Any) -> None:
         """Keep a sample of a program's first batch, to fill up with when a later batch has only one."""
         if program not in self._samples:
             self._samples[program] = map_tensors(row_range(batch, 0, 1), torch.clone)
 
-    def may_cut(self, program: Program, batch: Any, call: Callable[[Any], Any]) -> bool:
+    def may_cut(self, program: ModelProgram, batch: Any, call: Callable[[Any], Any]) -> bool:
         """Tell whether a larger batch may be cut into pieces of a program's size.
 
         Args:
@@ -77,7 +77,7 @@ class FillingCheck:
             self._cuttable.add(executor)
         return True
 
-    def _check(self, program: Program, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
+    def _check(self, program: ModelProgram, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
         rows, executor = row_count(batch), program.executor
         if executor in self._passed or valid % (rows // program.micro_batches) == 0:
             return  # whole micro-batches of filling are never mixed with samples

@@ -15,7 +15,7 @@ from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, split_rows, take_rows
 from ignite_ipu.session.batch_padding import FillingCheck
 from ignite_ipu.session.placement import Placing
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs
 
 __all__ = ["Evaluation", "Inference"]
@@ -40,10 +40,10 @@ class Evaluation:
         pipeline: Optional[PipelineRequest] = None,
     ) -> None:
         self._inference, self._step, self._options, self._pipeline = inference, step, options, pipeline
-        self._program: Optional[Program] = None
+        self._program: Optional[ModelProgram] = None
         self._trainers = 0
 
-    def program(self) -> Program:
+    def program(self) -> ModelProgram:
         """Return the program, with the model's modules in evaluation mode."""
         program, inference = self._program, self._inference
         if program is None or self._trainers != inference.trainers or program not in inference.programs.evaluations:
@@ -100,15 +100,15 @@ class Inference:
         step: BatchStep,
         options: Options,
         pipeline: Optional[PipelineRequest] = None,
-        instead_of: Optional[Program] = None,
+        instead_of: Optional[ModelProgram] = None,
         reports_frozen: bool = True,
-    ) -> Program:
+    ) -> ModelProgram:
         """Return the program that evaluates the model so; evaluators that ask for the same share one.
 
         Args:
             options: `poptorch.Options` for inference.
             pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
-            instead_of: Program that has evaluated for the caller so far, destroyed if another does from now on.
+            instead_of: ModelProgram that has evaluated for the caller so far, destroyed if another does from now on.
             reports_frozen: Whether to say that forward changes Python values, which a program does not do again.
 
         Raises:
@@ -124,20 +124,20 @@ class Inference:
             check_ipus(options)
             placing = None if pipeline is None else Placing(pipeline, step, options, False)
             on_trace = programs.report_frozen if reports_frozen else None
-            program = Program(step, options, programs.weights, programs.hooks, placing, on_trace=on_trace)
+            program = ModelProgram(step, options, programs.weights, programs.hooks, placing, on_trace=on_trace)
             programs.evaluations.append(program)
         if instead_of is not None and instead_of is not program:
             self.drop(instead_of)
         return program
 
-    def _known(self, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> Optional[Program]:
+    def _known(self, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> Optional[ModelProgram]:
         for program in self.programs.evaluations:
             asked = None if program.placing is None else program.placing.request
             if asked == pipeline and program.asked is options and program.step.computes_like(step):
                 return program
         return None
 
-    def drop(self, program: Program) -> None:
+    def drop(self, program: ModelProgram) -> None:
         """Destroy a program that nobody needs any more."""
         programs = self.programs
         program.destroy()
@@ -146,7 +146,7 @@ class Inference:
         if program in programs.evaluations:
             programs.evaluations.remove(program)
 
-    def evaluate(self, program: Program, x: Any, y: Any = None) -> Tuple[Any, Any, Any]:
+    def evaluate(self, program: ModelProgram, x: Any, y: Any = None) -> Tuple[Any, Any, Any]:
         """Evaluate a batch by the newest weights.
 
         Returns:
@@ -172,7 +172,7 @@ class Inference:
         x, y = join_rows([program.returned_rows(piece) for piece in pieces])
         return x, y, predictions
 
-    def predictions(self, program: Program, x: Any) -> Any:
+    def predictions(self, program: ModelProgram, x: Any) -> Any:
         """Return the predictions for a batch of any number of samples, one row each, by the newest weights.
 
         More samples than the program's are evaluated in pieces, where that does not change the predictions; where it
@@ -196,10 +196,10 @@ class Inference:
             predictions.append(self.filling.checked(program, piece, valid, call))
         return join_rows(predictions)
 
-    def _samples(self, program: Program, valid: int, rows: int, piece: Any) -> Any:
+    def _samples(self, program: ModelProgram, valid: int, rows: int, piece: Any) -> Any:
         return take_rows(self.infer(program, piece), valid, rows)
 
-    def infer(self, program: Program, *parts: Any) -> Any:
+    def infer(self, program: ModelProgram, *parts: Any) -> Any:
         """Return what an inference program returns for the parts of one batch, by the newest weights.
 
         Raises:
@@ -210,7 +210,7 @@ class Inference:
             return self._infer(program, parts)
         return guard.evaluate(program, functools.partial(self._infer, program, parts))
 
-    def _infer(self, program: Program, parts: Tuple[Any, ...]) -> Any:
+    def _infer(self, program: ModelProgram, parts: Tuple[Any, ...]) -> Any:
         programs = self.programs
         programs.hooks.check_evaluation()
         programs.weights.notice_edits()
@@ -218,7 +218,7 @@ class Inference:
         leaves = program.arguments(*parts)
         return self.call(program, leaves, parts[0] if len(parts) == 1 else parts)
 
-    def call(self, program: Program, leaves: Sequence[Any], x: Any) -> Any:
+    def call(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Any:
         """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""
         programs, executor = self.programs, program.executor
         programs.shared.take_over()

@@ -1,4 +1,4 @@
-"""`Program`: a module that is compiled on first use, and `CompiledProgram`: what PopTorch has made of it."""
+"""`ModelProgram`: a module that is compiled on first use, and `CompiledProgram`: what PopTorch has made of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ignite_ipu.session.weights.batch_counters import Counted, counted_by_norms
 from ignite_ipu.session.weights.compiled_buffers import CompiledBuffers
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["CompiledProgram", "Program"]
+__all__ = ["CompiledProgram", "ModelProgram"]
 
 _logger = logging.getLogger("ignite_ipu")
 # In the place of a random state that nobody knows any more.
@@ -44,7 +44,7 @@ _AVERAGED = (
 )
 
 
-class Program:
+class ModelProgram:
     """A module compiled for training or for evaluation, on first use.
 
     Args:
@@ -71,7 +71,7 @@ class Program:
         hooks: SessionHooks,
         placing: Optional[Placing] = None,
         link: Optional[OptimizerLink] = None,
-        on_trace: Optional[Callable[[Program, List[str]], None]] = None,
+        on_trace: Optional[Callable[[ModelProgram, List[str]], None]] = None,
     ) -> None:
         self.step = step
         self.asked = asked
@@ -299,7 +299,7 @@ class Program:
         self.destroy()
         self.geometry = None
 
-    def succeeded_by(self, step: BatchStep, options: Options) -> Program:
+    def succeeded_by(self, step: BatchStep, options: Options) -> ModelProgram:
         """Give everything back and return a program for another module, which goes on where this one ends."""
         self.destroy()
         self.unwrap()
@@ -312,9 +312,9 @@ class Program:
             self._executor = self._compiled = None
             unwrap_tensors(self.step)
 
-    def like(self, step: BatchStep, options: Options) -> Program:
+    def like(self, step: BatchStep, options: Options) -> ModelProgram:
         """Return a program for another module, which goes on where this one is."""
-        successor = Program(step, options, self._weights, self._hooks, self.placing, self._link, self._on_trace)
+        successor = ModelProgram(step, options, self._weights, self._hooks, self.placing, self._link, self._on_trace)
         successor._random_state = self._random_state
         return successor
 
@@ -328,7 +328,7 @@ class Program:
         self._classes = classes_of(self.step)
         unwrap_tensors(self.step)
 
-    def take_back(self, other: Program) -> None:
+    def take_back(self, other: ModelProgram) -> None:
         """Train with this program again, after `set_aside`, and go on where another's random stream is.
 
         It comes to its IPUs when it is loaded.

@@ -12,7 +12,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import ModelChanges, report_frozen
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.model_states import ModelStates
@@ -46,17 +46,17 @@ class Programs:
         self.changes = ModelChanges(model, self.weights, self._compile_again, self.hooks)
         self.states = ModelStates(model, self.weights, self.look_again)
         self.trained: Optional[Trained] = None
-        self.evaluations: List[Program] = []
-        self.active: Optional[Program] = None
+        self.evaluations: List[ModelProgram] = []
+        self.active: Optional[ModelProgram] = None
         self.share_ipus = False
 
-    def __iter__(self) -> Iterator[Program]:
+    def __iter__(self) -> Iterator[ModelProgram]:
         if self.trained is not None:
             yield from (self.trained.program, *self.trained.aside)
         yield from self.evaluations
 
     @contextlib.contextmanager
-    def loading(self, wanted: Program) -> Iterator[None]:
+    def loading(self, wanted: ModelProgram) -> Iterator[None]:
         """Have a program compiled or brought to its IPUs in the `with` block, for which others give theirs back.
 
         They do where that is wanted, or where the machine has not enough IPUs for all of them.
@@ -76,7 +76,7 @@ class Programs:
                 raise
             raise SessionError(f"{error} (With IPUConfig(share_ipus=True) both take turns.)") from error
 
-    def _exceed_machine(self, wanted: Program) -> bool:
+    def _exceed_machine(self, wanted: ModelProgram) -> bool:
         """Tell whether the machine has no device with IPUs for all programs that are on theirs and another one."""
         others = [program for program in self if program is not wanted and program.ready]
         if not others or is_simulated(wanted.asked):
@@ -147,11 +147,11 @@ class Programs:
             if program.compiled is not None and program.compiled.retrace.is_worth_it:
                 self.changes.look_again(program)
 
-    def report_frozen(self, program: Program, changed: List[str]) -> None:
+    def report_frozen(self, program: ModelProgram, changed: List[str]) -> None:
         """Say that forward has changed Python values while it was traced, as the session's hooks want it."""
         report_frozen(program, changed, self.hooks.refuse_frozen)
 
-    def _compile_again(self, program: Program) -> None:
+    def _compile_again(self, program: ModelProgram) -> None:
         if self.trained is not None and program is self.trained.program:
             self.trained.compile_again()
         else:

@@ -13,7 +13,7 @@ from torch import nn
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["ModelChanges", "changes_in_every_call", "report_frozen"]
@@ -51,7 +51,7 @@ class ModelChanges:
         self,
         model: nn.Module,
         weights: Weights,
-        compile_again: Callable[[Program], None],
+        compile_again: Callable[[ModelProgram], None],
         hooks: SessionHooks,
     ) -> None:
         self._model = model
@@ -78,7 +78,7 @@ class ModelChanges:
             )
         self._registrations = REGISTRATIONS.count
 
-    def follow(self, program: Program) -> None:
+    def follow(self, program: ModelProgram) -> None:
         """Have a program compiled again if what it has as constants has changed.
 
         Raises:
@@ -90,16 +90,16 @@ class ModelChanges:
         self.follow_buffers(program)
         self.follow_trace(program)
 
-    def follow_trace(self, program: Program) -> None:
+    def follow_trace(self, program: ModelProgram) -> None:
         """Trace a program's module a second time, if that is due before the next call."""
         if program.compiled is not None and program.compiled.retrace.is_due:
             self.look_again(program)
 
-    def follow_buffers(self, program: Program) -> None:
+    def follow_buffers(self, program: ModelProgram) -> None:
         """Have a program compiled again if whole numbers or booleans in buffers have changed."""
         self._follow(program, program.changed_buffers(), _BUFFERS_CHANGED)
 
-    def look_again(self, program: Program) -> None:
+    def look_again(self, program: ModelProgram) -> None:
         """Trace a program's module a second time, and have it compiled again if that computes something else."""
         compiled = program.compiled
         calls = 0 if compiled is None else compiled.retrace.calls
@@ -114,7 +114,7 @@ class ModelChanges:
         self.refuse_replaced()
         self._compile_again(program)
 
-    def _follow(self, program: Program, changed: Sequence[str], message: str) -> None:
+    def _follow(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         if changed:
             self.refuse_replaced()
             _logger.warning(message, ", ".join(changed))
@@ -129,7 +129,7 @@ def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:
     )
 
 
-def report_frozen(program: Program, changed: List[str], refuse: Optional[Callable[[str], None]]) -> None:
+def report_frozen(program: ModelProgram, changed: List[str], refuse: Optional[Callable[[str], None]]) -> None:
     """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
 
     Args:

@@ -23,7 +23,7 @@ from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.processes import check_same_weights, describe_processes
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.summary import summarise
 from ignite_ipu.session.training import Trained
@@ -71,7 +71,7 @@ class IPUSession:
         self.model = model
         self._programs = programs = Programs(model)
         self.hooks, self.weights, self.changes = programs.hooks, programs.weights, programs.changes
-        self.evaluations: List[Program] = programs.evaluations
+        self.evaluations: List[ModelProgram] = programs.evaluations
         self.inference = Inference(programs)
         self.data: Optional[str] = None
         self._gradient_hooks = GradientHooks(model)
@@ -97,7 +97,7 @@ class IPUSession:
         return self._programs.trained
 
     @property
-    def training(self) -> Optional[Program]:
+    def training(self) -> Optional[ModelProgram]:
         """The training program, None without a trainer."""
         return None if self._programs.trained is None else self._programs.trained.program
 
@@ -107,7 +107,7 @@ class IPUSession:
         return None if self._programs.trained is None else self._programs.trained.link
 
     @property
-    def active(self) -> Optional[Program]:
+    def active(self) -> Optional[ModelProgram]:
         """The program that was called last."""
         return self._programs.active
 
@@ -163,7 +163,7 @@ class IPUSession:
         self._include(step)
         return trained
 
-    def replace_training(self, step: BatchStep, options: Options, keep: bool = False) -> Program:
+    def replace_training(self, step: BatchStep, options: Options, keep: bool = False) -> ModelProgram:
         """Train by another program from now on, and return it; see `Trained.replace`.
 
         Raises:

@@ -8,7 +8,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.program.options import output_mode
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs
 from ignite_ipu.session.training import Trained
 
@@ -47,7 +47,7 @@ def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List
     return lines
 
 
-def _batch(program: Program) -> str:
+def _batch(program: ModelProgram) -> str:
     geometry = program.geometry
     if geometry is not None:
         return geometry.explain()
@@ -58,7 +58,7 @@ def _batch(program: Program) -> str:
     )
 
 
-def _ipus(trained: Program, programs: Programs) -> str:
+def _ipus(trained: ModelProgram, programs: Programs) -> str:
     training, evaluation = trained.ipus, [program.ipus for program in programs.evaluations]
     known = [ipus for ipus in (training, *evaluation) if ipus is not None]
     if len(known) <= len(evaluation):

@@ -14,7 +14,7 @@ from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.placement import Placing
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["Trained"]
@@ -28,7 +28,7 @@ class Trained:
     Args:
         options: `poptorch.Options` for training.
         placing: What puts the model on several IPUs.
-        on_trace: As for `Program`.
+        on_trace: As for `ModelProgram`.
 
     Attributes:
         program: The program that trains at present; compiled when the first batch comes.
@@ -47,13 +47,13 @@ class Trained:
         weights: Weights,
         hooks: SessionHooks,
         placing: Optional[Placing],
-        on_trace: Callable[[Program, List[str]], None],
+        on_trace: Callable[[ModelProgram, List[str]], None],
     ) -> None:
         names = dict(step.named_parameters())
         self.link = OptimizerLink(conversion, names, copying=hooks.copy, check_shown=hooks.check_shown)
         self.hooks = StepHooks(conversion.source)
-        self.program = Program(step, options, weights, hooks, placing, self.link, on_trace)
-        self.aside: List[Program] = []
+        self.program = ModelProgram(step, options, weights, hooks, placing, self.link, on_trace)
+        self.aside: List[ModelProgram] = []
         self._trainable = Trainable(step)
         self._weights = weights
 
@@ -82,7 +82,7 @@ class Trained:
         if changed:
             self.link.send_again(self._trainable.names())
 
-    def resume(self, program: Program) -> None:
+    def resume(self, program: ModelProgram) -> None:
         """Train by an earlier program again, which `replace` has kept.
 
         Weights and optimizer state go to the host once, and from there to the program when it is loaded.
@@ -95,7 +95,7 @@ class Trained:
         program.take_back(current)
         self.program = program
 
-    def drop_aside(self, program: Optional[Program] = None) -> None:
+    def drop_aside(self, program: Optional[ModelProgram] = None) -> None:
         """Destroy a program that was kept, or all of them."""
         for kept in [program] if program is not None else list(self.aside):
             self.aside.remove(kept)

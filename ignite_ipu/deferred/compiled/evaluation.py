@@ -20,7 +20,7 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 
@@ -46,9 +46,9 @@ class CapturedEvaluation:
         self._session = session
         self._config = config
         # Beginning with the one that was not used for longest.
-        self._programs: Dict[Hashable, Program] = {}
-        self._by_kind: Dict[Hashable, Program] = {}
-        self._row_wise: Dict[Program, bool] = {}
+        self._programs: Dict[Hashable, ModelProgram] = {}
+        self._by_kind: Dict[Hashable, ModelProgram] = {}
+        self._row_wise: Dict[ModelProgram, bool] = {}
         # What `REGISTRATIONS` had counted at the last look for other parameters.
         self._registrations = NEVER
         self._states: Dict[nn.Module, PythonState] = {}
@@ -125,7 +125,7 @@ class CapturedEvaluation:
             self._parts.append(parts)
         return self._parts.index(parts)
 
-    def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor]) -> Program:
+    def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor]) -> ModelProgram:
         if not tensors:
             raise CaptureError(f"The model was called without a tensor at {current_line()}.")
         shapes = [tuple(tensor.shape) for tensor in tensors]
@@ -163,7 +163,7 @@ class CapturedEvaluation:
         self._row_wise.pop(program, None)
         self._session.inference.drop(program)
 
-    def _filled_up(self, program: Program, tensors: List[torch.Tensor]) -> Any:
+    def _filled_up(self, program: ModelProgram, tensors: List[torch.Tensor]) -> Any:
         step = program.step
         assert isinstance(step, CalledStep) and program.rows is not None
         rows = program.rows
@@ -173,13 +173,13 @@ class CapturedEvaluation:
         )
         return unflatten(step.output, outputs)
 
-    def _fits(self, program: Program, tensors: Sequence[torch.Tensor]) -> bool:
+    def _fits(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> bool:
         """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""
         sizes = {tensor.shape[:1] for tensor in tensors}
         rows = program.rows
         return rows is not None and self._row_wise[program] and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
 
-    def _call(self, program: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _call(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
         self._session.weights.notice_edits()
         self._session.changes.follow_buffers(program)

@@ -24,7 +24,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.tensors.rows import join_tensors
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["CapturedTraining"]
@@ -106,7 +106,7 @@ class CapturedTraining:
         self._last: Optional[_Compiled] = None
         self.prepared = False
         # Programs that are not used at the moment, and what they were compiled for.
-        self._kept: List[Tuple[_Compiled, Program]] = []
+        self._kept: List[Tuple[_Compiled, ModelProgram]] = []
         self.modes = Modes(session.model, session.weights)
         self._clips_by_call = self._clipped = False
         self._random_state: Optional[List[int]] = None
@@ -316,7 +316,7 @@ class CapturedTraining:
             modes,
         )
 
-    def _resume(self, kept: Tuple[_Compiled, Program]) -> _Compiled:
+    def _resume(self, kept: Tuple[_Compiled, ModelProgram]) -> _Compiled:
         """Let an earlier program serve from now on, and return what it was compiled for."""
         self._kept.remove(kept)
         self._keep()

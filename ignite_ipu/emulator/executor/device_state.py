@@ -10,7 +10,7 @@ from ignite_ipu.emulator.device.faults import Fault
 from ignite_ipu.emulator.executor.observation import Observation
 from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.executor.weight_copies import WeightCopies
-from ignite_ipu.emulator.runtime.program import Program
+from ignite_ipu.emulator.runtime.program import DeviceProgram
 
 
 class DeviceState:
@@ -50,7 +50,7 @@ class DeviceState:
         if self.fault is not None:
             raise self.fault.error()
 
-    def fail_on_demand(self, kind: str, program: Optional[Program]) -> None:
+    def fail_on_demand(self, kind: str, program: Optional[DeviceProgram]) -> None:
         """Fail as somebody has asked for this "call" or "copy" to, or if the device has stopped to answer."""
         self.check_answers()
         fault = faults.next_fault(kind)
@@ -58,7 +58,7 @@ class DeviceState:
             self.fault = fault if fault.lasting and program is not None and program.attached else None
             raise fault.error()
 
-    def load(self, program: Program, owner: object) -> None:
+    def load(self, program: DeviceProgram, owner: object) -> None:
         """Take the IPUs for `owner` and upload everything.
 
         Raises:
@@ -72,7 +72,7 @@ class DeviceState:
         if self.random is not None:
             program.random.write(self.random)
 
-    def load_optimizer(self, program: Program, download: Callable[[], object]) -> None:
+    def load_optimizer(self, program: DeviceProgram, download: Callable[[], object]) -> None:
         """Send an optimizer state that was loaded on the host; PopTorch sends the weights along with it.
 
         Args:
@@ -83,7 +83,7 @@ class DeviceState:
         self._optimizer.send_pending_state()
         program.upload()
 
-    def read_random(self, program: Program) -> Optional[List[int]]:
+    def read_random(self, program: DeviceProgram) -> Optional[List[int]]:
         """Return the random state, the device's if that has moved on; None if there is none to be known yet."""
         if self.random_is_stale:
             self.fail_on_demand("copy", program)
@@ -94,7 +94,7 @@ class DeviceState:
         """Set the random state, of now and of later times on a device."""
         self.random, self.random_is_stale = list(state), False
 
-    def leave(self, program: Program) -> None:
+    def leave(self, program: DeviceProgram) -> None:
         """Give the IPUs back; what was on them is gone."""
         self._observation.write_report(program, self._meter)
         program.detach()

@@ -22,7 +22,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.root import resolved
 from ignite_ipu.emulator.runtime.device_calls import DeviceCalls, Latency
-from ignite_ipu.emulator.runtime.program import Program, options_name
+from ignite_ipu.emulator.runtime.program import DeviceProgram, options_name
 from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected
 from ignite_ipu.emulator.values.arguments import (
@@ -64,7 +64,7 @@ class PoplarExecutor:
         self._user_model = self._model if is_copy else model if user_model is None else user_model
         self._meter = Meter()
         self._is_offline = self._options.connection_type == ConnectionType.Never
-        self._program: Optional[Program] = None
+        self._program: Optional[DeviceProgram] = None
         self._plain: Optional[Shapes] = None
         self._device_calls = DeviceCalls(training, self._meter)
         self._observation = Observation(self._options, model.training)
@@ -110,7 +110,7 @@ class PoplarExecutor:
     # Private in PopTorch, and asked by Lightning and Optimum: is there a compiled program, and for which arguments?
 
     @property
-    def _executable(self) -> Optional[Program]:
+    def _executable(self) -> Optional[DeviceProgram]:
         return self._program
 
     @property
@@ -398,7 +398,7 @@ class PoplarExecutor:
         """Return (min, max, average) seconds that the outputs took to reach the host."""
         return self._device_calls.times.latency(crossing=True)
 
-    def _run(self, program: Program, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
+    def _run(self, program: DeviceProgram, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
         """Run on `arguments`, or on `given` alone where these are tensors known to fit."""
         if not program.attached:
             self._device_state.load(program, self)
@@ -422,7 +422,7 @@ class PoplarExecutor:
             self._observation.write_report(program, self._meter)
         return result
 
-    def _compiled(self, what: str) -> Program:
+    def _compiled(self, what: str) -> DeviceProgram:
         if self._program is None:
             raise python_error(
                 f"{what} needs a compiled model: this one has not been compiled or has been destroyed. "
@@ -430,7 +430,7 @@ class PoplarExecutor:
             )
         return self._program
 
-    def _compile(self, arguments: Arguments, adopt: Optional[Callable[[Program], None]] = None) -> Program:
+    def _compile(self, arguments: Arguments, adopt: Optional[Callable[[DeviceProgram], None]] = None) -> DeviceProgram:
         """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
         if adopt is None:
             check_for_compile(arguments)
@@ -452,10 +452,10 @@ class PoplarExecutor:
             progress(2, 2)
         return program
 
-    def _traced(self, arguments: Arguments, adopt: Optional[Callable[[Program], None]]) -> Program:
+    def _traced(self, arguments: Arguments, adopt: Optional[Callable[[DeviceProgram], None]]) -> DeviceProgram:
         with self._observation.compilation():
             with compile_turn(self._options, self._model):
-                program = Program(
+                program = DeviceProgram(
                     model=self._model,
                     arguments=arguments,
                     options=self._options,
@@ -476,7 +476,7 @@ class PoplarExecutor:
         name = options_name(self._options, self._training)
         return cache.lookup(self._options, self._training, compiled_in, name, self._meter)
 
-    def _detach(self, program: Program) -> None:
+    def _detach(self, program: DeviceProgram) -> None:
         # Each of these may fail, and then the IPUs are not given back.
         self._device_state.read_random(program)
         self.copyWeightsToHostIfNeeded()

@@ -12,7 +12,7 @@ from ignite_ipu.emulator.errors import Error, cut_long_message
 from ignite_ipu.emulator.logs import limit_repeats
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
-from ignite_ipu.emulator.runtime.program import Program
+from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.runtime.report import Report
 
 _QUIET_SECONDS = 1.0
@@ -57,7 +57,7 @@ class Observation:
                 self.cut(error)
                 raise
 
-    def write_report(self, program: Program, meter: Meter) -> None:
+    def write_report(self, program: DeviceProgram, meter: Meter) -> None:
         """Write the automatic report of a program, if one is asked for."""
         if program.report is not None:
             program.report.write(program, meter.own, self.compilation_seconds)

@@ -22,7 +22,7 @@ from ignite_ipu.emulator.files import container, trust
 from ignite_ipu.emulator.files.container import DamagedFile, NotPlain
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.runtime.program import Program
+from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.version import __version__
 
@@ -63,7 +63,7 @@ class File(NamedTuple):
         """Return the arguments that the model was compiled for."""
         return self.arguments if self.arguments is not None else cast(Arguments, self.pickled(_ARGUMENTS))
 
-    def give_to(self, program: Program) -> None:
+    def give_to(self, program: DeviceProgram) -> None:
         """Give a freshly traced program the compiled-in values of the file.
 
         Raises:
@@ -87,7 +87,7 @@ class File(NamedTuple):
 
 def save(
     filename: str,
-    program: Program,
+    program: DeviceProgram,
     options: Options,
     training: bool,
     model: Optional[Dict[str, Any]],
@@ -163,7 +163,7 @@ def _target(filename: str) -> str:
     return filename
 
 
-def _executable(program: Program) -> _Executable:
+def _executable(program: DeviceProgram) -> _Executable:
     graph = program.graph
     return _Executable(
         fingerprint=_fingerprint(program),
@@ -175,7 +175,7 @@ def _executable(program: Program) -> _Executable:
     )
 
 
-def _fingerprint(program: Program) -> str:
+def _fingerprint(program: DeviceProgram) -> str:
     try:
         text = graph_text(program.capture.graph)
     except NoFingerprint:

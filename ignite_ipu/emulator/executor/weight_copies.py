@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.executor.observation import Observation
 from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
-from ignite_ipu.emulator.runtime.program import Program
+from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.values.wrapping import Wrapping, fetch, holder_of, is_wrapped
 
 
@@ -37,7 +37,7 @@ class WeightCopies:
         self.device_is_newer = False
         self.downloads = 0
 
-    def to_host(self, program: Program) -> None:
+    def to_host(self, program: DeviceProgram) -> None:
         """Download the device's copy into the host's tensors."""
         # Off while the tensors are written to, which would ask for them again.
         newer, self.device_is_newer = self.device_is_newer, False
@@ -50,7 +50,7 @@ class WeightCopies:
             raise
         self.downloads += 1
 
-    def to_device(self, program: Program, optimizer: Optional[OptimizerTracker]) -> None:
+    def to_device(self, program: DeviceProgram, optimizer: Optional[OptimizerTracker]) -> None:
         """Upload the host's copy, after the state that an optimizer loses with it."""
         with self._observation.call("copyWeightsToDevice"):
             if optimizer is not None:
@@ -59,7 +59,7 @@ class WeightCopies:
             self.follow_model(program)
             program.upload()
 
-    def buffers_to_device(self, program: Program, names: Sequence[str]) -> None:
+    def buffers_to_device(self, program: DeviceProgram, names: Sequence[str]) -> None:
         """Upload the host's copy of some buffers.
 
         Raises:
@@ -91,7 +91,7 @@ class WeightCopies:
             upload()
             self._uploaded = downloads
 
-    def follow_model(self, program: Program) -> None:
+    def follow_model(self, program: DeviceProgram) -> None:
         """Let a program take over tensors that the model has in the place of those that it was compiled for."""
         if program.follow_model() and self.wrapping is not None:
             self.wrapping.wrap_tensors(self._user_model)

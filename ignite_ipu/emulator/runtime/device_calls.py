@@ -10,7 +10,7 @@ import torch
 from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.runtime.program import Program
+from ignite_ipu.emulator.runtime.program import DeviceProgram
 
 _INT32 = torch.iinfo(torch.int32)
 
@@ -33,7 +33,7 @@ class DeviceCalls:
         self._non_contiguous_seen = False
         self.times = Times()
 
-    def run(self, program: Program, inputs: List[torch.Tensor], given: Sequence[torch.Tensor]) -> Any:
+    def run(self, program: DeviceProgram, inputs: List[torch.Tensor], given: Sequence[torch.Tensor]) -> Any:
         """Run on inputs that are on the device, and return what forward returned.
 
         Args:

@@ -74,7 +74,7 @@ class Cache(Protocol):
         """Keep what this compile has computed."""
 
 
-class Program:
+class DeviceProgram:
     """The result of compiling one model for one kind of arguments.
 
     Attributes:

@@ -27,7 +27,7 @@ from ignite_ipu.handlers.recovery.decisions import (
 from ignite_ipu.handlers.recovery.images import RunImages
 from ignite_ipu.handlers.recovery.replay import Replay, Snapshot
 from ignite_ipu.session.events import IPUEvents
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
 
@@ -87,7 +87,7 @@ class GuardedTraining:
         self._replay = Replay(trained, session.weights)
         self._images = RunImages(session.model, session.weights, trained.link, {"trainer": trainer, **others})
         self._lets_pass = False
-        self._streams: weakref.WeakKeyDictionary[Program, _Stream] = weakref.WeakKeyDictionary()
+        self._streams: weakref.WeakKeyDictionary[ModelProgram, _Stream] = weakref.WeakKeyDictionary()
 
     # -- attaching ------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class GuardedTraining:
         replay.made(leaves)
         return output
 
-    def evaluate(self, program: Program, call: Callable[[], Any]) -> Any:
+    def evaluate(self, program: ModelProgram, call: Callable[[], Any]) -> Any:
         """Make one inference call, again and again if need be; raises as `train` does."""
         if self._interrupted is not None:
             self._interrupted()
@@ -268,7 +268,7 @@ class GuardedTraining:
             with self._let_pass():
                 self._status.replayed_calls += self._replay.run()
 
-    def _abandon(self, program: Program) -> None:
+    def _abandon(self, program: ModelProgram) -> None:
         stream = self._streams.get(program)
         with self._let_pass():
             program.abandon(None if stream is None else stream.state)

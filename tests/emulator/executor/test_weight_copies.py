@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.runtime.program import Program
+from ignite_ipu.emulator.runtime.program import DeviceProgram
 
 X = torch.tensor([[1.0, 2.0]])
 
@@ -348,7 +348,7 @@ def test_weights_that_a_failed_copy_did_not_bring_come_with_the_next(monkeypatch
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Program, "download", fail)
+        patch.setattr(DeviceProgram, "download", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             net.state_dict()
     close(net, reference(1))
