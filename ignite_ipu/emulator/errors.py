@@ -112,10 +112,7 @@ def backend_error(
 
 
 def recoverable_error(
-    message: str,
-    recovery_action: str,
-    type: str = "poplar_recoverable_runtime_error",
-    context: Sequence[str] = (),
+    message: str, recovery_action: str, type: str = "poplar_recoverable_runtime_error", context: Sequence[str] = ()
 ) -> RecoverableError:
     """Return the error of a failure that a reset mends.
 

@@ -333,12 +333,7 @@ class OptimizerLink:
             # The device was never used: the state is the one that the optimizer shows.
             return {"state": copy.deepcopy(self._source.state_dict()["state"]), "param_groups": saved.groups}
         state = state_to_torch(
-            device_state,
-            self._names,
-            saved.groups,
-            self.conversion.kind,
-            steps=saved.steps,
-            loss_scaling=saved.scaling,
+            device_state, self._names, saved.groups, self.conversion.kind, steps=saved.steps, loss_scaling=saved.scaling
         )
         return {"state": state, "param_groups": saved.groups}
 

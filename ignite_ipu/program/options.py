@@ -173,11 +173,7 @@ def _set_factors(options: Options, config: IPUConfig) -> None:
     """Write the batching factors into `options`, unless that would contradict what they say already."""
     for setter, current, wanted in (
         ("deviceIterations", options.device_iterations, config.device_iterations),
-        (
-            "Training.gradientAccumulation",
-            options.Training.gradient_accumulation,
-            config.gradient_accumulation_steps,
-        ),
+        ("Training.gradientAccumulation", options.Training.gradient_accumulation, config.gradient_accumulation_steps),
         ("replicationFactor", options.replication_factor, config.replication_factor),
     ):
         if wanted is None or current == wanted:

@@ -48,11 +48,7 @@ class ModelChanges:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        weights: Weights,
-        compile_again: Callable[[ModelProgram], None],
-        hooks: SessionHooks,
+        self, model: nn.Module, weights: Weights, compile_again: Callable[[ModelProgram], None], hooks: SessionHooks
     ) -> None:
         self._model = model
         self._weights = weights

@@ -15,11 +15,7 @@ from ignite_ipu.emulator.values.nested import listed
 _BodyFunction = Callable[..., Any]
 
 
-def for_loop(
-    count: int,
-    body: _BodyFunction,
-    inputs: List[torch.Tensor],
-) -> List[torch.Tensor]:
+def for_loop(count: int, body: _BodyFunction, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
     """Run `body` `count` times on the device, each time on what it returned before; for inference only.
 
     The body is traced once, so that Python values in it are those of the trace. It may read tensors from outside.

@@ -15,11 +15,7 @@ _IMPOSSIBLE = -math.inf
 
 
 def ctc_beam_search_decoder(
-    probs: torch.Tensor,
-    lengths: torch.Tensor,
-    blank: int = 0,
-    beam_width: int = 100,
-    top_paths: int = 1,
+    probs: torch.Tensor, lengths: torch.Tensor, blank: int = 0, beam_width: int = 100, top_paths: int = 1
 ) -> List[torch.Tensor]:
     """Return the most likely label sequences; outside a traced model zeros of the same shapes, as in PopTorch.
 

@@ -12,11 +12,7 @@ from ignite_ipu.emulator.trace.active import active
 
 
 def serializedMatMul(
-    lhs: torch.Tensor,
-    rhs: torch.Tensor,
-    mode: MatMulSerializationMode,
-    factor: int = 0,
-    keep_precision: bool = False,
+    lhs: torch.Tensor, rhs: torch.Tensor, mode: MatMulSerializationMode, factor: int = 0, keep_precision: bool = False
 ) -> torch.Tensor:
     """Return `torch.matmul(lhs, rhs)`; the device computes it in `factor` steps.
 

@@ -15,12 +15,8 @@ from ignite_ipu.emulator.options.strategies import (
     ShardedExecution,
     Stage,
 )
-from ignite_ipu.emulator.options.strategies import (
-    _IExecutionStrategy as _IExecutionStrategy,
-)
-from ignite_ipu.emulator.options.strategies import (
-    _IPhasedExecution as _IPhasedExecution,
-)
+from ignite_ipu.emulator.options.strategies import _IExecutionStrategy as _IExecutionStrategy
+from ignite_ipu.emulator.options.strategies import _IPhasedExecution as _IPhasedExecution
 from ignite_ipu.emulator.options.tensor_locations import TensorLocationSettings
 from ignite_ipu.emulator.options.tensor_locations import _TensorLocationOptions as _TensorLocationOptions
 from ignite_ipu.emulator.options.text.config_file import ConfigFileError

@@ -132,10 +132,7 @@ class Executable:
                     own[name].copy_(value)
 
     def _loop(
-        self,
-        inputs: Tensors,
-        run: Callable[[Tensors, int], Tuple[torch.Tensor, ...]],
-        update: Callable[[int], None],
+        self, inputs: Tensors, run: Callable[[Tensors, int], Tuple[torch.Tensor, ...]], update: Callable[[int], None]
     ) -> List[torch.Tensor]:
         batching, written_inputs = self.batching, self.graph.written_inputs
         micro_batches = batching.cut(inputs)

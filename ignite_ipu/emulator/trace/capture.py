@@ -15,14 +15,7 @@ import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import (
-    call_rewrites,
-    freezing,
-    losses,
-    number_formats,
-    overrides,
-    type_inference,
-)
+from ignite_ipu.emulator.trace import call_rewrites, freezing, losses, number_formats, overrides, type_inference
 from ignite_ipu.emulator.trace.active import Trace, active, may_vary, memory_of, running
 from ignite_ipu.emulator.trace.autocasting import Autocast
 from ignite_ipu.emulator.trace.call_sites import ACCESSORS, identifier, name_of, source

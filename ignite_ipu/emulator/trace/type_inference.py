@@ -36,12 +36,7 @@ _REMEDIES = {
 }
 
 
-def infer(
-    kernel: Callable[..., Any],
-    args: Tuple[Any, ...],
-    kwargs: Dict[str, Any],
-    kinds: Set[str],
-) -> Any:
+def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
     """Return what `kernel` returns for these meta tensors, which are meta tensors again.
 
     Args:

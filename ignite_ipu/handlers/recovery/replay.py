@@ -110,10 +110,7 @@ class Replay:
         snapshot, weights, link, program = self._newest(), self._weights, self._trained.link, self._trained.program
         if self._set_by_host is None:
             # Once, should this fail and be tried again: going back sets the host, too.
-            self._set_by_host = (
-                weights.read() if weights.has_unsent() else None,
-                link.read() if link.loaded else None,
-            )
+            self._set_by_host = (weights.read() if weights.has_unsent() else None, link.read() if link.loaded else None)
         self.put_back(link.steps)
         newest = link.settings
         if program.executor is not None:

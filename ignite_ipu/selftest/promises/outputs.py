@@ -29,9 +29,7 @@ def _native(micro_batches: List[Batch]) -> List[torch.Tensor]:
 def _trained(bench: Bench, micro_batches: List[Batch], **settings: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return predictions and targets that come back from one call with an update for every micro-batch."""
     pair = bench.pair(
-        device_iterations=len(micro_batches),
-        output_transform=lambda x, y, y_pred, loss: (y_pred, y),
-        **settings,
+        device_iterations=len(micro_batches), output_transform=lambda x, y, y_pred, loss: (y_pred, y), **settings
     )
     predictions, targets = pair.trainer.run(joined(micro_batches)).output
     return predictions, targets
