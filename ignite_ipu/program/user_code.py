@@ -33,7 +33,8 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-_LIBRARIES = tuple(f"{place}{name}{os.sep}" for place in _PACKAGES for name in ("accelerate", "ignite", "torch"))
+_PASSING_ON = ("accelerate", "ignite", "poptorch", "torch")
+_LIBRARIES = tuple(f"{place}{name}{os.sep}" for place in _PACKAGES for name in _PASSING_ON)
 _CALL = compile("function(*args, **kwargs)", "", "eval")
 
 

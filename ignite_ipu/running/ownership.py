@@ -1,4 +1,10 @@
-"""Owner of a call: the script, a library that the script called, or a library by itself."""
+"""Owner of a call: the script, an installed package whose loops the script runs, or a library that passes it on.
+
+The script's own are all files that no package manager has installed: also those of a project in whose folder it is one
+of many. Its questions are answered as if there were a GPU, and its lines are those that messages name. What trains in
+an installed package is captured in the same way, and what it does to a GPU is left out. But whether there is one, it
+is told truly: nobody can edit a package that goes on to ask a GPU for what an IPU has not.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +23,27 @@ Line = Tuple[str, int]
 
 
 class ScriptCode:
-    """The files that are the script's own: itself, and what lies beside it or below.
+    """The files that are the script's own: itself, and all that are installed in no packages.
 
     Args:
         path: The script.
-        folder: Where its own modules lie, when that is not beside it.
     """
 
-    def __init__(self, path: str, folder: Optional[str] = None) -> None:
+    def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        self._folder = os.path.join(os.path.dirname(self.path) if folder is None else folder, "")
         self.owns = lru_cache(maxsize=None)(self._owns)
 
     def _owns(self, file: str) -> bool:
         """Tell whether a file is the script's own."""
-        file = os.path.abspath(file)
-        return file == self.path or (file.startswith(self._folder) and is_users_file(file))
+        return os.path.abspath(file) == self.path or (not file.startswith("<") and is_users_file(file))
 
-    def line_of(self, frame: Optional[FrameType]) -> Optional[Line]:
-        """Return the line of a frame that is the script's own, None for another's."""
-        if frame is None or not self.owns(frame.f_code.co_filename):
+    def trains(self, file: str) -> bool:
+        """Tell whether a file is the script's own, or of an installed package that passes on no calls of others."""
+        return self.owns(file) or owner_of(file) is Owner.INSTALLED
+
+    def line_of(self, frame: Optional[FrameType], packages: bool = False) -> Optional[Line]:
+        """Return the line of a frame that is the script's own, or an installed package's, too; None for another's."""
+        if frame is None or not (self.trains if packages else self.owns)(frame.f_code.co_filename):
             return None
         return frame.f_code.co_filename, frame.f_lineno
 

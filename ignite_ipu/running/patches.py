@@ -86,28 +86,36 @@ class Substitutes(Patches):
 
         self.set(owner, name, substitute)
 
-    def own_calls(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """Let `call(line, original, *args, **kwargs)` answer the script's own calls; others are as before."""
-        self.set(owner, name, self.of_own_calls(getattr(owner, name), call))
+    def own_calls(self, owner: Any, name: str, call: Callable[..., Any], packages: bool = True) -> None:
+        """Let `call(line, original, *args, **kwargs)` answer the script's own calls; others are as before.
 
-    def of_own_calls(self, original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+        Args:
+            owner, name: What is called.
+            call: Gets the caller's line.
+            packages: Whether calls of installed packages are answered, too.
+        """
+        self.set(owner, name, self.of_own_calls(getattr(owner, name), call, packages))
+
+    def of_own_calls(
+        self, original: Callable[..., Any], call: Callable[..., Any], packages: bool = True
+    ) -> Callable[..., Any]:
         """Return the function that does what `own_calls` says."""
 
         @functools.wraps(original)
         def substitute(*args: Any, **kwargs: Any) -> Any:
-            line = self.code.line_of(sys._getframe(1))
+            line = self.code.line_of(sys._getframe(1), packages)
             return original(*args, **kwargs) if line is None else call(line, original, *args, **kwargs)
 
         return substitute
 
     def answer(self, owner: Any, name: str, text: str, answer: Any = None) -> None:
-        """Answer calls from the script's own lines with a value; None leaves them out."""
+        """Answer calls from the script's own lines with a value; None leaves them out, also those of packages."""
 
         def answered(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
             self.journal.note(line, text, "left out" if answer is None else repr(answer))
             return answer
 
-        self.own_calls(owner, name, answered)
+        self.own_calls(owner, name, answered, packages=answer is None)
 
     def refuse(self, owner: Any, name: str, text: str, reason: str) -> None:
         """Refuse calls from the script's own lines."""
@@ -115,7 +123,7 @@ class Substitutes(Patches):
         def refused(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
             raise self.journal.refuse(line, text, reason)
 
-        self.own_calls(owner, name, refused)
+        self.own_calls(owner, name, refused, packages=False)
 
     def maps(self, frame: Optional[FrameType], text: str, became: str, of_libraries: bool = False) -> bool:
         """Tell whether a call is the script's or passed on for it, and note what it became if so.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import concurrent.futures.thread
+import importlib.util
 import os
 import threading
 import tokenize
@@ -90,9 +91,11 @@ def imports(program: Main, package: str) -> bool:
 
     A module of that name beside the program is what Python imports then.
     """
-    if os.path.isfile(os.path.join(program.folder, f"{package}.py")):
-        return False
-    return any(name.split(".")[0] == package for name in _all_imports(program))
+    return not _is_beside(program, package) and any(name.split(".")[0] == package for name in _all_imports(program))
+
+
+def _is_beside(program: Main, module: str) -> bool:
+    return os.path.isfile(os.path.join(program.folder, f"{module}.py"))
 
 
 def _all_imports(program: Main) -> Iterator[str]:
@@ -135,7 +138,7 @@ def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Subst
 
     # Says which PopTorch it is, and fails now if it does not import.
     backend.poptorch()
-    code, journal, trained = ScriptCode(program.path, program.folder), Journal(), EngineWeights()
+    code, journal, trained = ScriptCode(program.path), Journal(), EngineWeights()
     substitutes = Substitutes(code, journal)
     try:
         substitute_gpu_types(substitutes)
@@ -147,7 +150,9 @@ def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Subst
         substitute_exports(substitutes)
         substitute_averages(substitutes)
         substitute_ignite(substitutes, trained, config)
-        substitute_loops(substitutes, trained, config, accelerates=imports(program, "accelerate"))
+        # The script, or a package whose loops it runs, may import it at any time.
+        accelerates = not _is_beside(program, "accelerate") and importlib.util.find_spec("accelerate") is not None
+        substitute_loops(substitutes, trained, config, accelerates)
         _run_with_its_threads(program)
     except RunError:
         raise

@@ -12,11 +12,12 @@ import ignite_ipu
 from ignite_ipu.running.ownership import ScriptCode
 
 
-def test_the_script_and_what_lies_beside_it_are_its_own(tmp_path):
+def test_all_that_is_not_installed_is_its_own(tmp_path):
     code = ScriptCode(str(tmp_path / "train.py"))
     assert code.owns(str(tmp_path / "train.py"))
     assert code.owns(str(tmp_path / "models" / "net.py"))
-    assert not code.owns(str(tmp_path.parent / "elsewhere.py"))
+    assert code.owns(str(tmp_path.parent / "project" / "engine.py"))  # as on PYTHONPATH
+    assert not code.owns("<string>")
     assert not code.owns(str(tmp_path / ".venv" / "lib" / "python3" / "site-packages" / "tool" / "x.py"))
 
 
@@ -27,11 +28,13 @@ def test_installed_packages_are_not_even_below_the_script():
         assert not code.owns(module.__file__)
 
 
-def test_the_line_of_a_frame(tmp_path):
-    code, other = ScriptCode(__file__), ScriptCode(str(tmp_path / "train.py"))
-    frame = sys._getframe()
+def test_the_line_of_a_frame():
+    code, frame = ScriptCode(__file__), sys._getframe()
     assert code.line_of(frame) == (__file__, frame.f_lineno)
-    assert other.line_of(frame) is None and code.line_of(None) is None
+    assert code.line_of(None) is None
+    of_pytest = frame.f_back
+    assert code.line_of(of_pytest) is None
+    assert code.line_of(of_pytest, packages=True) == (of_pytest.f_code.co_filename, of_pytest.f_lineno)
 
 
 def test_torch_and_ignite_pass_a_call_on():

@@ -89,7 +89,7 @@ class _Moves:
         return original(*args, **kwargs)
 
     def load(self, frame: FrameType, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        line = self._substitutes.code.line_of(frame)
+        line = self._substitutes.code.line_of(frame, packages=True)
         if line is not None:
             mapped = _host_location(map_location)
             if mapped is not map_location and map_location is not None:

@@ -45,7 +45,7 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
 
     def engine(frame: Any, original: Any, own: Any, process_function: Any, *args: Any, **kwargs: Any) -> None:
         written = getattr(inspect.unwrap(process_function), "__code__", None)
-        if written is not None and substitutes.code.owns(written.co_filename):
+        if written is not None and substitutes.code.trains(written.co_filename):
             process_function = _with_values(process_function)
         original(own, process_function, *args, **kwargs)
 

@@ -57,7 +57,7 @@ def substitute_loops(
         substitutes: What the script's calls mean instead.
         trained: What engines train.
         config: How steps are compiled.
-        accelerates: Whether the script imports accelerate, whose `Accelerator` captures models, too.
+        accelerates: Whether accelerate is installed, whose `Accelerator` captures models, too.
     """
     loops = _Loops(substitutes.code, substitutes.journal, config)
     substitutes.on_undo(loops.release)

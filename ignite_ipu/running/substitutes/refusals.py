@@ -14,6 +14,7 @@ import torch.distributed
 from torch import nn
 from torch.amp.autocast_mode import autocast
 
+from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["refuse_unmappable", "substitute_precision"]
@@ -30,12 +31,6 @@ _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
     ),
     (torch.autograd, "grad", "torch.autograd.grad()", "gradients exist inside the device's step alone."),
     (torch.autograd, "backward", "torch.autograd.backward()", "call backward() on the loss."),
-    (
-        nn.utils,
-        "clip_grad_value_",
-        "clip_grad_value_()",
-        "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_.",
-    ),
     (torch.Tensor, "register_hook", "tensor.register_hook()", _HOOKS),
     (torch.Tensor, "register_post_accumulate_grad_hook", "tensor.register_post_accumulate_grad_hook()", _HOOKS),
     (nn.Module, "register_backward_hook", "module.register_backward_hook()", _HOOKS),
@@ -55,6 +50,15 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
     for owner, name, what, reason in _CALLS:
         if hasattr(owner, name):  # some are of a later PyTorch
             substitutes.refuse(owner, name, what, reason)
+
+    def clip_values(frame: FrameType, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if substitutes.code.line_of(frame) is None and not any(map(owner_of, tensors)):
+            return original(tensors, *args, **kwargs)
+        reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_."
+        raise journal.refuse(substitutes.code.current_line(), "clip_grad_value_()", reason)
+
+    substitutes.calls(nn.utils, "clip_grad_value_", clip_values)
     # Known by more than one name.
     substitutes.set(nn.utils.clip_grad, "clip_grad_value_", nn.utils.clip_grad_value_)
     if hasattr(torch, "compile"):
@@ -65,8 +69,8 @@ def substitute_precision(substitutes: Substitutes) -> None:
     """Switch off the automatic precision that the script asks for, itself or through Ignite."""
 
     def switched_off(what: str, frame: FrameType, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        line, own = substitutes.code.line_behind(frame)
-        if own:
+        line, _ = substitutes.code.line_behind(frame)
+        if line is not None:
             given = inspect.signature(original).bind(*args, **kwargs)
             if given.arguments.get("enabled", True):
                 substitutes.journal.note(line, f"{what}()", "switched off: the step runs in single precision")

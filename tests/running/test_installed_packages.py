@@ -1,0 +1,102 @@
+"""Training loops of installed packages, captured as those of the script are."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+
+import pytest
+
+from ignite_ipu.errors import RunError
+
+PACKAGE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Trainer:
+    def __init__(self, device=None):
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(self.device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+
+    def update(self, x, y, clip=nn.utils.clip_grad_norm_):
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(x.to(self.device)), y.to(self.device))
+        loss.backward()
+        clip(self.model.parameters(), 0.5)
+        self.optimizer.step()
+        return loss.item()
+
+class MixedTrainer(Trainer):
+    def __init__(self):
+        super().__init__("cuda")
+        torch.cuda.set_device(0)
+        self.model = nn.DataParallel(self.model)
+        self.scaler = torch.cuda.amp.GradScaler()
+
+    def update(self, x, y):
+        self.optimizer.zero_grad()
+        with torch.cuda.amp.autocast():
+            loss = F.cross_entropy(self.model(x.cuda()), y.cuda())
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        torch.cuda.synchronize()
+        return loss.item()
+
+class AcceleratedTrainer(Trainer):
+    def __init__(self):
+        from accelerate import Accelerator
+        super().__init__("cpu")
+        self.accelerator = Accelerator()
+        self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+
+    def update(self, x, y):
+        loss = F.cross_entropy(self.model(x), y)
+        self.accelerator.backward(loss)
+        self.accelerator.clip_grad_norm_(self.model.parameters(), 0.5)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+"""
+SCRIPT = """
+import json, sys, torch
+sys.path.append({folder!r})
+import installed_trainers
+torch.manual_seed(0)
+x, y = torch.randn(4, 8, 6), torch.randint(3, (4, 8))
+trainer = installed_trainers.{made}
+print(json.dumps([trainer.update(*pair) for pair in zip(x, y)]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Return the text of a script that makes a trainer of a package in a site-packages folder."""
+    folder = tmp_path / "environment" / "lib" / "site-packages"
+    (folder / "installed_trainers").mkdir(parents=True)
+    (folder / "installed_trainers" / "__init__.py").write_text(textwrap.dedent(PACKAGE))
+    monkeypatch.delitem(sys.modules, "installed_trainers", raising=False)
+    return lambda made: SCRIPT.format(folder=str(folder), made=made)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.cuda.amp
+@pytest.mark.parametrize("made", ["Trainer()", "MixedTrainer()", "AcceleratedTrainer()"])
+def test_losses_are_the_native_ones(run, script, monkeypatch, made):
+    """Also of one that was written for a GPU alone, and of one that uses accelerate, which the script does not name."""
+    found = json.loads(run(script(made)).output[-1])
+    monkeypatch.delitem(sys.modules, "installed_trainers")
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    native = json.loads(run(script("Trainer()")).output[-1])
+    assert found == pytest.approx(native, rel=1e-4)
+
+
+def test_what_would_train_in_another_way_is_refused(run, script):
+    """Clipping by value would find no gradients, and clip nothing."""
+    text = script("Trainer()").replace("*pair)", "*pair, clip=torch.nn.utils.clip_grad_value_)")
+    with pytest.raises(RunError, match=r"script\.py:8.*clip_grad_value_\(\).*global norm"):
+        run(text)
