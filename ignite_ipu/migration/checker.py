@@ -6,11 +6,11 @@ import ast
 import contextlib
 import gc
 from dataclasses import dataclass, field
-from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.findings import Finding, Hit, Rule, Severity
+from ignite_ipu.migration.findings import Finding, Hit, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.comments import EVERY_RULE
@@ -51,6 +51,7 @@ class Report:
         suppressed: How many findings were silenced by comments.
         skipped: Paths that were passed over, each with the reason.
         run: The model that was compiled, if there was one.
+        left_out: How many findings do not matter to who asked.
     """
 
     findings: List[Finding] = field(default_factory=list)
@@ -58,6 +59,17 @@ class Report:
     suppressed: int = 0
     skipped: List[Tuple[str, str]] = field(default_factory=list)
     run: Optional[Run] = None
+    left_out: int = 0
+
+    def keep(self, wanted: Callable[[Finding], bool]) -> None:
+        """Leave out all other findings."""
+        kept = list(filter(wanted, self.findings))
+        self.left_out += len(self.findings) - len(kept)
+        self.findings = kept
+
+    def outcomes(self, outcome: Outcome) -> int:
+        """Return of how many findings `run` makes that."""
+        return sum(finding.run is outcome for finding in self.findings)
 
     def count(self, severity: Severity) -> int:
         """Return how many findings have a severity."""
@@ -145,6 +157,7 @@ def _place(program: Program, rule: Rule, hit: Hit) -> Finding:
         cell=cell,
         rule=rule.name,
         severity=hit.severity or rule.severity,
+        run=hit.run or rule.run,
         message=hit.message,
         remedy=hit.remedy or rule.remedy,
     )
@@ -158,4 +171,4 @@ def _column(lines: Sequence[str], line: int, offset: int) -> int:
 
 def _unreadable(path: str, message: str, line: int, cell: Optional[int]) -> Finding:
     rule = all_rules()["unreadable-source"]
-    return Finding(path, line, 1, line, 1, cell, rule.name, rule.severity, f"the file {message}", rule.remedy)
+    return Finding(path, line, 1, line, 1, cell, rule.name, rule.severity, rule.run, f"the file {message}", rule.remedy)

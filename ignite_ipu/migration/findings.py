@@ -26,6 +26,17 @@ class Severity(str, enum.Enum):
         return list(Severity).index(self)
 
 
+class Outcome(str, enum.Enum):
+    """What `ignite-ipu run` makes of code that breaks a rule."""
+
+    HANDLED = "handled"
+    """It trains the code, with the native result."""
+    REFUSED = "refused"
+    """It stops at that code, or what it calls does."""
+    UNCHANGED = "unchanged"
+    """It leaves the code as it is, so that the finding holds."""
+
+
 @dataclass(frozen=True)
 class Hit:
     """A node that breaks a rule, before it is placed in a file.
@@ -35,12 +46,14 @@ class Hit:
         message: What is wrong there, in one sentence.
         remedy: The way out when it differs from the rule's own.
         severity: How bad it is there when that differs from the rule's own.
+        run: What `run` makes of it there when that differs from the rule's own.
     """
 
     node: ast.AST
     message: str
     remedy: Optional[str] = None
     severity: Optional[Severity] = None
+    run: Optional[Outcome] = None
 
 
 Hits = Iterator[Hit]
@@ -53,6 +66,7 @@ class Rule:
     Attributes:
         name: The name users write in suppressions; also the module's, the test's and the docs page's.
         severity: `error` fails or trains wrongly, `warning` differs silently, `note` is worth knowing.
+        run: What `ignite-ipu run` makes of the example, and mostly of such code.
         summary: What the rule looks for, one line.
         rationale: Why it matters on an IPU.
         remedy: What to do about it.
@@ -64,6 +78,7 @@ class Rule:
 
     name: str
     severity: Severity
+    run: Outcome
     summary: str
     rationale: str
     remedy: str
@@ -108,7 +123,8 @@ class Finding:
         end_column: Column after the last character, from 1.
         cell: Number of the notebook's code cell, from 1; None in a plain file.
         rule: Name of the rule.
-        severity: The rule's.
+        severity: How bad it is.
+        run: What `ignite-ipu run` makes of it.
         message: What is wrong.
         remedy: The way out.
     """
@@ -121,6 +137,7 @@ class Finding:
     cell: Optional[int]
     rule: str
     severity: Severity
+    run: Outcome
     message: str
     remedy: str
 

@@ -10,7 +10,7 @@ import difflib
 import io
 import re
 from dataclasses import dataclass, field, replace
-from typing import FrozenSet, Iterator, List, Tuple
+from typing import FrozenSet, Iterator, List, Set, Tuple
 
 import libcst as cst
 
@@ -122,6 +122,17 @@ def _migrated(source: Source, program: Program) -> Migration:
     result.remarks += [Remark(f.line, f.rule, f.message) for f in after if f.severity is Severity.WARNING]
     result.remarks.sort(key=lambda remark: remark.line)
     return result
+
+
+def rewritten_rules(source: Source) -> Set[str]:
+    """Return the rules that a file breaks and, once it is rewritten, does not."""
+    before, _ = check_source(source)
+    try:
+        text = _rewritten(source, Program(replace(source, notebook=None))).text
+    except (RewriteRefused, cst.ParserSyntaxError, RecursionError):
+        return set()
+    after, _ = check_source(replace(source, text=text, notebook=None))
+    return {finding.rule for finding in before} - {finding.rule for finding in after}
 
 
 def _rewritten(source: Source, program: Program) -> Migration:

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ignite_ipu.migration.checker import check_source
+from ignite_ipu.migration.findings import Outcome
+from ignite_ipu.migration.source.file import read_source
 from tests.half_precision import needs_half_precision
 
 pytest.importorskip("sklearn")
@@ -88,6 +91,14 @@ def test_scripts_end_with_the_native_result(name, results):
     assert numbers(run) == pytest.approx(numbers(native), rel=TOLERANCE.get(name, (1e-4,))[0], abs=1e-6)
     assert updates > 0, "nothing was trained on the device"
     assert substitutions
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_check_says_whether_a_script_is_refused(name):
+    """Where its text shows it: that a value is asked for too early only the run shows."""
+    findings, _ = check_source(read_source(CORPUS / f"{name}.py"))
+    refused = any(finding.run is Outcome.REFUSED for finding in findings)
+    assert refused is (name in REFUSED and name != "reinforce")
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -5,27 +5,28 @@ from __future__ import annotations
 from typing import FrozenSet
 
 
-def _words(text: str) -> FrozenSet[str]:
+def words(text: str) -> FrozenSet[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
 # Tensor attributes.
-PYTHON_ATTRIBUTES = _words(
+PYTHON_ATTRIBUTES = words(
     "shape ndim dtype device is_cuda is_cpu requires_grad layout is_leaf is_sparse names itemsize"
 )
-TENSOR_ATTRIBUTES = _words("T mT H mH data real imag grad")
+TENSOR_ATTRIBUTES = words("T mT H mH data real imag grad")
 
 # Tensor methods that return a Python value which is known while tracing.
-PYTHON_METHODS = _words(
+PYTHON_METHODS = words(
     "size dim ndimension numel nelement stride element_size is_floating_point is_complex is_contiguous get_device "
     "storage_offset data_ptr type is_pinned __len__"
 )
 
 # Tensor methods that bring a value to the host.
-HOST_READS = _words("item tolist numpy cpu __bool__ __int__ __float__")
+HOST_READS = words("item tolist numpy cpu __bool__ __int__ __float__")
 
 # Functions of torch that return a Python value.
-PYTHON_FUNCTIONS = _words(
+PYTHON_FUNCTIONS = words(
     "torch.is_tensor torch.is_grad_enabled torch.is_floating_point torch.is_complex torch.numel torch.device "
     "torch.Size torch.get_default_dtype torch.set_grad_enabled torch.no_grad torch.enable_grad torch.inference_mode "
     "torch.manual_seed torch.is_inference_mode_enabled torch.finfo torch.iinfo torch.typename "
@@ -34,28 +35,28 @@ PYTHON_FUNCTIONS = _words(
     "torch.compile torch.load torch.save"
 )
 
-PYTHON_BUILTINS = _words(
+PYTHON_BUILTINS = words(
     "len isinstance issubclass hasattr getattr type id callable range str repr hash dir vars int float bool "
     "math.sqrt math.log math.ceil math.floor math.prod math.exp"
 )
 
 # Functions and methods that return several tensors. max and min do so when given a dimension.
-SEVERAL_RESULTS = _words(
+SEVERAL_RESULTS = words(
     "split chunk unbind tensor_split max min topk sort kthvalue mode median std_mean var_mean meshgrid slogdet svd "
     "eig qr lstm gru multi_head_attention_forward broadcast_tensors nonzero_tuple"
 )
 
 # Functions and methods that return a boolean tensor.
-MASK_RESULTS = _words(
+MASK_RESULTS = words(
     "eq ne gt lt ge le isnan isinf isfinite logical_and logical_or logical_not logical_xor bool greater less "
     "greater_equal less_equal not_equal isclose"
 )
 
 # Methods that change a Python container in place.
-MUTATORS = _words("append extend insert pop remove clear update add setdefault appendleft popleft discard popitem")
+MUTATORS = words("append extend insert pop remove clear update add setdefault appendleft popleft discard popitem")
 
 # Attributes that only tensors have: using one shows that a value is a tensor.
-DISTINCTIVE = _words(
+DISTINCTIVE = words(
     "view reshape permute transpose unsqueeze squeeze flatten shape ndim dtype device size dim numel sum mean std "
     "var max min argmax argmin softmax log_softmax sigmoid tanh relu exp log sqrt abs clamp float double half long "
     "bool int to cuda cpu detach item numpy tolist backward contiguous expand expand_as repeat chunk split "

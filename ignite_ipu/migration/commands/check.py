@@ -9,6 +9,7 @@ Exit codes: 0 when nothing is found that fails the check, 1 when something is, 2
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Dict, Optional
 
@@ -16,8 +17,9 @@ from ignite_ipu.cli.terminal import write_lines
 from ignite_ipu.errors import UserError
 from ignite_ipu.migration.checker import Report, Run, check_paths
 from ignite_ipu.migration.commands.reports import json_report, report_lines, sarif_report, text_report
-from ignite_ipu.migration.findings import Rule, Severity
+from ignite_ipu.migration.findings import Outcome, Rule, Severity
 from ignite_ipu.migration.rules import all_rules
+from ignite_ipu.migration.source.file import read_source
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("text", "json", "sarif"), default="text", help="how to write the findings (default: text)"
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the findings there instead of to standard output")
+    parser.add_argument(
+        "--for",
+        choices=("run", "migrate", "source"),
+        default="source",
+        dest="purpose",
+        help="what you mean to do: `run` leaves out the findings that `ignite-ipu run` handles, `migrate` those that "
+        "`ignite-ipu migrate` rewrites, `source` none (default: source; each finding says what `run` makes of it)",
+    )
     parser.add_argument("--select", metavar="RULES", help="apply these rules only, separated by commas")
     parser.add_argument("--ignore", metavar="RULES", help="leave these rules out, separated by commas")
     parser.add_argument(
@@ -51,13 +61,17 @@ def main(args: argparse.Namespace) -> int:
     if args.list_rules:
         width = max(len(name) for name in rules)
         for rule in rules.values():
-            print(f"{rule.name:<{width}}  {rule.severity.value:<7}  {rule.summary}")
+            print(f"{rule.name:<{width}}  {rule.severity.value:<7}  {rule.run.value:<9}  {rule.summary}")
         return 0
     if not args.paths and args.run is None:
         raise UserError("check needs a PATH (a Python file, a notebook or a directory), or --run MODULE:FACTORY")
     report = check_paths(args.paths, rules.values())
     if args.run is not None:
         _run(args.run, report, rules)
+    if args.purpose == "run":
+        report.keep(lambda finding: finding.run is not Outcome.HANDLED)
+    elif args.purpose == "migrate":
+        _keep_what_migrate_leaves(report)
     _write(report, rules, args.format, args.output)
     if args.fail_on == "never":
         return 0
@@ -75,6 +89,15 @@ def _run(target: str, report: Report, rules: Dict[str, Rule]) -> None:
     report.findings, suppressed = with_traced(report.findings, trial, target, rules)
     report.suppressed += suppressed
     report.run = Run(target, tuple(trial.compiled), tuple(trial.tried))
+
+
+def _keep_what_migrate_leaves(report: Report) -> None:
+    # Imported here: it needs LibCST, and only this does.
+    from ignite_ipu.migration.migrator import rewritten_rules
+
+    read = {finding.path for finding in report.findings if finding.rule != "unreadable-source"}
+    rewritten = {path: rewritten_rules(read_source(path)) for path in read if os.path.isfile(path)}
+    report.keep(lambda finding: finding.rule not in rewritten.get(finding.path, ()))
 
 
 def _write(report: Report, rules: Dict[str, Rule], form: str, output: Optional[str]) -> None:

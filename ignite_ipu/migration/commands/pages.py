@@ -21,7 +21,7 @@ def rule_page(rule: Rule) -> str:
     """Return a rule's page."""
     return f"""# {rule.name}
 
-*{rule.severity.value}* · {rule.summary}
+*{rule.severity.value}* · *run: {rule.run.value}* · {rule.summary}
 
 {rule.rationale}
 
@@ -50,14 +50,17 @@ Not reported:
 def rules_page() -> str:
     """Return the table of all rules."""
     rows = [
-        f"| [{rule.name}](rules/{rule.name}.md) | {rule.severity.value} | {rule.summary} |"
+        f"| [{rule.name}](rules/{rule.name}.md) | {rule.severity.value} | {rule.run.value} | {rule.summary} |"
         for rule in all_rules().values()
     ]
-    table = "\n".join(["| Rule | Severity | What it looks for |", "|---|---|---|", *rows])
+    table = "\n".join(["| Rule | Severity | `run` | What it looks for |", "|---|---|---|---|", *rows])
     return f"""# Rules of `ignite-ipu check`
 
 An *error* does not work on an IPU or trains wrongly, a *warning* silently differs, a *note* is worth knowing. Errors
-and warnings make the exit code 1; `--fail-on` changes that.
+and warnings make the exit code 1; `--fail-on` changes that. The third column says what
+[`ignite-ipu run`](../run.md) makes of the rule's example: *handled* trains with the native result, *refused* stops
+there, and what is *unchanged* runs as it is written, so that the finding holds. A finding may say otherwise of its
+line.
 
 {table}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from itertools import groupby
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, Dict, Iterator, Mapping, Tuple
 from urllib.parse import quote
 
 import ignite_ipu
 from ignite_ipu.cli.terminal import Line, plain
 from ignite_ipu.migration.checker import Report
-from ignite_ipu.migration.findings import Finding, Rule, Severity
+from ignite_ipu.migration.findings import Finding, Outcome, Rule, Severity
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -26,7 +26,8 @@ def report_lines(report: Report) -> Iterator[Line]:
             if finding.cell is not None:
                 where = f"cell {finding.cell}, {where}"
             severity = (finding.severity.value, _STYLES[finding.severity])
-            yield Line([(f"  {where}: ", ""), severity, (f": {finding.message} ", ""), (f"[{finding.rule}]", "dim")], 6)
+            text, rule = f": {finding.message} ", f"[{finding.rule}] run: {finding.run.value}"
+            yield Line([(f"  {where}: ", ""), severity, (text, ""), (rule, "dim")], 6)
             yield Line([("      ", ""), ("remedy:", "dim"), (f" {finding.remedy}", "")], 14)
         yield Line([])
     for path, reason in report.skipped:
@@ -44,20 +45,26 @@ def text_report(report: Report) -> str:
 
 def summary(report: Report) -> str:
     """Return one line that counts what was found."""
-    counts = [(report.count(severity), severity.value) for severity in Severity]
-    found = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
+    counts = ((report.count(severity), severity.value) for severity in Severity)
+    found = _listed(*((count, f"{name}{'' if count == 1 else 's'}") for count, name in counts))
     files = f"{report.files} file{'' if report.files == 1 else 's'}"
-    silenced = f" ({report.suppressed} suppressed)" if report.suppressed else ""
-    return f"{files} checked: {found or 'nothing found'}{silenced}"
+    aside = _listed((report.suppressed, "suppressed"), (report.left_out, "left out"))
+    run = _listed(*((report.outcomes(outcome), outcome.value) for outcome in Outcome))
+    return f"{files} checked: {found or 'nothing found'}{aside and f' ({aside})'}{run and f'; run: {run}'}"
+
+
+def _listed(*counts: Tuple[int, str]) -> str:
+    return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 
 def json_report(report: Report) -> str:
     """Return the findings as one JSON object, whose `version` changes when its structure does."""
     document = {
-        "version": 1,
+        "version": 2,
         "tool": {"name": "ignite-ipu", "version": ignite_ipu.__version__},
         "files": report.files,
         "suppressed": report.suppressed,
+        "leftOut": report.left_out,
         "counts": {severity.value: report.count(severity) for severity in Severity},
         "findings": [
             {
@@ -69,6 +76,7 @@ def json_report(report: Report) -> str:
                 "endColumn": finding.end_column,
                 "rule": finding.rule,
                 "severity": finding.severity.value,
+                "run": finding.run.value,
                 "message": finding.message,
                 "remedy": finding.remedy,
             }
@@ -147,4 +155,5 @@ def _sarif_result(finding: Finding, order: Mapping[str, int]) -> Dict[str, Any]:
         "level": finding.severity.value,
         "message": {"text": f"{finding.message}. {finding.remedy}"},
         "locations": [location],
+        "properties": {"run": finding.run.value},
     }

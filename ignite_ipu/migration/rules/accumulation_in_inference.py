@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -25,6 +25,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="accumulation-in-inference",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="Options with gradientAccumulation handed to poptorch.inferenceModel.",
     rationale="There are no gradients to accumulate in inference; PopTorch raises when the wrapper is made.",
     remedy="Make separate options for inference, and use deviceIterations there.",

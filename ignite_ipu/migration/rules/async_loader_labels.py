@@ -6,7 +6,7 @@ import ast
 
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -35,6 +35,7 @@ def _is_asynchronous(program: Program, value: ast.expr) -> bool:
 RULE = Rule(
     name="async-loader-labels",
     severity=Severity.ERROR,
+    run=Outcome.UNCHANGED,
     summary="Batches of a poptorch.DataLoader in an asynchronous mode that are kept beyond their iteration.",
     rationale=(
         "An asynchronous loader writes later batches into the same memory: a label that is kept shows a later "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import dotted, method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -29,6 +29,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="backward-on-output",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="loss.backward() or optimizer.step() in a loop that calls a training executor.",
     rationale=(
         "The call of the executor has done forward, backward and update; backward() on its output raises, and the "
@@ -39,7 +40,7 @@ RULE = Rule(
   import poptorch
   import torch
 
-  model = torch.nn.Linear(4, 2)
+  model = ClassifierWithLoss()
   options = poptorch.Options()
   optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
   training_model = poptorch.trainingModel(model, options, optimizer)

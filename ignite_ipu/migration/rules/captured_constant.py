@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity
+from ignite_ipu.migration.findings import Outcome, Rule, Severity
 
 RULE = Rule(
     name="captured-constant",
     severity=Severity.WARNING,
+    run=Outcome.HANDLED,
     summary="Numbers and tensors of the host that become constants of the compiled program.",
     rationale=(
         "A trace keeps the values that it meets. What the program reads from Python while it is compiled, it "

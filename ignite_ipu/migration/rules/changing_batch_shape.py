@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity
+from ignite_ipu.migration.findings import Outcome, Rule, Severity
 
 RULE = Rule(
     name="changing-batch-shape",
     severity=Severity.WARNING,
+    run=Outcome.HANDLED,
     summary="Example batches that differ in shape.",
     rationale=(
         "A program is compiled for one shape. Every further shape is another program, which takes minutes to "

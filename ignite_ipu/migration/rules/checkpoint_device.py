@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -18,6 +18,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="checkpoint-device",
     severity=Severity.WARNING,
+    run=Outcome.HANDLED,
     summary="torch.load without map_location.",
     rationale="A checkpoint written on a GPU can only be read without one when told where its tensors are to go.",
     remedy="Add map_location=host_device(). `ignite-ipu migrate` does it.",

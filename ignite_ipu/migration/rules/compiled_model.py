@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+import ast
+
+from ignite_ipu.migration.analysis.names import dotted
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -10,14 +13,22 @@ def check(program: Program) -> Hits:
     """Find calls and decorators that compile for another back end."""
     names = ("torch.compile", "torch.jit.script", "torch.jit.trace")
     for call, name in program.calls(*names):
-        yield Hit(call, f"{name} makes a model that PopTorch cannot trace")
+        # Of what is exported a copy is made; what is called is not.
+        outcome = Outcome.REFUSED if ".jit." in name and _is_called(program, call) else Outcome.HANDLED
+        yield Hit(call, f"{name} makes a model that PopTorch cannot trace", run=outcome)
     for decorator, name in program.decorators(*names):
         yield Hit(decorator, f"{name} makes code that PopTorch cannot trace")
+
+
+def _is_called(program: Program, made: ast.Call) -> bool:
+    names = {target for target, value in program.assigned if value is made}
+    return any(dotted(call.func) in names for call in program.nodes(ast.Call))
 
 
 RULE = Rule(
     name="compiled-model",
     severity=Severity.ERROR,
+    run=Outcome.HANDLED,
     summary="torch.compile, torch.jit.script and torch.jit.trace.",
     rationale=(
         "PopTorch traces the plain module itself and cannot trace one that torch.compile or TorchScript has taken over."

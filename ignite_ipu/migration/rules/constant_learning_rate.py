@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -20,6 +20,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="constant-learning-rate",
     severity=Severity.ERROR,
+    run=Outcome.UNCHANGED,
     summary="A poptorch.optim optimizer without an explicit lr in code with a schedule.",
     rationale=(
         "Arguments that are not passed explicitly are compiled in as constants, the learning rate included; "

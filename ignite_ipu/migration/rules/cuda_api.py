@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.devices import is_guarded
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.analysis.tensor_methods import words
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 # Harmless without a GPU, or other rules' business.
@@ -16,18 +17,32 @@ _LEFT_OUT = {
 }
 
 
+# What `run` answers, or leaves out.
+_ANSWERED = words(
+    "init is_initialized device_count get_device_name is_bf16_supported is_tf32_supported synchronize empty_cache "
+    "ipc_collect reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached "
+    "reset_accumulated_memory_stats set_per_process_memory_fraction device device_of nvtx.mark nvtx.range_push "
+    "nvtx.range_pop nvtx.range_start nvtx.range_end profiler.start profiler.stop"
+)
+
+
 def check(program: Program) -> Hits:
     """Find unguarded calls of torch.cuda."""
     for call, name in program.calls("torch.cuda.*"):
         if name in _LEFT_OUT or name.startswith("torch.cuda.amp."):
             continue
+        answered = name[len("torch.cuda.") :] in _ANSWERED or name.rsplit(".", 1)[1].endswith("Tensor")
+        outcome = Outcome.HANDLED if answered else Outcome.REFUSED
         if not is_guarded(program, call):
-            yield Hit(call, f"{name} speaks to a GPU")
+            yield Hit(call, f"{name} speaks to a GPU", run=outcome)
+        elif not answered and "ignite_ipu" not in program.names.imports.get("host_device", ""):
+            yield Hit(call, f"{name} speaks to a GPU, which `run` says there is", severity=Severity.NOTE, run=outcome)
 
 
 RULE = Rule(
     name="cuda-api",
     severity=Severity.WARNING,
+    run=Outcome.HANDLED,
     summary="torch.cuda.synchronize, empty_cache, memory statistics, events, streams, graphs.",
     rationale="They speak of a GPU. Beside an IPU they fail, or measure something else.",
     remedy='Guard them with `if host_device().type == "cuda":`, or use ignite_ipu\'s profiling handlers.',

@@ -7,7 +7,7 @@ import builtins
 
 from ignite_ipu.migration.analysis.devices import gpu_name, is_guarded
 from ignite_ipu.migration.analysis.names import owner_of
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 # What is said to host_device itself, and switches of mixed precision, which another rule looks at.
@@ -48,6 +48,7 @@ def _names_a_device(program: Program, node: ast.expr) -> bool:
 RULE = Rule(
     name="cuda-device",
     severity=Severity.ERROR,
+    run=Outcome.HANDLED,
     summary='`.cuda()`, `.to("cuda")` and `device="cuda"`, and devices chosen by torch.cuda.is_available().',
     rationale=(
         "Where there is an IPU, models and batches stay on the host's CPU and PopTorch moves them; a GPU that "

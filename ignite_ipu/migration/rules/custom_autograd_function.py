@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -18,6 +18,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="custom-autograd-function",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="A subclass of torch.autograd.Function with a backward of its own, in a file that is trained or traced.",
     rationale=(
         "The device differentiates the traced operators itself; the Python code of a custom backward is never "

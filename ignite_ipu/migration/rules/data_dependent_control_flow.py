@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -17,6 +17,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="data-dependent-control-flow",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="Python control flow in traced code that depends on a tensor's value.",
     rationale=(
         "An IPU compiles one traced run of forward, in which tensors have no values: `if x.sum() > 0` cannot be "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _WRAPPERS = (
@@ -18,16 +18,20 @@ _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite
 def check(program: Program) -> Hits:
     """Find wrappers, process groups and NCCL launches."""
     for call, name in program.calls(*_WRAPPERS):
-        yield Hit(call, f"{name} spreads the work over GPUs")
+        outcome = Outcome.REFUSED if ".fsdp." in name else Outcome.HANDLED
+        yield Hit(call, f"{name} spreads the work over GPUs", run=outcome)
     for call, name in program.calls(*_LAUNCHERS, "torch.distributed.init_process_group"):
         backend = constant(argument(call, "backend", 0))
         if isinstance(backend, str) and "gloo" not in backend:
-            yield Hit(call, f"{name} connects processes by {backend}")
+            one = name == _LAUNCHERS[0] and constant(argument(call, "nproc_per_node", 1)) in (..., None, 1)
+            outcome = Outcome.HANDLED if one else Outcome.REFUSED
+            yield Hit(call, f"{name} connects processes by {backend}", run=outcome)
 
 
 RULE = Rule(
     name="data-parallel",
     severity=Severity.ERROR,
+    run=Outcome.HANDLED,
     summary="DataParallel, DistributedDataParallel, FSDP, process groups on NCCL, and idist.auto_model.",
     rationale=(
         "On IPUs one process drives all replicas of a model: PopTorch copies it to each, splits the batch and "

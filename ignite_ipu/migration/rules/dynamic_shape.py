@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _OPERATORS = {
@@ -42,6 +42,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="dynamic-shape",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="nonzero, masked_select, unique and boolean indexing in traced code.",
     rationale=(
         "Every shape is fixed when the model is compiled, so an operator whose output size depends on values "

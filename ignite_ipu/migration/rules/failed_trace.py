@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity
+from ignite_ipu.migration.findings import Outcome, Rule, Severity
 
 RULE = Rule(
     name="failed-trace",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="Whatever else stops a model from compiling.",
     rationale=(
         "The model was compiled on the emulator of PopTorch and that failed, as it would on an IPU; the "

@@ -6,7 +6,7 @@ import ast
 from typing import Dict
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _USES = {
@@ -45,6 +45,7 @@ def _made_again(program: Program, name: str, used: ast.Call, call: ast.Call) -> 
 RULE = Rule(
     name="frozen-options",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="A setter on poptorch.Options after they were handed to a wrapper or a DataLoader.",
     rationale="Options freeze when they are used; a later change raises.",
     remedy="Set everything first, or change options.clone().",

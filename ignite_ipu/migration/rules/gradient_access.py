@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _HOOKS = {
@@ -30,13 +30,17 @@ def check(program: Program) -> Hits:
         assert isinstance(call.func, ast.Attribute)
         yield Hit(call, f"{call.func.attr} registers a hook that never runs on an IPU")
     for call, _ in program.method_calls("backward"):
-        if any(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords):
-            yield Hit(call, "the graph of this backward is used again, which a compiled step cannot do")
+        again = {keyword.arg for keyword in call.keywords} & {"retain_graph", "create_graph"}
+        if again:
+            outcome = Outcome.REFUSED if "create_graph" in again else Outcome.HANDLED
+            message = "the graph of this backward is used again, which a compiled step cannot do"
+            yield Hit(call, message, run=outcome)
 
 
 RULE = Rule(
     name="gradient-access",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="p.grad, gradient hooks, retain_graph and torch.autograd.grad outside forward.",
     rationale="Gradients never leave the device: .grad stays None on the host, and hooks never run.",
     remedy=(

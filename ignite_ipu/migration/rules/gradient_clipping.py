@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.analysis.names import argument, constant
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -11,12 +12,22 @@ def check(program: Program) -> Hits:
     for call, name in program.calls(
         "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm"
     ):
-        yield Hit(call, f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device")
+        refused = name.endswith("value_") or _has_momentum(program)
+        message = f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device"
+        yield Hit(call, message, run=Outcome.REFUSED if refused else None)
+
+
+def _has_momentum(program: Program) -> bool:
+    """Tell whether all optimizers of the file are SGD with momentum."""
+    calls = program.training.optimizer_calls
+    momenta = [constant(argument(call, "momentum", 2)) for call, name in calls if name == "torch.optim.SGD"]
+    return bool(calls) and len(momenta) == len(calls) and all(isinstance(each, float) and each > 0 for each in momenta)
 
 
 RULE = Rule(
     name="gradient-clipping",
     severity=Severity.ERROR,
+    run=Outcome.HANDLED,
     summary="clip_grad_norm_ and clip_grad_value_.",
     rationale="Gradients never leave the device, so there is nothing to clip between backward() and step().",
     remedy=(

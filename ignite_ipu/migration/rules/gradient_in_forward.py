@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity, each_fact
+from ignite_ipu.migration.findings import Outcome, Rule, Severity, each_fact
 
 RULE = Rule(
     name="gradient-in-forward",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="backward(), torch.autograd.grad and tensor hooks in traced code.",
     rationale=(
         "Forward and backward are one compiled program; forward cannot start a backward of its own, and hooks on "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ignite_ipu.migration.analysis.captures import host_evaluations
 from ignite_ipu.migration.analysis.names import dotted
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -17,6 +17,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="hand-written-evaluation",
     severity=Severity.NOTE,
+    run=Outcome.HANDLED,
     summary="Calls of a trained model under torch.no_grad().",
     rationale="The model's newest weights are brought to the host and evaluated there: right, but slow.",
     remedy="Say model = ipu_prepare(Net()), which `ignite-ipu migrate` does; or use create_ipu_evaluator.",
@@ -24,8 +25,8 @@ RULE = Rule(
   import torch
 + from ignite_ipu import ipu_prepare
 
-- model = torch.nn.Linear(2, 2)
-+ model = ipu_prepare(torch.nn.Linear(2, 2))
+- model = torch.nn.Linear(4, 2)
++ model = ipu_prepare(torch.nn.Linear(4, 2))
   model.eval()
   with torch.no_grad():
       for x, y in loader:

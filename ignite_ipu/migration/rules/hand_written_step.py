@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ignite_ipu.migration.analysis.captures import find_captures
 from ignite_ipu.migration.analysis.engine_functions import captured_functions, training_functions
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -33,6 +33,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="hand-written-step",
     severity=Severity.ERROR,
+    run=Outcome.HANDLED,
     summary="loss.backward() and optimizer.step() in a loop or in an Ignite process function.",
     rationale=(
         "On an IPU forward, loss, backward and update are one compiled program that one call runs; steps taken "

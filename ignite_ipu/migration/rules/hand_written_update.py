@@ -6,7 +6,7 @@ import ast
 
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.names import dotted, owner_of, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _IN_PLACE = {"add_", "sub_", "mul_", "copy_", "addcmul_", "addcdiv_", "lerp_"}
@@ -48,6 +48,7 @@ def _has_gradient(node: ast.AST) -> bool:
 RULE = Rule(
     name="hand-written-update",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="Parameters changed in place on the host with their gradients.",
     rationale=(
         "The device holds its own copy of the weights: a change on the host is not seen by the next step, and "
@@ -63,6 +64,7 @@ RULE = Rule(
 + from torch import nn
 
 - model = torch.nn.Linear(2, 2)
+- model(torch.ones(1, 2)).sum().backward()
 - with torch.no_grad():
 -     for p in model.parameters():
 -         p -= 0.1 * p.grad

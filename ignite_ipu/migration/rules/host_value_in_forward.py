@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity, each_fact
+from ignite_ipu.migration.findings import Outcome, Rule, Severity, each_fact
 
 RULE = Rule(
     name="host-value-in-forward",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="item(), numpy(), tolist(), cpu(), int(tensor) and the like in traced code.",
     rationale="A traced tensor has no value and cannot be moved to the host; PopTorch stops at compile.",
     remedy="Keep the computation in torch operations, or return the tensor and read it outside forward.",

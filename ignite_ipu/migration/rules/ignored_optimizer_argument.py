@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -18,6 +18,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="ignored-optimizer-argument",
     severity=Severity.NOTE,
+    run=Outcome.HANDLED,
     summary="fused, foreach and capturable.",
     rationale=(
         "The update runs in PopTorch, so they have no effect, and on the host's CPU tensors some torch versions "

@@ -7,7 +7,7 @@ import ast
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.analysis.summed_losses import summed_losses
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -36,6 +36,7 @@ def _is_reduced(program: Program, call: ast.Call) -> bool:
 RULE = Rule(
     name="loss-reduction",
     severity=Severity.WARNING,
+    run=Outcome.UNCHANGED,
     summary='Losses with reduction="sum" or "none", or summed by hand, that a trainer or ipu_train_batch trains with.',
     rationale=(
         "Gradients of the micro-batches are averaged over accumulation steps and replicas, so a summed loss "

@@ -9,7 +9,7 @@ from ignite_ipu.migration.analysis.precision_arguments import (
     switchable,
 )
 from ignite_ipu.migration.analysis.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -24,12 +24,13 @@ def check(program: Program) -> Hits:
         yield Hit(decorator, "autocast has no counterpart on an IPU")
     for call, name in program.calls(*TRAINER_FACTORIES, *EVALUATOR_FACTORIES):
         for value, text in refused_precision(program, call, name):
-            yield Hit(value, text)
+            yield Hit(value, text, run=Outcome.REFUSED)
 
 
 RULE = Rule(
     name="mixed-precision",
     severity=Severity.ERROR,
+    run=Outcome.HANDLED,
     summary="autocast, GradScaler, and values of Ignite's amp_mode and scaler that an IPU has not.",
     rationale="PopTorch 3.3 has no autocast, and a GradScaler works on gradients that never reach the host.",
     remedy=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -18,6 +18,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="mode-after-wrapping",
     severity=Severity.WARNING,
+    run=Outcome.UNCHANGED,
     summary="model.train() or model.eval() after poptorch.trainingModel or inferenceModel.",
     rationale=(
         "The wrapper took a shallow copy and reads the flags of the layers at its first call: a mode set in "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity, each_fact
+from ignite_ipu.migration.findings import Outcome, Rule, Severity, each_fact
 
 RULE = Rule(
     name="mutated-python-state",
     severity=Severity.WARNING,
+    run=Outcome.REFUSED,
     summary="Traced code that assigns attributes, fills containers or writes globals.",
     rationale=(
         "forward runs once, when the model is compiled: a counter it increments stays where the trace left it, "

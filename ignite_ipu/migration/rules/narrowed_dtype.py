@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity
+from ignite_ipu.migration.findings import Outcome, Rule, Severity
 
 RULE = Rule(
     name="narrowed-dtype",
     severity=Severity.NOTE,
+    run=Outcome.HANDLED,
     summary="int64 and float64 in batches and results, of which an IPU makes int32 and float32.",
     rationale=(
         "An IPU has no 64-bit numbers. Inputs are narrowed without a check, and results come back narrow: an "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import has_hidden_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite.engine.create_supervised_evaluator")
@@ -34,6 +34,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="native-ignite-engine",
     severity=Severity.ERROR,
+    run=Outcome.HANDLED,
     summary="create_supervised_trainer, create_supervised_evaluator and supervised_*_step.",
     rationale="Their step calls loss.backward() and optimizer.step(), which an IPU does inside one compiled program.",
     remedy=(

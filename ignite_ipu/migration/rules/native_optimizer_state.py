@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -21,6 +21,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="native-optimizer-state",
     severity=Severity.ERROR,
+    run=Outcome.UNCHANGED,
     summary="state_dict() of a torch.optim optimizer that trains through poptorch.trainingModel.",
     rationale=(
         "PopTorch never reads the state of a torch optimizer back from the device: the checkpoint holds no "

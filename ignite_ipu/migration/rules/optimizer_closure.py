@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import argument
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -24,6 +24,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="optimizer-closure",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="optimizer.step(closure).",
     rationale="The update is part of the compiled program; PopTorch never calls a closure.",
     remedy=(

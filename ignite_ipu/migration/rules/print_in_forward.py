@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity, each_fact
+from ignite_ipu.migration.findings import Outcome, Rule, Severity, each_fact
 
 RULE = Rule(
     name="print-in-forward",
     severity=Severity.WARNING,
+    run=Outcome.HANDLED,
     summary="print() or logging in traced code.",
     rationale="It happens once, while the model is compiled, and shows `<unavailable>` in place of values.",
     remedy="Return the value and print it on the host, or use poptorch.ipu_print_tensor.",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity, each_fact
+from ignite_ipu.migration.findings import Outcome, Rule, Severity, each_fact
 
 RULE = Rule(
     name="python-randomness",
     severity=Severity.WARNING,
+    run=Outcome.REFUSED,
     summary="random.* and numpy.random.* in traced code.",
     rationale="The number is drawn once, while tracing, and is a constant of the compiled program from then on.",
     remedy="Draw with torch (torch.rand, Tensor.bernoulli_), whose generators run on the device.",

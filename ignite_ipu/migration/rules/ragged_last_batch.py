@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -20,13 +20,17 @@ def check(program: Program) -> Hits:
         else:
             # The engine replaces the loader by one that drops it, and still evaluates every sample.
             yield Hit(
-                call, f"{name} is trained from, and an IPU engine drops a smaller last batch", severity=Severity.NOTE
+                call,
+                f"{name} is trained from, and an IPU engine drops a smaller last batch",
+                severity=Severity.NOTE,
+                run=Outcome.UNCHANGED,
             )
 
 
 RULE = Rule(
     name="ragged-last-batch",
     severity=Severity.WARNING,
+    run=Outcome.REFUSED,
     summary="A DataLoader that an IPU's trainer or ipu_train_batch trains from, without drop_last=True.",
     rationale=(
         "All batches of a compiled program have one shape; the samples of an incomplete last batch are dropped in "

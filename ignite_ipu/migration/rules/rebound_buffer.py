@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Rule, Severity, each_fact
+from ignite_ipu.migration.findings import Outcome, Rule, Severity, each_fact
 
 RULE = Rule(
     name="rebound-buffer",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="Traced code that assigns a new tensor to a registered buffer or parameter.",
     rationale=(
         "PopTorch keeps buffers on the device by their identity and raises when tracing ends with another tensor "

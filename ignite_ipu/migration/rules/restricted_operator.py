@@ -7,7 +7,7 @@ from typing import Iterator, Tuple
 
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.operators import is_loss, problem, refused_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -20,8 +20,9 @@ def check(program: Program) -> Hits:
         for node, restriction in refused_arguments(name, call):
             doubt = ", as PopTorch's sources read" if restriction.likely else ""
             # What is doubted of a loss is refused by our engines.
-            severity = None if restriction.refused or is_loss(name) else Severity.NOTE
-            yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, severity)
+            known = restriction.refused or is_loss(name)
+            doubted = (None, None) if known else (Severity.NOTE, Outcome.UNCHANGED)
+            yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, *doubted)
 
 
 def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:
@@ -38,6 +39,7 @@ def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:
 RULE = Rule(
     name="restricted-operator",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="A supported layer or operator with an argument that PopTorch refuses.",
     rationale=(
         "PopTorch compiles some operators in part only: one-layer LSTMs, pooling without indices, cross entropy "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -20,6 +20,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="schedule-per-batch",
     severity=Severity.NOTE,
+    run=Outcome.HANDLED,
     summary="scheduler.step() inside the loop over batches.",
     rationale=(
         "Each change of a value has to be sent to the device, and with deviceIterations above 1 only every so "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -28,6 +28,7 @@ def _sent(program: Program, step: ast.Call) -> bool:
 RULE = Rule(
     name="schedule-without-set-optimizer",
     severity=Severity.ERROR,
+    run=Outcome.UNCHANGED,
     summary="A learning-rate schedule that steps in code with poptorch.trainingModel and without setOptimizer.",
     rationale=(
         "The device keeps the values it was given at the first call; scheduler.step() changes the host's "
@@ -38,7 +39,7 @@ RULE = Rule(
   import poptorch
   import torch
 
-  model = torch.nn.Linear(4, 2)
+  model = ClassifierWithLoss()
   options = poptorch.Options()
   optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
   scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Dict, List, Tuple
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -29,6 +29,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="several-optimizers",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="Two or more optimizers stepping in one loop or process function, as in GANs.",
     rationale=(
         "A compiled training program holds one model with one optimizer; steps that alternate cannot be expressed "

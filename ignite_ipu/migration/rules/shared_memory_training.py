@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -16,6 +16,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="shared-memory-training",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="model.share_memory() and training processes over it.",
     rationale=(
         "Each process would hold a copy of the weights on its own IPU; there are no shared weights to update "

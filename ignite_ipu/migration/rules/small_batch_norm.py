@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _SMALL = 16
@@ -23,6 +23,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="small-batch-norm",
     severity=Severity.NOTE,
+    run=Outcome.HANDLED,
     summary=(
         "BatchNorm in a model of a file whose loaders or PopTorch options make micro-batches of fewer than 16 samples."
     ),

@@ -6,7 +6,7 @@ import ast
 from typing import Dict
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -28,6 +28,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="stale-inference-weights",
     severity=Severity.WARNING,
+    run=Outcome.UNCHANGED,
     summary="An inference executor made before the training executor of the same model.",
     rationale=(
         "Only an inference executor that was made after the training one takes over its new weights; an earlier "

@@ -6,7 +6,7 @@ import ast
 from typing import Set
 
 from ignite_ipu.migration.analysis.names import dotted, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -37,6 +37,7 @@ def _rebound_before(loop: ast.For, part: ast.stmt, names: Set[str]) -> bool:
 RULE = Rule(
     name="state-across-batches",
     severity=Severity.ERROR,
+    run=Outcome.UNCHANGED,
     summary="A value that an executor returns and gets back with the next batch, such as an LSTM's hidden state.",
     rationale=(
         "A call of an executor may stand for many steps (options.deviceIterations); a tensor carried over by Python "
@@ -50,10 +51,10 @@ RULE = Rule(
   import poptorch
   import torch
 
-  model = torch.nn.LSTM(4, 4)
-  training_model = poptorch.trainingModel(model)
+  training_model = poptorch.trainingModel(RecurrentWithLoss())
+- hidden = torch.zeros(8, 4)
   for x, y in loader:
-+     hidden = torch.zeros(1, 8, 4)
++     hidden = torch.zeros(8, 4)
       out, hidden = training_model(x, hidden)
 """,
     check=check,

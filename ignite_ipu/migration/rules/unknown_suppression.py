@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.comments import EVERY_RULE
@@ -22,6 +22,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="unknown-suppression",
     severity=Severity.WARNING,
+    run=Outcome.UNCHANGED,
     summary="`# ignite-ipu: ignore[...]` with a name that is no rule's.",
     rationale="A misspelt suppression suppresses nothing, and one for a rule that is gone should go too.",
     remedy="Correct the name; `ignite-ipu check --list-rules` shows them all.",

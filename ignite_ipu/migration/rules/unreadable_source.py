@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -14,6 +14,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="unreadable-source",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="Syntax errors, undecodable bytes, binary files, broken notebooks.",
     rationale="Nothing can be said about such a file.",
     remedy="Mend the file, or leave it out of the paths given.",

@@ -9,7 +9,7 @@ from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import TENSOR_FACTORIES
 from ignite_ipu.migration.analysis.names import dotted, owner_of, unmoved, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -47,6 +47,7 @@ def _tensors_of_the_host(program: Program, function: Function) -> Iterator[ast.N
 RULE = Rule(
     name="unregistered-tensor",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="A tensor made in __init__ or by the module, not registered, and used in traced code.",
     rationale=(
         "Only parameters and registered buffers are moved to the device; any other tensor stays on the CPU and "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.names import owner_of
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _TYPES = {"bfloat16", "complex64", "complex128", "cfloat", "cdouble", "float64", "double"}
@@ -15,18 +14,32 @@ def check(program: Program) -> Hits:
     """Find number types that the device lacks."""
     for node in program.nodes(ast.Attribute):
         name = program.names.resolve(node)
-        if name is not None and name.startswith("torch.") and name[len("torch.") :] in _TYPES:
-            yield Hit(node, f"an IPU has no {name}")
+        known = name is not None and name.startswith("torch.") and name[len("torch.") :] in _TYPES
+        if name is not None and known and not _is_named(program, node):
+            yield _hit(node, name)
     models = program.training.models
-    for call in program.nodes(ast.Call):
-        for dtype in ("bfloat16", "double"):
-            if owner_of(call, dtype) in models:
-                yield Hit(call, f"an IPU has no torch.{dtype}")
+    for dtype in ("bfloat16", "double"):
+        for call, owner in program.method_calls(dtype):
+            if owner in models:
+                yield _hit(call, f"torch.{dtype}")
+
+
+def _hit(node: ast.expr, name: str) -> Hit:
+    narrowed = name.endswith(("double", "float64")) and not name.startswith("torch.c")
+    return Hit(node, f"an IPU has no {name}", run=Outcome.UNCHANGED if narrowed else None)
+
+
+def _is_named(program: Program, node: ast.Attribute) -> bool:
+    """Tell whether a type is only spoken of: one of a table, compared with, or that of autocast, another rule's."""
+    above = program.parents[node]
+    above = program.parents[above] if isinstance(above, (ast.keyword, ast.Tuple, ast.List, ast.Set)) else above
+    return isinstance(above, (ast.Dict, ast.Compare)) or program.names.called(above) == "torch.amp.autocast"
 
 
 RULE = Rule(
     name="unsupported-dtype",
     severity=Severity.WARNING,
+    run=Outcome.REFUSED,
     summary="float64, bfloat16 and complex tensors and models.",
     rationale=(
         "An IPU computes in float32 and float16. float64 is narrowed to float32 without a word; bfloat16 and "

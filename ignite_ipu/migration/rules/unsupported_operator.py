@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.operators import is_loss, is_made_here, problem
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -27,6 +27,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="unsupported-operator",
     severity=Severity.WARNING,
+    run=Outcome.REFUSED,
     summary="A torch operator or layer in traced code that PopTorch does not compile.",
     rationale=(
         "An operator without an implementation for the device stops the compilation, unless its result is a constant "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _SUPPORTED = {"SGD", "Adam", "AdamW", "RMSprop", "LAMB"}
@@ -30,6 +30,7 @@ def _updates(node: ast.ClassDef) -> bool:
 RULE = Rule(
     name="unsupported-optimizer",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="Any optimizer but SGD, Adam, AdamW, RMSprop and poptorch.optim's LAMB.",
     rationale="The update runs on the device, in PopTorch's own implementation; only these five exist there.",
     remedy=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 _REASONS = {
@@ -23,14 +23,17 @@ def check(program: Program) -> Hits:
             if keyword.arg in _REASONS and constant(keyword.value) not in (False, None):
                 yield Hit(keyword.value, f"{keyword.arg} of {name} {_REASONS[keyword.arg]}")
             if keyword.arg == "lr" and (program.names.called(keyword.value) or "").startswith("torch."):
-                yield Hit(keyword.value, f"the learning rate of {name} is a tensor; PopTorch takes numbers only")
+                message = f"the learning rate of {name} is a tensor; PopTorch takes numbers only"
+                yield Hit(keyword.value, message, run=Outcome.HANDLED)
             if keyword.arg == "betas" and isinstance(keyword.value, ast.List):
-                yield Hit(keyword.value, f"betas of {name} is a list; PopTorch takes a pair only", "Write a tuple.")
+                message = f"betas of {name} is a list; PopTorch takes a pair only"
+                yield Hit(keyword.value, message, "Write a tuple.", run=Outcome.HANDLED)
 
 
 RULE = Rule(
     name="unsupported-optimizer-argument",
     severity=Severity.ERROR,
+    run=Outcome.REFUSED,
     summary="amsgrad, maximize, differentiable, decoupled_weight_decay and tensor learning rates.",
     rationale=(
         "PopTorch refuses amsgrad and tensor rates, and silently ignores maximize: it would minimise what you "

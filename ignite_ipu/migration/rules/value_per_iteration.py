@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import owner_of, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -29,6 +29,7 @@ def _now_and_then(program: Program, node: ast.AST) -> bool:
 RULE = Rule(
     name="value-per-iteration",
     severity=Severity.NOTE,
+    run=Outcome.HANDLED,
     summary="loss.item() and the like in a training loop.",
     rationale=(
         "One call can run many steps on the device (options.deviceIterations); reading a value each time keeps "

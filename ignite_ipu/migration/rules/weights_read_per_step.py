@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import dotted, owner_of, walk
-from ignite_ipu.migration.findings import Hit, Hits, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 
 
@@ -35,6 +35,7 @@ def _is_clipped(program: Program, call: ast.Call) -> bool:
 RULE = Rule(
     name="weights-read-per-step",
     severity=Severity.NOTE,
+    run=Outcome.HANDLED,
     summary="Averaged copies of a model (EMA, SWA) updated in the training loop, and weights looked at there.",
     rationale="The newest weights are on the device; touching them on the host brings all of them back, each time.",
     remedy="Average at the end of an epoch, or every N iterations.",

@@ -8,7 +8,7 @@ import re
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.findings import Finding, Rule, Severity
+from ignite_ipu.migration.findings import Finding, Outcome, Rule, Severity
 from ignite_ipu.migration.source.comments import EVERY_RULE, find_suppressions
 from ignite_ipu.migration.source.file import read_source, split_lines
 from ignite_ipu.migration.trial.places import Place
@@ -74,8 +74,10 @@ class _Files:
 
     def finding(self, place: Optional[Place], target: str, rule: Rule, message: str, severity: Severity) -> Finding:
         """Return the finding at a place: the whole line, because a trace knows no columns."""
+        # What stops this trace stops that of `run`.
+        run = Outcome.REFUSED if severity is Severity.ERROR else rule.run
         if place is None:
-            return Finding(target, 1, 1, 1, 1, None, rule.name, severity, message, rule.remedy)
+            return Finding(target, 1, 1, 1, 1, None, rule.name, severity, run, message, rule.remedy)
         lines, _, _ = self._file(place.path)
         text = lines[place.line - 1] if 0 < place.line <= len(lines) else ""
         column = len(text) - len(text.lstrip()) + 1
@@ -89,6 +91,7 @@ class _Files:
             cell=None,
             rule=rule.name,
             severity=severity,
+            run=run,
             message=message,
             remedy=rule.remedy,
         )

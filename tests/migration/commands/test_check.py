@@ -53,6 +53,23 @@ def test_select_and_ignore(code, capsys):
     assert finding["rule"] == "ignored-optimizer-argument"
 
 
+def test_a_script_that_runs_unchanged_has_a_clean_bill_for_run(tmp_path, capsys):
+    """What it is wanted for decides what is found: to be run, to be migrated, or to be ported by hand."""
+    code = tmp_path / "code.py"
+    code.write_text("import torch\nx.cuda()\nx.register_hook(print)\n")
+
+    def found(purpose):
+        status = run(code, "--format", "json", "--for", purpose)
+        return status, [finding["rule"] for finding in json.loads(capsys.readouterr().out)["findings"]]
+
+    assert found("source") == (1, ["cuda-device", "gradient-access"])
+    assert found("run") == (1, ["gradient-access"])
+    code.write_text("import torch\nx.cuda()\ntorch.save(torch.load('a'), 'b')\n")
+    assert found("run") == found("migrate") == (0, [])
+    assert run(code, "--for", "run") == 0
+    assert "nothing found (2 left out)" in capsys.readouterr().out
+
+
 def test_output_file(code, tmp_path, capsys):
     target = tmp_path / "out.sarif"
     assert run(code, "--format", "sarif", "-o", target) == 1

@@ -18,9 +18,12 @@ def report(code="x.cuda()\n", path="dir with space/code.py"):
 
 def test_text_gives_place_severity_rule_and_remedy():
     text = text_report(report())
-    assert "dir with space/code.py\n  1:1: error: .cuda() moves to a GPU [cuda-device]\n      remedy: Use" in text
+    assert (
+        "dir with space/code.py\n  1:1: error: .cuda() moves to a GPU [cuda-device] run: handled\n      remedy: Use"
+        in text
+    )
     assert "skipped: link.py is a broken link" in text
-    assert text.endswith("1 file checked: 1 error")
+    assert text.endswith("1 file checked: 1 error; run: 1 handled")
     assert "\033" not in text
 
 
@@ -43,11 +46,12 @@ def test_clean_files_say_so():
 
 def test_json_holds_everything():
     document = json.loads(json_report(report()))
-    assert document["version"] == 1
+    assert document["version"] == 2
     assert document["counts"] == {"error": 1, "warning": 0, "note": 0}
     (finding,) = document["findings"]
     assert (finding["path"], finding["line"], finding["column"]) == ("dir with space/code.py", 1, 1)
     assert (finding["rule"], finding["severity"], finding["cell"]) == ("cuda-device", "error", None)
+    assert finding["run"] == "handled"
 
 
 def test_sarif_has_what_the_standard_requires():
@@ -63,6 +67,7 @@ def test_sarif_has_what_the_standard_requires():
     (result,) = run["results"]
     assert identifiers[result["ruleIndex"]] == result["ruleId"] == "cuda-device"
     assert result["message"]["text"]
+    assert result["properties"] == {"run": "handled"}
     place = result["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "dir%20with%20space/code.py"
     assert place["region"] == {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 9}

@@ -1,0 +1,212 @@
+"""What `check` says that `run` makes of a finding is what `run` does with the example of its rule."""
+
+from __future__ import annotations
+
+import linecache
+import runpy
+
+import pytest
+
+from ignite_ipu.migration.checker import check_source
+from ignite_ipu.migration.findings import Outcome
+from ignite_ipu.migration.rules import all_rules, cuda_api
+from ignite_ipu.migration.source.file import Source
+from ignite_ipu.running import run_script
+from ignite_ipu.running.substitutes import cuda
+
+BEFORE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn({samples}, 4), torch.randint(2, ({samples},)))
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+net = model = nn.Linear(4, 2)
+loss = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total = 0.0
+
+
+class ClassifierWithLoss(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, x, y):
+        output = super().forward(x)
+        return output, nn.functional.cross_entropy(output, y)
+
+
+class RecurrentWithLoss(nn.GRUCell):
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x, hidden):
+        hidden = super().forward(x, hidden)
+        return poptorch.identity_loss(hidden.mean(), reduction="none"), hidden
+
+
+torch.save(model.state_dict(), "model.pt")
+"""
+# How an example is used that does not train by itself.
+STEPS = """
+for _ in range(2):
+    optimizer.zero_grad()
+    {loss}.backward()
+    optimizer.step()
+weights = [p.detach().double().sum().item() for p in {model}.parameters()]
+"""
+FORWARD = "\nmodel = Net()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n" + STEPS.format(
+    model="model", loss="model(torch.randn(8, 4)).pow(2).mean()"
+)
+TRAIN = STEPS.format(model="model", loss="model(torch.ones(8, 2)).pow(2).mean()")
+USES = {
+    "captured-constant": FORWARD.replace("Net()", "make()[0]"),
+    "changing-batch-shape": "\nmodel, optimizer, loss, batches = make()\nfor x, y in batches:"
+    + STEPS.format(model="model", loss="loss(model(x), y)").replace("\n", "\n    "),
+    "compiled-model": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)" + TRAIN,
+    "cuda-device": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)" + TRAIN,
+    "custom-autograd-function": STEPS.format(model="model", loss="Clamp.apply(model(torch.ones(8, 4))).mean()"),
+    "data-parallel": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)" + TRAIN,
+    "failed-trace": FORWARD.replace("Net()", "make()[0]"),
+    "hand-written-evaluation": "\nweights = output.sum(0).tolist()",
+    "ignored-optimizer-argument": STEPS.format(model="model", loss="model(torch.ones(8, 4)).pow(2).mean()"),
+    "mixed-precision": STEPS.format(model="model", loss="scaler.scale(model(torch.ones(8, 4)).pow(2).mean())").replace(
+        "optimizer.step()", "scaler.step(optimizer); scaler.update()"
+    ),
+    "narrowed-dtype": "\nmodel = make()[0].eval()\n"
+    "with torch.no_grad():\n    weights = model(torch.ones(8, 4)).tolist()",
+    "native-ignite-engine": "\ntrainer.run(loader)",
+    "loss-reduction": "\ntrainer.run(loader)",
+    "restricted-operator": "\noptimizer = torch.optim.SGD(layer.parameters(), lr=0.1)"
+    + STEPS.format(model="layer", loss="layer(torch.ones(3, 8, 4))[0].pow(2).mean()"),
+    "small-batch-norm": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    + STEPS.format(model="model", loss="model(torch.randn(8, 4)).pow(2).mean()"),
+    "unsupported-dtype": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    + STEPS.format(model="model", loss="model(torch.ones(8, 2, dtype=torch.bfloat16)).pow(2).mean()"),
+    **dict.fromkeys(
+        ["unsupported-optimizer", "unsupported-optimizer-argument"],
+        STEPS.format(model="model", loss="model(torch.ones(8, 4)).pow(2).mean()"),
+    ),
+}
+ENDING = "\nresult[:] = globals().get('weights') or [p.detach().double().sum().item() for p in model.parameters()]\n"
+REASONS = {
+    "accumulation-in-inference": "gradientAccumulation to 1 for inference",
+    "backward-on-output": "backward() cannot be called explicitly",
+    "custom-autograd-function": "Clamp is an autograd.Function with a backward of its own",
+    "data-dependent-control-flow": "__bool__ is only supported in eager mode",
+    "dynamic-shape": "Indexing by a mask is unsupported",
+    "failed-trace": "'builtin_function_or_method' object",
+    "frozen-options": "Can't modify frozen Options",
+    "gradient-access": "parameter.grad cannot be mapped",
+    "gradient-in-forward": "torch.autograd.grad() cannot be mapped",
+    "hand-written-update": "updated by hand",
+    "host-value-in-forward": "item is only supported in eager mode",
+    "mutated-python-state": "changes Python values in every call (calls)",
+    "optimizer-closure": "step(closure) evaluates the loss several times",
+    "python-randomness": "changes Python values in every call (the state of random",
+    "ragged-last-batch": "but the model was compiled for a torch.float32 tensor of shape (8, 4)",
+    "rebound-buffer": "puts another tensor in the place of the buffer mean",
+    "restricted-operator": "an LSTM of several layers is unsupported",
+    "several-optimizers": "by another optimizer of the same weights",
+    "shared-memory-training": "share_memory() cannot be mapped",
+    "unreadable-source": "never closed",
+    "unregistered-tensor": "Expected an IPU tensor but got tensor",
+    "unsupported-dtype": "Unsupported input type torch.bfloat16",
+    "unsupported-operator": "Unsupported ops found in compiled model: [aten::_linalg_svd]",
+    "unsupported-optimizer": "PopTorch has no such update",
+    "unsupported-optimizer-argument": "PopTorch ignores it and would minimize",
+}
+# What no machine without a GPU runs natively, or not within a minute: the mended example computes the same.
+MENDED = {"compiled-model", "cuda-api", "cuda-device"}
+NOT_RUN = {"async-loader-labels"}  # it starts a process, which imports the script anew
+
+
+def outcome(function, path):
+    """Return the numbers that a program ends with, or what it raised."""
+    import builtins
+
+    builtins.result = []
+    linecache.clearcache()
+    try:
+        function(path)
+    except (Exception, SystemExit) as error:
+        return error
+    finally:
+        found = vars(builtins).pop("result")
+    return found
+
+
+LOOP = """
+for x, y in loader:
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+"""
+CLIPPED = LOOP.replace("    optimizer.step", "    nn.utils.{}; optimizer.step")
+PLACES = [
+    "optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)" + LOOP,
+    "optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))" + LOOP,
+    "optimizer = torch.optim.Adam(model.parameters(), betas=[0.9, 0.99])" + LOOP,
+    "optimizer = torch.optim.Adam(model.parameters(), fused=False)" + LOOP,
+    CLIPPED.format("clip_grad_value_(model.parameters(), 1.0)"),
+    CLIPPED.format("clip_grad_norm_(model.parameters(), 1.0)"),
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+    + CLIPPED.format("clip_grad_norm_(model.parameters(), 1.0)"),
+    "optimizer = torch.optim.Adam(model.parameters())" + CLIPPED.format("clip_grad_norm_(model.parameters(), 1.0)"),
+    LOOP.replace("backward()", "backward(retain_graph=True)"),
+    LOOP + "print(torch.cuda.memory_allocated())",
+    LOOP + "if torch.cuda.is_available():\n    print(torch.cuda.max_memory_allocated())",
+    LOOP + "torch.cuda.empty_cache()",
+    "torch.distributed.init_process_group('nccl')" + LOOP,
+    "model = torch.nn.parallel.DistributedDataParallel(model)" + LOOP,
+    "import ignite.distributed as idist\nmodel = idist.auto_model(model)" + LOOP,
+    "import ignite.distributed as idist\nwith idist.Parallel(backend='nccl') as parallel:\n    parallel.run(print)"
+    + LOOP,
+    "from ignite.engine import create_supervised_trainer\n"
+    "create_supervised_trainer(model, optimizer, loss, amp_mode='apex').run(loader)",
+    "torch.jit.script(model).save('scripted.pt')" + LOOP,
+    "model = torch.jit.script(model)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)" + LOOP,
+    "model = model.double()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    + LOOP.replace("(x)", "(x.double())"),
+    "with torch.autocast('cuda', dtype=torch.bfloat16):" + LOOP.replace("\n", "\n    "),
+    "types = {'half': torch.float16, 'bfloat16': torch.bfloat16, 'single': torch.float32}\n"
+    "model.to(types['single'])" + LOOP,
+]
+
+
+def program(name, example):
+    samples = 20 if name == "ragged-last-batch" else 16
+    return BEFORE.format(samples=samples) + example + USES.get(name, FORWARD if "class Net" in example else "") + ENDING
+
+
+@pytest.mark.parametrize("name", sorted(set(all_rules()) - NOT_RUN))
+def test_run_makes_of_examples_what_is_said(name, tmp_path, monkeypatch, recwarn):
+    rule = all_rules()[name]
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "example.py"
+    path.write_text(program(name, rule.bad))
+    ran = outcome(run_script, str(path))
+    if rule.run is Outcome.REFUSED:
+        assert isinstance(ran, Exception) and REASONS[name] in str(ran), ran
+        return
+    assert isinstance(ran, list), ran
+    if rule.run is Outcome.HANDLED:
+        if name in MENDED:
+            path.write_text(program(name, rule.good))
+        assert ran == pytest.approx(outcome(runpy.run_path, str(path)), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("code", PLACES)
+def test_a_line_is_refused_where_it_is_said(code, tmp_path, monkeypatch, recwarn):
+    """Where `run` makes otherwise of a line than of its rule's example."""
+    monkeypatch.chdir(tmp_path)
+    findings, _ = check_source(Source("code.py", "import torch\nfrom torch import nn\n" + code))
+    (tmp_path / "example.py").write_text(program("", code))
+    ran = outcome(run_script, str(tmp_path / "example.py"))
+    refused = [finding for finding in findings if finding.run is Outcome.REFUSED]
+    assert isinstance(ran, list) is not bool(refused), (ran, refused)
+
+
+def test_what_is_said_of_cuda_is_what_it_becomes():
+    inside = {f"{module}.{name}" for module, names in cuda._IGNORED_PROFILING.items() for name in names}
+    elsewhere = {name.rsplit(".", 1)[1] for name in cuda_api._LEFT_OUT}
+    assert (cuda_api._ANSWERED | elsewhere) == {*cuda._ANSWERS, *cuda._CONTEXTS, *inside}
