@@ -27,7 +27,7 @@ class Severity(str, enum.Enum):
 
 
 class Outcome(str, enum.Enum):
-    """What `ignite-ipu run` makes of code that breaks a rule."""
+    """Outcome of `ignite-ipu run` for code that breaks a rule."""
 
     HANDLED = "handled"
     """It trains the code, with the native result."""
