@@ -14,7 +14,7 @@ from ignite.engine import Engine
 
 import ignite_ipu
 from ignite_ipu.errors import SessionError
-from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.program import ModelProgram
@@ -156,7 +156,7 @@ def _facts_of(program: ModelProgram, session: IPUSession) -> Dict[str, str]:
     facts = {f"option {name}": repr(value) for name, value in options.items() if isinstance(value, _PLAIN)}
     facts.update(program.step.describe_layout())
     with torch._C.DisableTorchFunctionSubclass():
-        for name, parameter in program.step.named_parameters():
+        for name, parameter in named_tensors(program.step, "_parameters").items():
             facts[f"parameter {name}"] = "trained" if requires_grad(parameter) else "frozen"
     facts.update({f"module {name or 'itself'}": _mode(module) for name, module in program.step.named_modules()})
     if program.training and session.link is not None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
 from ignite_ipu.errors import listed
-from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 
 __all__ = ["NEVER", "REGISTRATIONS", "Trainable", "modes_kept", "modes_of"]
 
@@ -52,7 +52,10 @@ class Trainable:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._parameters: Dict[str, torch.Tensor] = dict(module.named_parameters())
+        # Without a look at those of a wrapped module, which would download; of several names the first counts.
+        held = named_tensors(module, "_parameters")
+        first = {id(tensor): name for name, tensor in reversed(held.items())}
+        self._parameters: Dict[str, torch.Tensor] = {first[id(tensor)]: tensor for tensor in held.values()}
         self._compiled = self._now()
 
     def names(self) -> List[str]:

@@ -19,9 +19,8 @@ from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.structure import mapped
 from ignite_ipu.program.forward.eager import eagerly
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
-from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.session.weights.tracker import named_tensors
 
 __all__ = ["call_first"]
 

@@ -37,9 +37,9 @@ from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results, deferred_values
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.session.weights.tracker import named_tensors
 
 __all__ = ["CapturedModel", "owner_of"]
 

@@ -7,7 +7,7 @@ wraps classes of its own, which are taken off and put on again here.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ __all__ = [
     "classes_of",
     "dtype_of",
     "gradient_of",
+    "named_tensors",
     "plain",
     "put_classes",
     "requires_grad",
@@ -69,3 +70,18 @@ def put_classes(model: nn.Module, classes: Sequence[type]) -> None:
     """Tie the parameters and buffers of a model to the executor again whose classes these are."""
     for tensor, tensor_class in zip((*model.parameters(), *model.buffers()), classes):
         object.__setattr__(tensor, "__class__", tensor_class)
+
+
+def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
+    """Return parameters and buffers by name, without the look at them that makes a wrapped model download.
+
+    Args:
+        kinds: The attributes of modules that hold them; `_parameters` and `_buffers` by default.
+    """
+    found: Dict[str, torch.Tensor] = {}
+    for prefix, module in model.named_modules():
+        for kind in kinds or ("_parameters", "_buffers"):
+            for name, tensor in module.__dict__[kind].items():
+                if tensor is not None:
+                    found[f"{prefix}.{name}" if prefix else name] = tensor
+    return found

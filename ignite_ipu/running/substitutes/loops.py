@@ -28,6 +28,7 @@ from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER, eagerly
+from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
@@ -38,7 +39,7 @@ from ignite_ipu.running.substitutes.parallel import within
 from ignite_ipu.running.substitutes.succession import EngineWeights
 from ignite_ipu.session.session import IPUSession, known_session
 from ignite_ipu.session.weights.model_states import LiveState, live_state
-from ignite_ipu.session.weights.tracker import Weights, named_tensors
+from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["substitute_loops"]
 

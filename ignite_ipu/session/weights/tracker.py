@@ -13,13 +13,13 @@ from torch import nn
 from ignite_ipu.errors import LostEditError
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import plain, version_of
+from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, unwatch_parameters, watch_parameters
 from ignite_ipu.session.weights.batch_counters import BatchCounters
 
-__all__ = ["Weights", "named_tensors"]
+__all__ = ["Weights"]
 
 # To a watched tensor: from its entry, from the variable in the loop, and from the call that counts.
 _OUR_REFERENCES = 3
@@ -359,17 +359,6 @@ def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
 def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:
     names = [*before, *(name for name in now if name not in before)]
     return [name for name in names if now.get(name) is not before.get(name)]
-
-
-def named_tensors(model: nn.Module) -> Dict[str, torch.Tensor]:
-    """Return parameters and buffers by name, without the look at them that makes a wrapped model download."""
-    found: Dict[str, torch.Tensor] = {}
-    for prefix, module in model.named_modules():
-        for kind in ("_parameters", "_buffers"):
-            for name, tensor in module.__dict__[kind].items():
-                if tensor is not None:
-                    found[f"{prefix}.{name}" if prefix else name] = tensor
-    return found
 
 
 def _beside_the_model(step: nn.Module) -> Dict[str, torch.Tensor]:
