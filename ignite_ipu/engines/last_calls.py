@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 
-from ignite_ipu.errors import OptionsError
+from ignite_ipu.errors import LossError, OptionsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.module_state import Trainable
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
-from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import connected
-from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["LastCalls", "refuse_to_train_all"]
 
 
 class LastCalls:
-    """Trains a batch that is smaller than a device call by programs of its size, compiled once and kept.
+    """Trains a batch that is smaller than a device call in calls of its size.
 
-    As many weight updates are made as its samples fill, and one of the rest, by the mean gradient of these. Weights and
-    optimizer state move to the host and to the other program with each change between programs.
+    As many weight updates are made as its samples fill, and one of the rest, by the mean gradient of these.
 
     Args:
-        session: The session that trains; what it trains by at the first batch is the program of whole calls.
+        session: The session that trains.
 
     Attributes:
         made: The arithmetic of the device calls for the last batch.
@@ -36,52 +31,39 @@ class LastCalls:
 
     def __init__(self, session: IPUSession) -> None:
         self._session = session
-        self._whole: Optional[ModelProgram] = None
-        self._parts: Dict[BatchGeometry, ModelProgram] = {}
-        # What each program trained when another one took its turn.
-        self._trained: weakref.WeakKeyDictionary[ModelProgram, List[str]] = weakref.WeakKeyDictionary()
+        self._whole: Optional[BatchGeometry] = None
         self.made: List[BatchGeometry] = []
 
     def train(self, x: Any, y: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
         """Train on one batch of at most a device call's samples, as `IPUSession.train` does on a whole one."""
-        session, current = self._session, self._session.with_trainer().program
-        if self._whole is None or current not in self._parts.values():
-            self._whole = current
-        whole, geometry, samples = self._whole, self._whole.geometry, row_count((x, y))
-        if geometry is None or samples >= geometry.global_batch_size:
-            self._whole = self._take_turn(whole, whole)
+        session, samples = self._session, row_count((x, y))
+        if self._whole is None or samples >= self._whole.global_batch_size:
             result = session.train(x, y)
-            self.made = [self._whole.geometry] if self._whole.geometry else []
+            if self._whole is None:
+                self._refuse_sums(x, y)
+            self._whole = session.with_trainer().program.geometry
+            self.made = [self._whole] if self._whole else []
             return result
-        self.made, results, start = geometry.parts(samples), [], 0
+        self.made, results, start = self._whole.parts(samples), [], 0
         for part in self.made:
             stop = start + part.global_batch_size
-            self._parts[part] = self._take_turn(self._parts.get(part), whole, part)
-            self._parts[part].set_modes()
-            results.append(session.train(*row_range((x, y), start, stop)))
+            x_of_part, y_of_part = row_range((x, y), start, stop)
+            results.append(session.train(x_of_part, y_of_part, part))
             start = stop
         x, y, y_pred = join_rows([result[:3] for result in results])
         losses = [result[3] * part.global_batch_size for result, part in zip(results, self.made)]
         return x, y, y_pred, torch.stack(losses).sum() / samples
 
-    def _take_turn(
-        self, program: Optional[ModelProgram], like: ModelProgram, part: Optional[BatchGeometry] = None
-    ) -> ModelProgram:
-        """Train by a program from now on, or by a new one where there is none or it trains other parameters."""
-        session, trained = self._session, self._session.with_trainer()
-        if program is not None and trained.program is program:
-            return program
-        session.check_model()
-        names = self._trained[trained.program] = Trainable(trained.program.step).names()
-        if program is not None and program in trained.aside:
-            if self._trained.get(program) == names:
-                trained.resume(program)
-                return program
-            trained.drop_aside(program)
-        step = like.step
-        assert isinstance(step, TrainingStep)
-        options = like.asked if part is None else _options(like.asked, part)
-        return session.replace_training(step.again(), options, keep=True)
+    def _refuse_sums(self, x: Any, y: Any) -> None:
+        program = self._session.with_trainer().program
+        if program.calls.micro_batches == program.calls.device_iterations:
+            return
+        if program.step.adds_up(program.arguments(x, y), program.micro_batches):
+            raise LossError(
+                "The loss is a sum over samples, and an update averages those of its micro-batches, of which the rest "
+                "of the data has another number: drop_last=False would weigh it otherwise. Use a mean, or "
+                "drop_last=True."
+            )
 
 
 def refuse_to_train_all(options: Options, pipeline: bool) -> None:
@@ -107,11 +89,3 @@ def refuse_to_train_all(options: Options, pipeline: bool) -> None:
             f"{', '.join(found)}. Leave one of them out; with drop_last=True, the default, a trainer says how many "
             "samples it leaves out."
         )
-
-
-def _options(asked: Options, part: BatchGeometry) -> Options:
-    options = asked.clone()
-    options.deviceIterations(part.device_iterations)
-    options.Training.gradientAccumulation(part.gradient_accumulation)
-    options.replicationFactor(part.replication_factor)
-    return options

@@ -120,6 +120,16 @@ class BatchLayout:
             found.update(_frozen_values(node, name))
         return found
 
+    def differs_in_shapes(self, other: BatchLayout) -> bool:
+        """Tell whether another batch has tensors of other shapes, and differs in nothing else."""
+        if self._tensors == other._tensors or self._parts != other._parts or len(self._tensors) != len(other._tensors):
+            return False
+        return all(mine and theirs and mine[1] == theirs[1] for mine, theirs in zip(self._tensors, other._tensors))
+
+    def shapes(self) -> str:
+        """Return the shapes of the tensors, by place."""
+        return ", ".join(f"{path} {tuple(tensor[0])}" for path, tensor in zip(self._paths, self._tensors) if tensor)
+
     def check(self, other: BatchLayout) -> None:
         """Refuse a batch that differs from this one, the compiled one, in what a compiled program fixes.
 

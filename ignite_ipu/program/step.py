@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Protocol, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
 from unittest import mock
 
 import torch
@@ -98,17 +111,38 @@ class BatchStep(nn.Module):
         Raises:
             BatchError: The batch does not divide into micro-batches, or differs from the first one.
         """
-        layout, leaves = BatchLayout.of(self._names, parts, micro_batches)
+        layout, leaves = self.flattened(parts, micro_batches)
+        self.settle(layout)
+        return leaves
+
+    def flattened(self, parts: Sequence[Any], micro_batches: int) -> Tuple[BatchLayout, List[Any]]:
+        """Return the layout of a batch, and what `arguments` returns, whatever the step is compiled for."""
+        return BatchLayout.of(self._names, parts, micro_batches)
+
+    def settle(self, layout: BatchLayout) -> None:
+        """Hold a batch to the layout that the step is compiled for, or let it decide that.
+
+        Raises:
+            BatchError: It differs.
+        """
         if self._layout:
             self._layout[0].check(layout)
         else:
             self._layout.append(layout)
-        return leaves
+
+    @property
+    def layout(self) -> Optional[BatchLayout]:
+        """The layout that the step is compiled for, None before the first batch."""
+        return self._layout[0] if self._layout else None
 
     def computes_like(self, other: BatchStep) -> bool:
         """Tell whether another step compiles to the same program."""
         mine = (type(self), self.model, self.model_fn, self.model_transform, self.half_products)
         return mine == (type(other), other.model, other.model_fn, other.model_transform, other.half_products)
+
+    def again(self) -> BatchStep:
+        """Return a step that computes the same, for batches of a layout of its own."""
+        raise NotImplementedError
 
     def python_state(self) -> PythonState:
         """Return what the compiled step has from Python as constants."""
@@ -224,6 +258,12 @@ class EvaluationStep(BatchStep):
         half: bool = False,
     ) -> None:
         super().__init__(model, ("x",), model_fn, model_transform, half)
+
+    def again(self) -> EvaluationStep:
+        """Return a step that computes the same, for batches of a layout of its own."""
+        return EvaluationStep(
+            self.model, model_fn=self.model_fn, model_transform=self.model_transform, half=self.half_products
+        )
 
     def forward(self, *leaves: Any) -> Any:
         """Return the predictions for the leaves of `x`.

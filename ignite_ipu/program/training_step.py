@@ -9,6 +9,7 @@ nothing.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ignite_ipu import backend
 from ignite_ipu.errors import LossError
 from ignite_ipu.program.forward.losses import check_loss_module
+from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.step import BatchStep, check_output, describe_value, first_micro_batch
 from ignite_ipu.program.tensors.rows import row_count
@@ -25,6 +27,7 @@ from ignite_ipu.program.tensors.trees import map_tensors
 
 __all__ = ["LossError", "TrainingStep", "find_loss"]
 
+_logger = logging.getLogger("ignite_ipu")
 # Of what a sum over samples and a small term beside it, such as a decay of weights, are of twice the samples.
 _ABOUT = 0.1
 
@@ -117,15 +120,19 @@ class TrainingStep(BatchStep):
 
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
         """Tell whether the loss is a sum over samples: of each sample twice it is twice as large, on the host."""
-        with self.on_host():
-            x, y = self.batch(first_micro_batch(leaves, micro_batches))
-            rows = row_count((x, y))
-            y_pred = self.call_model(x)
-            if self.loss_fn is None:
-                once, twice = find_loss(y_pred), find_loss(self.call_model(_twice(x, rows)))
-            else:
-                once, twice = self.loss_fn(y_pred, y), self.loss_fn(*_twice((y_pred, y), rows))
-        return bool(once) and abs(float(twice) / float(once) - 2) < _ABOUT
+        try:
+            with draws_put_back(), self.on_host():
+                x, y = self.batch(first_micro_batch(leaves, micro_batches))
+                rows = row_count((x, y))
+                y_pred = self.call_model(x)
+                if self.loss_fn is None:
+                    once, twice = find_loss(y_pred), find_loss(self.call_model(_twice(x, rows)))
+                else:
+                    once, twice = self.loss_fn(y_pred, y), self.loss_fn(*_twice((y_pred, y), rows))
+            return bool(once) and abs(float(twice) / float(once) - 2) < _ABOUT
+        except Exception as error:
+            _logger.info("The loss cannot be computed of each sample twice: %s", error)
+            return False
 
     def _check_differentiable(self, loss: torch.Tensor) -> None:
         """Refuse a loss from which no way leads back to a weight, as `loss.backward()` does in PyTorch."""

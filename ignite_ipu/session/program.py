@@ -14,11 +14,10 @@ from ignite_ipu.errors import OptionsError, listed
 from ignite_ipu.optimizers import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
-from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
-from ignite_ipu.program.module_state import modes_kept, modes_of
+from ignite_ipu.program.module_state import Trainable, modes_kept, modes_of
 from ignite_ipu.program.options import check_ipus, output_mode
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
@@ -61,6 +60,7 @@ class ModelProgram:
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
         varying: Names of what every call of forward on the host changes, or finds changed.
+        trained_names: Names of the parameters that it trained when it was set aside.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class ModelProgram:
         self.micro_batches_per_replica = self.device_iterations * asked.Training.gradient_accumulation
         self.micro_batches = self.calls.input_micro_batches
         self.varying: List[str] = []
+        self.trained_names: Sequence[str] = ()
         self._executor: Optional[Executor] = None  # without a program in it after a compilation that failed
         self._compiled: Optional[CompiledProgram] = None
         self._placed: Optional[Placed] = None
@@ -323,6 +324,7 @@ class ModelProgram:
         self._weights.to_host()
         self.detach()
         self._random_state = self.read_random_state()
+        self.trained_names = Trainable(self.step).names()
         compiled.executor.setOptimizer(link.stand_in())
         self._weights.remove(compiled.executor)
         self._classes = classes_of(self.step)
@@ -355,7 +357,7 @@ class ModelProgram:
         if self.placing is None:
             return self.asked
         try:
-            self._placed = self.placing.prepare(leaves)
+            self._placed = dataclasses.replace(self.placing.prepare(leaves), step=self.step)
         except BaseException:
             self.step.forget_layout()
             raise
@@ -416,12 +418,10 @@ class ModelProgram:
     def _say_if_sums_are_averaged(self, leaves: Sequence[Any]) -> None:
         training, replicas = self.options.Training, self.options.replication_factor
         count = training.gradient_accumulation * replicas
-        if count > 1 and training.accumulation_and_replication_reduction_type.name == "Mean":
-            with draws_put_back():
-                adds_up = self.step.adds_up(leaves, self.micro_batches)
-            if adds_up:
-                factors = f"gradientAccumulation {training.gradient_accumulation} x replicationFactor {replicas}"
-                _logger.warning(_AVERAGED, factors, count, count)
+        averaged = count > 1 and training.accumulation_and_replication_reduction_type.name == "Mean"
+        if averaged and self.step.adds_up(leaves, self.micro_batches):
+            factors = f"gradientAccumulation {training.gradient_accumulation} x replicationFactor {replicas}"
+            _logger.warning(_AVERAGED, factors, count, count)
 
 
 class CompiledProgram:

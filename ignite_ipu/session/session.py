@@ -17,6 +17,8 @@ from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.gradients import GradientHooks
+from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.events import IPUEvents
@@ -216,11 +218,21 @@ class IPUSession:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    def train(self, x: Any, y: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
-        """Train on one global batch.
+    @property
+    def most_shapes(self) -> int:
+        """For how many shapes of batches the trainer may have programs."""
+        return self.with_trainer().most_shapes
+
+    @most_shapes.setter
+    def most_shapes(self, most: int) -> None:
+        self.with_trainer().most_shapes = most
+
+    def train(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> Tuple[Any, Any, Any, torch.Tensor]:
+        """Train on one global batch, by the program for batches of its shapes.
 
         Args:
             x, y: Inputs and targets for deviceIterations * gradientAccumulation * replicationFactor micro-batches.
+            call: The factors of a call that is smaller than the options say.
 
         Returns:
             Inputs, targets and predictions of the micro-batches whose outputs come back, and the mean of their losses
@@ -229,7 +241,7 @@ class IPUSession:
         Raises:
             SessionError: The model has no trainer, or hooks on gradients.
             LossError: All parameters are frozen.
-            BatchError: The batch cannot be cut, or is not like the first one.
+            BatchError: The batch cannot be cut, is not like the first one, or has one shape too many.
             ConstantAttributeError: A hyper-parameter that is compiled in was changed.
             OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
             LostEditError: Somebody wrote into a weight where the newest one was not.
@@ -242,7 +254,14 @@ class IPUSession:
             # Somebody accessed a parameter, which is also how one is frozen.
             self._looks = self.weights.looks
             trained.follow_trainable()
-        leaves = program.arguments(x, y)
+        options = trained.options_of(call)
+        micro_batches = program.micro_batches
+        if program.asked is not options:
+            micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
+        layout, leaves = program.step.flattened((x, y), micro_batches)
+        if not trained.serves(options, layout):
+            program = self._take_turn(options, layout)
+        program.step.settle(layout)
         updates = program.device_iterations
         trained.hooks.before(updates, self.weights.notice_edits)
         guard = self.hooks.guard
@@ -256,6 +275,20 @@ class IPUSession:
         if y_pred is not None:
             x, y = program.returned_rows((x, y))
         return x, y, y_pred, program.mean_loss(loss)
+
+    def _take_turn(self, options: Options, layout: BatchLayout) -> ModelProgram:
+        """Train by the program for batches of a layout from now on, one that was kept or a new one."""
+        trained = self.with_trainer()
+        self.check_model()
+        kept = trained.kept_for(options, layout)
+        if kept is not None:
+            trained.resume(kept)
+            self.changes.follow(kept)
+        else:
+            trained.check_another_shape(options, layout)
+            self.replace_training(trained.program.step.again(), options, keep=True)
+        trained.program.set_modes()
+        return trained.program
 
     def prepare_call(self, leaves: Sequence[Any], batch: Any) -> Executor:
         """Bring the training program to its IPUs, with the newest weights and hyper-parameters; returns the executor.

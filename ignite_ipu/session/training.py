@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Optional, Tuple
 
-from ignite_ipu.errors import LossError
+from ignite_ipu.errors import BatchError, LossError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.module_state import Trainable
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.placement import Placing
+from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -33,6 +36,7 @@ class Trained:
     Attributes:
         program: The program that trains at present; compiled when the first batch comes.
         aside: Compiled programs that were kept.
+        most_shapes: For how many shapes of batches there may be programs.
 
     Raises:
         OptimizerError: The optimizer does not hold exactly the model's trainable parameters.
@@ -54,6 +58,9 @@ class Trained:
         self.hooks = StepHooks(conversion.source)
         self.program = ModelProgram(step, options, weights, hooks, placing, self.link, on_trace)
         self.aside: List[ModelProgram] = []
+        self.most_shapes = 8
+        self._options = options
+        self._partial: Dict[Tuple[int, int, int], Options] = {}
         self._trainable = Trainable(step)
         self._weights = weights
 
@@ -79,8 +86,63 @@ class Trained:
         else:
             self.program = program.succeeded_by(step, options)
         self._trainable = Trainable(step)
+        if not keep:
+            self._options = options
+            self._partial.clear()
         if changed:
             self.link.send_again(self._trainable.names())
+
+    def options_of(self, call: Optional[BatchGeometry]) -> Options:
+        """Return the options of the programs for whole calls, or for a smaller one; the same object for the same."""
+        if call is None:
+            return self._options
+        factors = call.device_iterations, call.gradient_accumulation, call.replication_factor
+        if factors not in self._partial:
+            options = self._partial[factors] = self._options.clone()
+            options.deviceIterations(call.device_iterations)
+            options.Training.gradientAccumulation(call.gradient_accumulation)
+            options.replicationFactor(call.replication_factor)
+        return self._partial[factors]
+
+    def serves(self, options: Options, layout: BatchLayout) -> bool:
+        """Tell whether the program at present is the one for batches of this layout, or for none that are like it."""
+        compiled_for = self.program.step.layout
+        if self.program.asked is not options:
+            return False
+        return compiled_for is None or not compiled_for.differs_in_shapes(layout) or connected()[1] > 1
+
+    def kept_for(self, options: Options, layout: BatchLayout) -> Optional[ModelProgram]:
+        """Return the program that was compiled for batches of this layout, None where there is none."""
+        for program in list(self.aside):
+            if program.asked is options and program.step.layout == layout:
+                if program.trained_names == Trainable(program.step).names():
+                    return program
+                self.drop_aside(program)
+        return None
+
+    def check_another_shape(self, options: Options, layout: BatchLayout) -> None:
+        """Say that a program will be compiled for batches of another shape.
+
+        Raises:
+            BatchError: There are programs for as many shapes as there may be.
+        """
+        alike = [program for program in (self.program, *self.aside) if program.asked is options and program.compiled]
+        if not alike or options is not self._options:
+            return
+        if len(alike) >= self.most_shapes:
+            raise BatchError(
+                f"The batch has the shapes {layout.shapes()}, and there are programs for {len(alike)} others already "
+                f"(trainer.ipu.most_shapes = {self.most_shapes}): each is a compilation, which takes minutes on IPUs. "
+                "Pad to a few lengths (buckets), or set most_shapes to how many there are."
+            )
+        _logger.warning(
+            "The batch has other shapes (%s): a program is compiled for them and kept, %d of at most %d. Weights and "
+            "the optimizer's state move by way of the host whenever the shapes change: let batches of one shape "
+            "follow each other.",
+            layout.shapes(),
+            len(alike) + 1,
+            self.most_shapes,
+        )
 
     def resume(self, program: ModelProgram) -> None:
         """Train by an earlier program again, which `replace` has kept.

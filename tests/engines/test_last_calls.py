@@ -10,9 +10,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import LoaderError, OptionsError, create_ipu_trainer
+from ignite_ipu.errors import LossError
 from ignite_ipu.handlers import Recovery
 from ignite_ipu.program.geometry import BatchGeometry
-from tests.supervised import assert_same_weights, network, pair, task
+from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 MAKE = {
@@ -156,6 +157,19 @@ def test_less_data_than_one_whole_call_is_refused(data):
 def test_what_has_no_program_for_a_few_samples_is_refused(arguments, reason):
     with pytest.raises(OptionsError, match=rf"drop_last=False .* does not go with {reason}.*drop_last=True"):
         create_ipu_trainer(*pair(), CROSS_ENTROPY, drop_last=False, config=arguments)
+
+
+def test_sums_that_are_averaged_are_refused():
+    """The rest has another number of micro-batches, by which its sum would be divided; a single one is as natively."""
+    loss_fn = nn.CrossEntropyLoss(reduction="sum")
+    with pytest.raises(LossError, match=r"sum over samples.*drop_last=False would weigh it otherwise"):
+        create_ipu_trainer(*pair(), loss_fn, drop_last=False, gradient_accumulation_steps=2).run(
+            DataLoader(task(30), batch_size=4)
+        )
+    (model, optimizer), (reference, native) = pair(lr=0.01), pair(lr=0.01)
+    create_ipu_trainer(model, optimizer, loss_fn, drop_last=False).run(DataLoader(task(30), batch_size=4))
+    train_natively(reference, native, DataLoader(task(30), batch_size=4), loss_fn=loss_fn)
+    assert_same_weights(model, reference, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("samples", range(1, 96))
