@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ignite_ipu.errors import RowsError
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import check_ipus, evaluation_options
-from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, split_rows, take_rows
 from ignite_ipu.session.batch_padding import FillingCheck
 from ignite_ipu.session.placement import Placing
+from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs
 
@@ -67,6 +70,8 @@ class Inference:
         self.trainers = 0
         self.programs = programs
         self._training: Optional[Options] = None
+        # The programs for other shapes, by the one for the first, which they begin with.
+        self._kinds: weakref.WeakKeyDictionary[ModelProgram, List[ModelProgram]] = weakref.WeakKeyDictionary()
         # Each with what it was made from.
         self._made: List[Tuple[IPUConfig, Optional[Options], Options]] = []
 
@@ -138,13 +143,14 @@ class Inference:
         return None
 
     def drop(self, program: ModelProgram) -> None:
-        """Destroy a program that nobody needs any more."""
+        """Destroy a program that nobody needs any more, with those for other shapes."""
         programs = self.programs
-        program.destroy()
-        if programs.active is program:
-            programs.active = None
-        if program in programs.evaluations:
-            programs.evaluations.remove(program)
+        for each in self._kinds.pop(program, [program]):
+            each.destroy()
+            if programs.active is each:
+                programs.active = None
+            if each in programs.evaluations:
+                programs.evaluations.remove(each)
 
     def evaluate(self, program: ModelProgram, x: Any, y: Any = None) -> Tuple[Any, Any, Any]:
         """Evaluate a batch by the newest weights.
@@ -206,17 +212,36 @@ class Inference:
             BatchError: The inputs are not like the first ones.
         """
         guard = self.programs.hooks.guard
-        if guard is None:
-            return self._infer(program, parts)
-        return guard.evaluate(program, functools.partial(self._infer, program, parts))
+        layout, leaves = program.step.flattened(parts, program.micro_batches)
+        program = self._for_shapes(program, layout)
+        call = functools.partial(self._infer, program, layout, leaves, parts[0] if len(parts) == 1 else parts)
+        return call() if guard is None else guard.evaluate(program, call)
 
-    def _infer(self, program: ModelProgram, parts: Tuple[Any, ...]) -> Any:
+    def _infer(self, program: ModelProgram, layout: BatchLayout, leaves: Sequence[Any], x: Any) -> Any:
         programs = self.programs
         programs.hooks.check_evaluation()
         programs.weights.notice_edits()
         programs.changes.follow(program)
-        leaves = program.arguments(*parts)
-        return self.call(program, leaves, parts[0] if len(parts) == 1 else parts)
+        program.step.settle(layout)
+        return self.call(program, leaves, x)
+
+    def _for_shapes(self, program: ModelProgram, layout: BatchLayout) -> ModelProgram:
+        """Return the program for batches of a layout, for which the others of its kind give their IPUs back."""
+        step, kind = program.step, self._kinds.get(program, [program])
+        if step.layout is None or type(step) is not EvaluationStep or connected()[1] > 1:
+            return program
+        found = next((each for each in kind if each.step.layout in (None, layout)), None)
+        if found is None:
+            if not step.layout.differs_in_shapes(layout):
+                return program
+            self.programs.check_another_shape(len(kind), layout)
+            found = program.like(step.again(), program.asked)
+            self._kinds[program] = kind = [*kind, found]
+            self.programs.evaluations.append(found)
+        if not found.ready:
+            for each in kind:
+                each.detach()
+        return found
 
     def call(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Any:
         """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""

@@ -9,7 +9,8 @@ from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Tupl
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import SessionError
+from ignite_ipu.errors import BatchError, SessionError
+from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
@@ -36,6 +37,7 @@ class Programs:
         changes: Finds out whether the model is still the one that the programs were compiled from.
         trained: How the model is trained, None without a trainer.
         active: The program that was called last.
+        most_shapes: For how many shapes of batches there may be programs that train, and that evaluate.
         share_ipus: Whether training and inference take turns on the same IPUs; also where there are not enough.
     """
 
@@ -48,6 +50,7 @@ class Programs:
         self.trained: Optional[Trained] = None
         self.evaluations: List[ModelProgram] = []
         self.active: Optional[ModelProgram] = None
+        self.most_shapes = 8
         self.share_ipus = False
 
     def __iter__(self) -> Iterator[ModelProgram]:
@@ -90,6 +93,30 @@ class Programs:
             ipus,
         )
         return True
+
+    def check_another_shape(self, known: int, layout: BatchLayout) -> None:
+        """Say that a program will be compiled for batches of another shape.
+
+        Args:
+            known: For how many there are programs.
+
+        Raises:
+            BatchError: It is as many as there may be.
+        """
+        if known >= self.most_shapes:
+            raise BatchError(
+                f"The batch has the shapes {layout.shapes()}, and there are programs for {known} others already "
+                f"(trainer.ipu.most_shapes = {self.most_shapes}): each is a compilation, which takes minutes on IPUs. "
+                "Pad to a few lengths (buckets), or set most_shapes to how many there are."
+            )
+        _logger.warning(
+            "The batch has other shapes (%s): a program is compiled for them and kept, %d of at most %d. Weights, and "
+            "the optimizer's state in training, move by way of the host whenever the shapes change: let batches of one "
+            "shape follow each other.",
+            layout.shapes(),
+            known + 1,
+            self.most_shapes,
+        )
 
     def give_back(self) -> List[Lost]:
         """Bring the newest weights and the programs' states to the host and destroy the programs; return what was lost.

@@ -220,12 +220,12 @@ class IPUSession:
 
     @property
     def most_shapes(self) -> int:
-        """For how many shapes of batches the trainer may have programs."""
-        return self.with_trainer().most_shapes
+        """For how many shapes of batches there may be programs that train, and that evaluate."""
+        return self._programs.most_shapes
 
     @most_shapes.setter
     def most_shapes(self, most: int) -> None:
-        self.with_trainer().most_shapes = most
+        self._programs.most_shapes = most
 
     def train(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> Tuple[Any, Any, Any, torch.Tensor]:
         """Train on one global batch, by the program for batches of its shapes.
@@ -285,7 +285,9 @@ class IPUSession:
             trained.resume(kept)
             self.changes.follow(kept)
         else:
-            trained.check_another_shape(options, layout)
+            known = trained.shapes_of(options)
+            if known:
+                self._programs.check_another_shape(known, layout)
             self.replace_training(trained.program.step.again(), options, keep=True)
         trained.program.set_modes()
         return trained.program

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Callable, Dict, List, Optional, Tuple
 
-from ignite_ipu.errors import BatchError, LossError
+from ignite_ipu.errors import LossError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.poptorch_types import Options
@@ -36,7 +36,6 @@ class Trained:
     Attributes:
         program: The program that trains at present; compiled when the first batch comes.
         aside: Compiled programs that were kept.
-        most_shapes: For how many shapes of batches there may be programs.
 
     Raises:
         OptimizerError: The optimizer does not hold exactly the model's trainable parameters.
@@ -58,7 +57,6 @@ class Trained:
         self.hooks = StepHooks(conversion.source)
         self.program = ModelProgram(step, options, weights, hooks, placing, self.link, on_trace)
         self.aside: List[ModelProgram] = []
-        self.most_shapes = 8
         self._options = options
         self._partial: Dict[Tuple[int, int, int], Options] = {}
         self._trainable = Trainable(step)
@@ -120,29 +118,10 @@ class Trained:
                 self.drop_aside(program)
         return None
 
-    def check_another_shape(self, options: Options, layout: BatchLayout) -> None:
-        """Say that a program will be compiled for batches of another shape.
-
-        Raises:
-            BatchError: There are programs for as many shapes as there may be.
-        """
-        alike = [program for program in (self.program, *self.aside) if program.asked is options and program.compiled]
-        if not alike or options is not self._options:
-            return
-        if len(alike) >= self.most_shapes:
-            raise BatchError(
-                f"The batch has the shapes {layout.shapes()}, and there are programs for {len(alike)} others already "
-                f"(trainer.ipu.most_shapes = {self.most_shapes}): each is a compilation, which takes minutes on IPUs. "
-                "Pad to a few lengths (buckets), or set most_shapes to how many there are."
-            )
-        _logger.warning(
-            "The batch has other shapes (%s): a program is compiled for them and kept, %d of at most %d. Weights and "
-            "the optimizer's state move by way of the host whenever the shapes change: let batches of one shape "
-            "follow each other.",
-            layout.shapes(),
-            len(alike) + 1,
-            self.most_shapes,
-        )
+    def shapes_of(self, options: Options) -> int:
+        """Return for how many shapes of whole calls there are programs; 0 if these options are of smaller ones."""
+        alike = [each for each in (self.program, *self.aside) if each.asked is options and each.compiled]
+        return len(alike) if options is self._options else 0
 
     def resume(self, program: ModelProgram) -> None:
         """Train by an earlier program again, which `replace` has kept.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ignite.engine import Events
+from ignite.engine import Events, create_supervised_evaluator
+from ignite.metrics import Accuracy, Loss
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import BatchError, create_ipu_trainer
+from ignite_ipu import BatchError, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.handlers import Recovery
 from tests.supervised import assert_same_weights
 
@@ -87,6 +88,29 @@ def test_buckets_train_as_natively(kind, factors, caplog):
     for name, value in native.state_dict()["state"][0].items():
         torch.testing.assert_close(optimizer.state_dict()["state"][0][name], value, rtol=1e-3, atol=1e-5)
     trainer.ipu.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_evaluations_over_buckets_are_native(shared):
+    """With the newest weights, each sample once, and one program at a time on the evaluation's IPUs."""
+    (model, optimizer), (reference, native) = made(), made()
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"share_ipus": shared})
+    metrics = {"loss": Loss(CROSS_ENTROPY), "accuracy": Accuracy()}
+    evaluator, found, expected = create_ipu_evaluator(model, metrics), [], []
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: found.append(dict(evaluator.run(data).metrics)))
+    data = [*batches(), *batches(5, [8, 4]), *batches(11, [12])]
+    trainer.run(batches(), max_epochs=3)
+    assert sum(each.ready for each in trainer.ipu.evaluations) == 1 and len(trainer.ipu.evaluations) == 3
+    assert [poptorch.counters(each.executor).compiles for each in trainer.ipu.evaluations] == [1, 1, 1]
+    evaluate = create_supervised_evaluator(reference, {"loss": Loss(CROSS_ENTROPY), "accuracy": Accuracy()})
+    for _ in range(3):
+        train_natively(reference, native, batches())
+        expected.append(dict(evaluate.run(data).metrics))
+    for mine, theirs in zip(found, expected):
+        assert mine == pytest.approx(theirs, rel=1e-3)
+    evaluator.ipu.most_shapes = 3
+    with pytest.raises(BatchError, match="there are programs for 3 others already"):
+        evaluator.run(batches(lengths=[4, 16]))
 
 
 def test_shapes_that_keep_coming_are_refused_at_a_limit():
