@@ -7,6 +7,7 @@ arguments without a word, and never gives the state back. So they are always con
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import warnings
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple
@@ -17,6 +18,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import OptimizerError, did_you_mean
 from ignite_ipu.optimizers.checks import clipping_problem
 from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch
+from ignite_ipu.optimizers.substitution import substituted
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
 __all__ = [
@@ -29,6 +31,13 @@ __all__ = [
     "remedy_for",
 ]
 
+_logger = logging.getLogger("ignite_ipu")
+# What torch's schedulers leave in groups, and what they change then.
+_SCHEDULED = (
+    ("initial_lr", ("lr",)),
+    ("max_momentum", ("momentum", "betas")),
+    ("base_momentum", ("momentum", "betas")),
+)
 # Arguments of torch's classes that choose how torch computes the update, not what it is.
 _IMPLEMENTATION = ("foreach", "fused", "capturable")
 _REFUSED = {
@@ -79,6 +88,7 @@ def convert_optimizer(
     velocity_accum_type: Optional[torch.dtype] = None,
     first_order_momentum_accum_type: Optional[torch.dtype] = None,
     second_order_momentum_accum_type: Optional[torch.dtype] = None,
+    substitute: Optional[str] = None,
 ) -> Conversion:
     """Return the PopTorch optimizer for a torch one, and what became of each attribute.
 
@@ -97,6 +107,8 @@ def convert_optimizer(
         velocity_accum_type: Type of SGD's velocity.
         first_order_momentum_accum_type: Type of the first moments.
         second_order_momentum_accum_type: Type of the second moments.
+        substitute: "closest": an optimizer that an IPU lacks becomes the closest one that it has, for good, which the
+            receipt, a warning then, says: NAdam, RAdam, Adamax and SparseAdam an Adam, ASGD an SGD, and no amsgrad.
 
     Raises:
         OptimizerError: The optimizer cannot run on an IPU, or an argument does not apply to it. If it is about
@@ -104,6 +116,9 @@ def convert_optimizer(
         TypeError: `optimizer` is no optimizer.
     """
     source = _unwrapped(optimizer)
+    if substitute not in (None, "closest"):
+        raise OptimizerError(f'substitute is {substitute!r}; it must be None or "closest".')
+    changed = substituted(source) if substitute else []
     given = {
         "loss_scaling": loss_scaling,
         "max_grad_norm": max_grad_norm,
@@ -126,10 +141,12 @@ def convert_optimizer(
     problem = clipping_problem(source, changing) if "max_grad_norm" in asked else None
     if problem is not None:
         raise OptimizerError(f"max_grad_norm={asked['max_grad_norm']!r}: {problem}")
+    rows += [Row(name, value, "substituted", "", lost) for name, value, lost in changed]
     rows += _kept_rows(source, kind, changing) + _argument_rows(asked, changing) + _dropped_rows(source)
-    return Conversion(
-        source, _device_optimizer(source, kind, changing, asked), kind, changing, _receipt(source, kind, rows)
-    )
+    receipt = _receipt(source, kind, rows + _schedule_rows(source, kind, changing))
+    if changed:
+        _logger.warning("%s", receipt)
+    return Conversion(source, _device_optimizer(source, kind, changing, asked), kind, changing, receipt)
 
 
 def hyper_parameter(name: str, value: Any) -> Any:
@@ -266,9 +283,17 @@ def _variable(
         by_value.add("loss_scaling")
     # torch ignores dampening without momentum, and with momentum it is refused: on the device it is always zero.
     by_value.discard("dampening")
+    by_value.update(_scheduled(optimizer, kind))
     if "dampening" in variable:
         raise OptimizerError("dampening cannot be variable: only SGD without it does the same on an IPU as in torch.")
     return frozenset((by_value | variable) - constant)
+
+
+def _scheduled(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> List[str]:
+    """Return the hyper-parameters that attached schedulers of torch's change."""
+    marks = {mark for group in optimizer.param_groups for mark in group}
+    found = {name for mark, names in _SCHEDULED if mark in marks for name in names if name in kind.numbers}
+    return sorted(found)
 
 
 def _device_optimizer(
@@ -323,6 +348,13 @@ def _argument_rows(asked: Dict[str, Any], variable: FrozenSet[str]) -> List[Row]
     return rows
 
 
+def _schedule_rows(optimizer: torch.optim.Optimizer, kind: OptimizerKind, variable: FrozenSet[str]) -> List[Row]:
+    kept = "kept", "variable", "sent before the next device call, whose updates all have one value"
+    refused = "refused", "constant", "compiled in as constant: the first change is refused"
+    rows = [(name, kept if name in variable else refused) for name in _scheduled(optimizer, kind)]
+    return [Row(f"schedule of {name}", "", *row) for name, row in rows]
+
+
 def _dropped_rows(optimizer: torch.optim.Optimizer) -> List[Row]:
     note = "chooses how torch computes the update; the device has one way"
     return [
@@ -354,7 +386,7 @@ class Row:
     Attributes:
         attribute: Its name.
         value: Its value, or one for each parameter group.
-        fate: `kept`, `mapped` to something that does the same, `dropped`, or `refused`.
+        fate: `kept`, `mapped` to something that does the same, `substituted` by what is close, `dropped`, or `refused`.
         on_device: `variable`, `constant` or `compiled in`; empty for what does not reach the device.
         note: Why, in a few words.
     """

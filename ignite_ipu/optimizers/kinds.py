@@ -9,6 +9,7 @@ from typing import Any, Collection, Dict, Mapping, Sequence, Tuple
 import torch
 
 from ignite_ipu.errors import OptimizerError
+from ignite_ipu.optimizers.substitution import closest_to
 
 __all__ = ["ADAM", "ADAMW", "KINDS", "LAMB", "RMSPROP", "SGD", "OptimizerKind", "kind_of_device", "kind_of_torch"]
 
@@ -131,8 +132,10 @@ def kind_of_torch(optimizer: torch.optim.Optimizer) -> OptimizerKind:
             return _coupled_or_decoupled(optimizer) if kind is ADAM else kind
     name = type(optimizer).__name__
     reason = _REASONS.get("Lamb" if "lamb" in name.lower() else name, "PopTorch has no such update")
+    closest = closest_to(name)
+    way_out = f' substitute="closest" trains by {closest} instead, and says what that changes.' if closest else ""
     raise OptimizerError(
-        f"{type(optimizer).__module__}.{name} does not run on an IPU: {reason}. Supported are {_SUPPORTED}."
+        f"{type(optimizer).__module__}.{name} does not run on an IPU: {reason}. Supported are {_SUPPORTED}.{way_out}"
     )
 
 

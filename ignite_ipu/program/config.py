@@ -111,6 +111,7 @@ _CHECKS: Dict[str, _Check] = {
     "pipeline": _layers,
     "offload": _names,
     "shard": _names,
+    "substitute": _one_of("closest"),
     "accum_type": _type,
     "velocity_accum_type": _type,
     "first_order_momentum_accum_type": _type,
@@ -152,6 +153,7 @@ class IPUConfig:
         memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
         offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.
         shard: Split these between replicas instead of keeping them whole on each.
+        substitute: "closest": train by the closest optimizer that an IPU has; see `convert_optimizer`.
         accum_type, velocity_accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: Types in
             which the optimizer keeps its sums and moments, "float32" or "float16".
         weight_sync: Copy the newest weights to the host when a run ends; else they are copied when somebody asks for
@@ -184,6 +186,7 @@ class IPUConfig:
     memory_per_ipu: Optional[int] = None
     offload: Iterable[str] = ()
     shard: Iterable[str] = ()
+    substitute: Optional[str] = None
     accum_type: Optional[Any] = None
     velocity_accum_type: Optional[Any] = None
     first_order_momentum_accum_type: Optional[Any] = None
@@ -316,7 +319,7 @@ class IPUConfig:
         scaling = None if self.loss_scaling == "auto" else self.loss_scaling
         types = {name: getattr(self, name) for name in _DEFAULTS if name.endswith("accum_type")}
         return {
-            **{name: getattr(self, name) for name in ("variable", "constant", "max_grad_norm")},
+            **{name: getattr(self, name) for name in ("variable", "constant", "max_grad_norm", "substitute")},
             **{name: None if value is None else getattr(torch, value) for name, value in types.items()},
             "loss_scaling": scaling,
         }

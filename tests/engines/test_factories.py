@@ -171,6 +171,41 @@ def test_losses_that_are_no_sums_are_averaged_without_a_word(loss_fn, caplog):
     assert "sum over samples" not in caplog.text
 
 
+def test_a_substitute_trains_as_it_does_natively():
+    """With the user's handle, a scheduler's learning rates, and steps on the host afterwards."""
+    (model, _), (reference, _) = pair(), pair()
+    optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
+    native = torch.optim.Adam(reference.parameters(), lr=0.01)
+    schedules = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in (optimizer, native)]
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"substitute": "closest"})
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: schedules[0].step())
+    trainer.run(DataLoader(task(), batch_size=8), max_epochs=2)
+    trainer.ipu.close()
+    for number in range(3):
+        train_natively(reference, native, DataLoader(task(), batch_size=8))
+        if number < 2:
+            schedules[1].step()
+    train_natively(model, optimizer, DataLoader(task(), batch_size=8))
+    assert_same_weights(model, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_types_of_sums_and_moments_reach_the_device():
+    """They are the device's: its state has them, and with float16 sums its mean is a running one."""
+    model = network()
+    types = {"accum_type": "float16", "first_order_momentum_accum_type": torch.float16}
+    trainer = create_ipu_trainer(model, torch.optim.Adam(model.parameters()), CROSS_ENTROPY, config=types)
+    trainer.run(DataLoader(task(), batch_size=8))
+    state = trainer.ipu.link.conversion.optimizer.state_dict()["ipu_state"]
+    assert state["Accl1___model.0.weight"].dtype is torch.float16
+    assert state["Accl2___model.0.weight"].dtype is torch.float32
+    strategy = trainer.ipu.training.options.Training.meanAccumulationAndReplicationReductionStrategy
+    assert strategy is poptorch.MeanReductionStrategy.Running
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"velocity_accum_type": "float16"})
+    assert trainer.ipu.link.conversion.optimizer.velocity_accum_type is torch.float16
+
+
 def test_an_evaluation_of_some_outputs_leaves_the_incomplete_call_out(caplog):
     evaluator = create_ipu_evaluator(network(), device_iterations=2, config={"output_mode": "Final"})
     assert evaluator.run(DataLoader(task(22), batch_size=4)).iteration == 2

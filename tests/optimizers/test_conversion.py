@@ -241,6 +241,58 @@ def test_other_optimizers_are_refused(make: Any, message: str) -> None:
         convert_optimizer(make(parameters()))
 
 
+@pytest.mark.parametrize(
+    ("make", "closest"),
+    [
+        (torch.optim.NAdam, "Adam"),
+        (torch.optim.RAdam, "Adam"),
+        (torch.optim.Adamax, "Adam"),
+        (torch.optim.SparseAdam, "Adam"),
+        (torch.optim.ASGD, "SGD"),
+        (lambda params, lr: torch.optim.AdamW(params, lr, amsgrad=True), "AdamW"),
+    ],
+)
+def test_substitutes_are_asked_for(make: Any, closest: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They are the user's optimizer from then on, with what both have; the receipt is printed."""
+    optimizer, name = make(parameters(), lr=0.02), type(make(parameters(), lr=0.1)).__name__
+    with pytest.raises(OptimizerError):
+        convert_optimizer(optimizer)
+    conversion = convert_optimizer(optimizer, substitute="closest")
+    assert type(conversion.optimizer).__name__ == type(optimizer).__name__ == closest
+    assert conversion.source is optimizer and optimizer.param_groups[0]["lr"] == 0.02
+    assert not optimizer.param_groups[0].get("amsgrad")
+    row = conversion.receipt["amsgrad" if name == closest else "optimizer"]
+    assert row.fate == "substituted" and row.note and str(conversion.receipt) in caplog.text
+    if name != closest:
+        with pytest.raises(OptimizerError, match=f'substitute="closest" trains by {closest} instead'):
+            convert_optimizer(make(parameters(), lr=0.1))
+
+
+def test_what_no_optimizer_is_close_to_stays_refused() -> None:
+    """And so does one that has a state of its own; what needs no substitute gets none."""
+    with pytest.raises(OptimizerError, match="no such update"):
+        convert_optimizer(torch.optim.Rprop(parameters()), substitute="closest")
+    trained = torch.optim.RAdam(parameters())
+    for parameter in trained.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    trained.step()
+    with pytest.raises(OptimizerError, match="RAdam has trained already"):
+        convert_optimizer(trained, substitute="closest")
+    assert not convert_optimizer(sgd(), substitute="closest").receipt.attributes(fate="substituted")
+    with pytest.raises(OptimizerError, match="it must be None or"):
+        convert_optimizer(sgd(), substitute="nearest")
+
+
+def test_the_receipt_shows_what_schedulers_change() -> None:
+    """Momentum that a schedule cycles is variable although it is zero now; a constant one is told."""
+    optimizer = sgd(momentum=0.9)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    receipt = convert_optimizer(optimizer, constant=("momentum",)).receipt
+    assert receipt["schedule of lr"].on_device == "variable"
+    assert receipt["schedule of momentum"].fate == "refused"
+    assert not any("schedule" in row.attribute for row in convert_optimizer(sgd()).receipt)
+
+
 def test_subclasses() -> None:
     """A subclass that only sets values is converted; one with a step of its own is refused, for it would never run."""
 
