@@ -43,6 +43,7 @@ class DataLoaderModes(Enumeration, Protocol):
 class ReductionTypes(Enumeration, Protocol):
     """`poptorch.ReductionType`."""
 
+    Mean: enum.Enum
     Sum: enum.Enum
 
 

@@ -38,7 +38,6 @@ except ImportError as error:
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.deferred.model.capturing import capture_model, captured
-from ignite_ipu.deferred.model.device_gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
@@ -253,8 +252,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Clip the gradients of the coming update to a global norm, which becomes part of the compiled step.
 
         Returns:
-            A deferred tensor that stands for the norm of the gradients, which stays on the device: reading it is an
-            error.
+            The norm of the gradients before, a deferred tensor whose value comes with the update. An update whose norm
+            is kept brings its gradients back.
 
         Raises:
             CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters; or
@@ -267,12 +266,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
                 "'if accelerator.sync_gradients:' before it, as accelerate documents."
             )
         # `model.parameters()` can be gone through once.
-        one, all_of_them = (parameters,) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
-        model = self._model_of(one)
-        if not model.training.prepared:
-            check_all_parameters(model.session.model, all_of_them)
-        model.training.clip(float(max_norm), float(norm_type))
-        return gradient_norm()
+        one, all_of_them = ([parameters],) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
+        return self._model_of(one).updates.clip(all_of_them, float(max_norm), float(norm_type))
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Refuse: PopTorch's optimizers clip by norm only.
@@ -290,7 +285,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         if len(models) == 1:
             return models[0]
         with torch._C.DisableTorchFunctionSubclass():
-            first = parameters if isinstance(parameters, torch.Tensor) else next(iter(parameters), None)
+            first = next(iter(parameters), None)
             owner = None if first is None else owner_of(first)
         if owner is None:
             raise UnsupportedArgumentError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Iterable, List, TypeVar, Union
 
 import torch
@@ -9,7 +10,6 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.model.capturing import capture_model, captured
-from ignite_ipu.deferred.model.device_gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import refuse_for_capture
@@ -79,7 +79,7 @@ def ipu_clip_grad_norm_(
         kwargs: As for PyTorch's function, which clips where no captured model has the parameters.
 
     Returns:
-        The norm; on an IPU a tensor that stands for it, whose value cannot be read.
+        The norm before; on an IPU a tensor whose value comes with the update.
 
     Raises:
         CaptureError: It is no 2-norm, differs from the compiled one, or is not of all trained parameters.
@@ -90,8 +90,9 @@ def ipu_clip_grad_norm_(
     if first is None or owner is None:
         return nn.utils.clip_grad_norm_([first, *given] if first is not None else [], max_norm, norm_type, **kwargs)
     model = owner.whole
+    tensors: Iterable[torch.Tensor] = itertools.chain([first], given)
     if not model.training.prepared:
-        tensors = [first, *given]
+        tensors = list(tensors)
         others = {other.whole for other in map(owner_of, tensors) if other is not None} - {model}
         if others:
             names = " and ".join(sorted(other.name for other in {model, *others}))
@@ -99,9 +100,7 @@ def ipu_clip_grad_norm_(
                 f"ipu_clip_grad_norm_ at {current_line()} was given parameters of {names}, which are trained apart: "
                 "clip those of each by a call of its own."
             )
-        check_all_parameters(model.session.model, tensors)
-    model.training.clip(float(max_norm), float(norm_type))
-    return gradient_norm()
+    return model.updates.clip(tensors, float(max_norm), float(norm_type))
 
 
 def host_step_reason(args: Any, kwargs: Any) -> str:

@@ -8,12 +8,11 @@ import torch
 from ignite.engine import Engine, Events
 
 from ignite_ipu.errors import SessionError
-from ignite_ipu.program.tensors.raw import dtype_of, set_gradient, shape_of
+from ignite_ipu.program.tensors.raw import set_gradient
+from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient
 from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["Gradients"]
-
-_PREFIX = "ignite_ipu_gradient_"
 
 
 class Gradients:
@@ -64,8 +63,7 @@ class Gradients:
                 self._chosen[name] = parameter
         if not self._chosen:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
-        for name in self._chosen:
-            program.options.anchorTensor(f"{_PREFIX}{name}", f"Gradient___model.{name}")
+        anchor_gradients(program.options, self._chosen)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
     def _show(self, engine: Engine, session: IPUSession) -> None:
@@ -75,27 +73,14 @@ class Gradients:
                 "The gradients of this iteration are gone: a handler of ITERATION_COMPLETED has closed, released or "
                 "replaced the training program before Gradients read them. Attach that handler after Gradients."
             )
-        options = program.options
-        per_update = options.Training.gradient_accumulation * options.replication_factor
         for name, parameter in self._chosen.items():
-            try:
-                anchored = program.executor.getAnchoredTensor(f"{_PREFIX}{name}")
-            except (AssertionError, RuntimeError) as error:
-                if not self._allow_unused:
-                    raise SessionError(
-                        f"The compiled step has no gradient of {name!r}: the loss does not depend on it. Leave it out, "
-                        f"for example Gradients(choose=lambda name, parameter: name != {name!r}), or leave it at None "
-                        "with Gradients(allow_unused=True)."
-                    ) from error
-                set_gradient(parameter, None)
-                continue
+            gradient = anchored_gradient(program, name, parameter)
+            if gradient is None and not self._allow_unused:
+                raise SessionError(
+                    f"The compiled step has no gradient of {name!r}: the loss does not depend on it. Leave it out, "
+                    f"for example Gradients(choose=lambda name, parameter: name != {name!r}), or leave it at None "
+                    "with Gradients(allow_unused=True)."
+                )
             with torch._C.DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
-                gradient = _of_last_update(anchored, shape_of(parameter), per_update)
-                set_gradient(parameter, gradient.to(dtype_of(parameter)))
-
-
-def _of_last_update(anchored: torch.Tensor, shape: torch.Size, per_update: int) -> torch.Tensor:
-    """Return the mean gradient of the last update from what came back, one block per micro-batch or one for all."""
-    blocks = anchored.reshape(-1, *shape)
-    return blocks[-per_update:].mean(dim=0) if len(blocks) > 1 else blocks[0].clone()
+                set_gradient(parameter, gradient)

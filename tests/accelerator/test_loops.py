@@ -288,9 +288,7 @@ def test_clipping_must_stay_the_same() -> None:
         optimizer.step()
         return result
 
-    norm = update(0.5)
-    with pytest.raises(EarlyReadError, match="norm of the gradients stays on the device"):
-        norm.item()
+    assert update(0.5).item() > 0.5
     with pytest.raises(CaptureError, match=r"compiled to clip to 0.5"):
         update(0.6)
     with pytest.raises(CaptureError, match="clip_grad_norm_ was not called"):
@@ -328,8 +326,6 @@ def test_clipping_some_parameters_or_by_value_is_refused() -> None:
         accelerator.clip_grad_norm_(model[0].parameters(), 1.0)
     with pytest.raises(CaptureError, match="2-norm only"):
         accelerator.clip_grad_norm_(model.parameters(), 1.0, norm_type=1)
-    with pytest.raises(CaptureError, match=r"norm of inf clips nothing.*stay on the device"):
-        accelerator.clip_grad_norm_(model.parameters(), float("inf"))
     with pytest.raises(UnsupportedArgumentError, match=r"clip_grad_value_\(..., 0.5\)"):
         accelerator.clip_grad_value_(model.parameters(), 0.5)
 

@@ -14,6 +14,7 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CapturedStep
+from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
 from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, keep_inputs
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, StepGraphs, describe_change
 from ignite_ipu.deferred.settings import captured_options
@@ -50,6 +51,7 @@ class _Compiled:
     numbers: Tuple[float, ...]
     variable: FrozenSet[int]
     modes: ModesThen
+    gradients: bool
 
     @functools.cached_property
     def returned(self) -> Dict[Place, int]:
@@ -57,9 +59,13 @@ class _Compiled:
         places = {place: number for number, place in enumerate(self.outputs, 1)}
         return places if self.graph.loss is None else {**places, self.graph.loss: 0}
 
-    def serves(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> bool:
-        """Tell whether this program computes an update."""
+    def serves(
+        self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen, gradients: bool
+    ) -> bool:
+        """Tell whether this program computes an update, and brings its gradients back if it has to."""
         if self.graph is not batches[0].graph or self.count != len(batches) or self.modes != modes:
+            return False
+        if gradients and not self.gradients:
             return False
         for batch in batches:
             if batch.numbers != self.numbers and not self._differ_where_they_may(batch):
@@ -89,6 +95,8 @@ class CapturedTraining:
         prepared: Whether the optimizer has been converted, after which its constants and the clipping are settled.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
         modes: The modes of the model.
+        gradients: The gradients of updates, for who looks at them.
+        clipped: Whether the coming update is clipped so far, or one that was made early.
     """
 
     def __init__(self, session: IPUSession, config: IPUConfig) -> None:
@@ -108,7 +116,8 @@ class CapturedTraining:
         # Programs that are not used at the moment, and what they were compiled for.
         self._kept: List[Tuple[_Compiled, ModelProgram]] = []
         self.modes = Modes(session.model, session.weights)
-        self._clips_by_call = self._clipped = False
+        self.gradients = UpdateGradients(session)
+        self._clips_by_call = self.clipped = False
         self._random_state: Optional[List[int]] = None
         # How often the weights had been written by the host when the program's constants were last compared with them.
         self._edits = NEVER
@@ -132,11 +141,6 @@ class CapturedTraining:
         line = current_line()
         if norm_type != 2:
             raise CaptureError(f"Clipping at {line} by the {norm_type}-norm: an IPU clips by the 2-norm only.")
-        if max_norm == math.inf:
-            raise CaptureError(
-                f"clip_grad_norm_ at {line} with a norm of {max_norm} clips nothing; its use is to read the norm of "
-                "the gradients, and they stay on the device. Leave the call out."
-            )
         if self.prepared and max_norm != self.max_grad_norm:
             compiled = "without clipping" if self.max_grad_norm is None else f"to clip to {self.max_grad_norm}"
             raise CaptureError(
@@ -144,7 +148,7 @@ class CapturedTraining:
                 "Clip in every update, to the same norm, and read no value of the first step before clipping."
             )
         self.max_grad_norm = max_norm
-        self._clips_by_call = self._clipped = True
+        self._clips_by_call = self.clipped = True
 
     def finish_update(self) -> None:
         """Hold the loop to the clipping that was compiled.
@@ -152,12 +156,12 @@ class CapturedTraining:
         Raises:
             CaptureError: This update was not clipped and earlier ones were.
         """
-        if self._clips_by_call and not self._clipped:
+        if self._clips_by_call and not self.clipped:
             raise CaptureError(
                 f"The step was compiled to clip gradients to {self.max_grad_norm}, but clip_grad_norm_ was not called "
                 "for this update. Call it in every update, or never."
             )
-        self._clipped = False
+        self.clipped = False
 
     def random_state(self) -> Optional[List[int]]:
         """Return the device's random state, None while there is none."""
@@ -180,7 +184,7 @@ class CapturedTraining:
                 type(optimizer).__name__,
             )
         self.forget_program()
-        if self._clips_by_call and not self._clipped:
+        if self._clips_by_call and not self.clipped:
             self.max_grad_norm, self._clips_by_call = None, False
         self.optimizer = optimizer
 
@@ -204,9 +208,9 @@ class CapturedTraining:
         modes = self._modes_of(batches)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
-        compiled = self._compiled
-        if compiled is None or not compiled.serves(batches, needed, modes):
-            kept = next((each for each in self._kept if each[0].serves(batches, needed, modes)), None)
+        compiled, gradients = self._compiled, self.gradients.needed()
+        if compiled is None or not compiled.serves(batches, needed, modes, gradients):
+            kept = next((each for each in self._kept if each[0].serves(batches, needed, modes, gradients)), None)
             compiled = self._compile(self._wanted(batches, needed, modes)) if kept is None else self._resume(kept)
         program = self.session.training
         if program is not None:
@@ -228,6 +232,7 @@ class CapturedTraining:
             raise
         self.session.note_updates(1)
         self._last = compiled
+        self.gradients.follow(self.session.training if compiled.gradients else None)
         _settle(batches, needed, compiled, results if compiled.outputs else (results,))
         if WAITING:
             write_known()
@@ -293,6 +298,7 @@ class CapturedTraining:
         return modes
 
     def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> _Compiled:
+        self.gradients.look_for_readers()
         count, replicas = len(batches), self._replicas
         if self._compiled is None and count % replicas:
             raise CaptureError(
@@ -314,6 +320,7 @@ class CapturedTraining:
             numbers,
             frozenset(variable),
             modes,
+            self.gradients.wanted,
         )
 
     def _resume(self, kept: Tuple[_Compiled, ModelProgram]) -> _Compiled:
@@ -365,6 +372,8 @@ class CapturedTraining:
         options.Training.gradientAccumulation(wanted.count // wanted.replicas)
         # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
+        if wanted.gradients:
+            self.gradients.anchor(options)
         if not self.prepared:
             assert self.optimizer is not None
             arguments = {**self.config.of_optimizer(), "max_grad_norm": self.max_grad_norm}
@@ -393,6 +402,8 @@ class CapturedTraining:
             what = f"{wanted.count} micro-batches make an update, it was {before.count}"
         elif before.modes != wanted.modes:
             what = before.modes.difference(wanted.modes)
+        elif before.gradients != wanted.gradients:
+            what = "its gradients are read"
         elif before.variable != wanted.variable:
             changed = [before.numbers[position] for position in sorted(wanted.variable - before.variable)]
             what = f"numbers in it change ({changed}); from now on they are inputs"
@@ -416,6 +427,7 @@ def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
         wanted,
         outputs=tuple(sorted({*before.outputs, *wanted.outputs})),
         variable=before.variable | wanted.variable | changed,
+        gradients=before.gradients or wanted.gradients,
     )
 
 

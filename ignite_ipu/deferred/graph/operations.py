@@ -13,12 +13,13 @@ from typing import Any, Callable, Container, Dict, Hashable, List, NamedTuple, O
 import torch
 
 from ignite_ipu.deferred.graph.owners import Captured
-from ignite_ipu.deferred.graph.structure import Structure, leaves_in, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line
 
 __all__ = [
     "CLOCK",
+    "NORM",
     "CallSignature",
     "Input",
     "ModesThen",
@@ -303,6 +304,12 @@ class CallSignature:
         self.aliases = any(shape.aliases for shape in shapes)
         self.modes = modes
         self.writes = tuple(writes)
+
+
+NORM = CallSignature(
+    None, flatten(((), {}), []), False, flatten(torch.empty(()), []), [Shape((), (), torch.float32, False)]
+)
+"""Signature of what gives the norm of an update's gradients, which comes with the update."""
 
 
 class Operation:

@@ -1,4 +1,4 @@
-"""Stand-ins for the gradients of a captured model, which exist on the device alone.
+"""Stand-ins for the gradients of a captured model, which come from the device when somebody looks at them.
 
 On the host `parameter.grad` would be None, and torch's own clipping in a captured loop would silently clip nothing.
 """
@@ -6,66 +6,138 @@ On the host `parameter.grad` would be None, and torch's own clipping in a captur
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
-from typing import Any, Callable, Collection, Dict, Iterable, List, NoReturn, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Container,
+    Dict,
+    Iterable,
+    List,
+    NoReturn,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Shape
-from ignite_ipu.deferred.graph.structure import flatten, words
+from ignite_ipu.deferred.graph.structure import mapped, words
 from ignite_ipu.deferred.tensor.frames import frame_of
-from ignite_ipu.deferred.tensor.tensor import deferred_results
+from ignite_ipu.deferred.tensor.in_place import OPERATORS
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeviceGradient", "DeviceGradients", "check_all_parameters", "gradient_norm", "refuse_uncleared"]
+__all__ = ["DeviceGradient", "DeviceGradients", "check_all_parameters", "refuse_uncleared"]
 
 # What converts or moves the parameters of a module, each with its gradient.
 _CONVERSION = nn.Module._apply.__code__
-_METADATA = words("size dim ndimension numel is_floating_point is_complex _has_compatible_shallow_copy_type")
-_METADATA_PROPERTIES = words("shape dtype device layout ndim is_sparse requires_grad")
+_CLIPPING = [inspect.unwrap(clip).__code__ for clip in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_)]
+_METADATA = words("size dim ndimension numel is_floating_point is_complex _has_compatible_shallow_copy_type __hash__")
+_METADATA_PROPERTIES = words("shape dtype device layout ndim is_sparse requires_grad is_leaf grad grad_fn is_cuda")
+
+
+class GradientSource(Protocol):
+    """Captured model, as its gradients know it."""
+
+    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the value of a gradient, for which the update runs if it has not; None where PyTorch has none."""
 
 
 class DeviceGradient(torch.Tensor):
-    """The `.grad` of a captured parameter: it has shape, type and device, and any use of its values is an error.
+    """The `.grad` of a captured parameter: its values are fetched when somebody looks at them, and nobody may write.
 
     Attributes:
+        source: Weakly, what has the values.
+        parameter: Weakly, the parameter.
         remedy: What to do to clip gradients.
+        held: The values, once the gradient is one of the past; those of another tensor's memory for a part of it.
     """
 
+    source: Callable[[], Optional[GradientSource]]
+    parameter: Callable[[], Optional[torch.Tensor]]
     remedy: str
+    held: Optional[torch.Tensor]
 
     @staticmethod
-    def __new__(cls, parameter: torch.Tensor, remedy: str) -> DeviceGradient:
+    def __new__(cls, like: torch.Tensor, *args: Any) -> DeviceGradient:
         gradient: DeviceGradient = torch.Tensor._make_wrapper_subclass(
-            cls,
-            parameter.shape,
-            strides=parameter.stride(),
-            dtype=parameter.dtype,
-            device=parameter.device,
-            requires_grad=False,
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=False
         )
-        gradient.remedy = remedy
         return gradient
 
-    def __init__(self, parameter: torch.Tensor, remedy: str) -> None:
+    def __init__(
+        self,
+        like: torch.Tensor,
+        source: Callable[[], Optional[GradientSource]],
+        parameter: Callable[[], Optional[torch.Tensor]],
+        remedy: str,
+        held: Optional[torch.Tensor] = None,
+    ) -> None:
         super().__init__()
+        self.source, self.parameter, self.remedy, self.held = source, parameter, remedy, held
+
+    def read(self) -> torch.Tensor:
+        """Return the values.
+
+        Raises:
+            CaptureError: There are none to be had, or none any more.
+        """
+        if self.held is not None:
+            return self.held
+        source, parameter = self.source(), self.parameter()
+        values = None if source is None or parameter is None else source.gradient_of(parameter)
+        if values is None:
+            raise CaptureError(
+                f"A gradient is read at {current_line()} of a parameter of shape {tuple(self.shape)} that has none: "
+                "the loss does not depend on it, or it was cleared. In the first update that is not known before its "
+                "values are read, from then on parameter.grad is None: leave the parameter out, or read after "
+                "optimizer.step()."
+            )
+        return values
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if _is_metadata(func):
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
         first = args[0] if args else None
         if isinstance(first, DeviceGradient) and frame_of(_CONVERSION) is not None:
             # What becomes of the parameter's values does not become of values that are not there.
             return first
-        raise _error([*args, *(kwargs or {}).values()])
+        _refuse_writing(func, args, kwargs)
+        of: Dict[int, DeviceGradient] = {}
+
+        def values(leaf: Any) -> Any:
+            if not isinstance(leaf, DeviceGradient):
+                return leaf
+            found = leaf.read()
+            of[found.untyped_storage().data_ptr()] = leaf
+            return found
+
+        def unwritable(leaf: Any) -> Any:
+            # Who writes into a part of a gradient, or into `grad.data`, writes into the gradient.
+            gradient = of.get(leaf.untyped_storage().data_ptr()) if type(leaf) is torch.Tensor else None
+            if gradient is None:
+                return leaf
+            return DeviceGradient(leaf, gradient.source, gradient.parameter, gradient.remedy, leaf)
+
+        args, kwargs = mapped((args, kwargs), values)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if isinstance(result, (tuple, list)) and result and isinstance(result[0], torch.Tensor):
+            return mapped(result, unwritable)
+        return unwritable(result)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -76,10 +148,21 @@ class DeviceGradient(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
         # Debuggers and error messages show objects at any time: this one never fails.
-        return "DeviceGradient(on the device alone)"
+        return "DeviceGradient(on the device alone)" if self.held is None else repr(self.held)
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
-        """Return None: a copy of a captured parameter is an ordinary one, without gradient."""
+    def __str__(self) -> str:
+        return str(self.read())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.read(), spec)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Optional[torch.Tensor]:
+        """Return a copy; None where it is on a parameter, whose copy is an ordinary one without gradient."""
+        parameter = self.parameter()
+        if self.held is not None or parameter is None:
+            return self.read().clone()
+        with torch._C.DisableTorchFunctionSubclass():
+            return None if gradient_of(parameter) is self else self.read().clone()
 
 
 class DeviceGradients:
@@ -93,27 +176,43 @@ class DeviceGradients:
         remedy: What its loop does to clip gradients; None puts nothing on parameters.
 
     Attributes:
+        source: Weakly, what has the values of gradients.
         placed: Whether there is nothing to do for `place`.
         gone: The numbers of parameters whose gradients somebody has taken off, until `taken_off` tells.
     """
 
     def __init__(self, model: nn.Module, remedy: Optional[str]) -> None:
+        self.source: Callable[[], Optional[GradientSource]] = _unknown
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._remedy = remedy
+        self._made: List[weakref.ref[DeviceGradient]] = []
         # By the number of the parameter; None where `remove` has taken the gradient off.
         self._gradients: Dict[int, Optional[weakref.ref[DeviceGradient]]] = {}
         self.placed = remedy is None
         self.gone: Set[int] = set()
 
-    def place(self) -> None:
-        """Put gradients on the parameters, where there is something to do."""
+    def of(self, parameter: torch.Tensor) -> DeviceGradient:
+        """Return what stands for the gradient of a parameter."""
+        with torch._C.DisableTorchFunctionSubclass():
+            like = torch.Tensor.detach(parameter)
+            remedy = self._remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
+            gradient = DeviceGradient(like, self.source, weakref.ref(parameter), remedy)
+        self._made.append(weakref.ref(gradient))
+        return gradient
+
+    def place(self, unused: Container[int] = ()) -> None:
+        """Put gradients on the parameters, where there is something to do.
+
+        Args:
+            unused: By `id`, the parameters that have none.
+        """
         if self.placed or self._remedy is None:
             return
         # Touched in the ordinary way, a parameter of a model in training would download all weights first.
         with torch._C.DisableTorchFunctionSubclass():
             for number, (_, parameter) in enumerate(self._named):
-                if requires_grad(parameter) and gradient_of(parameter) is None:
-                    gradient = DeviceGradient(torch.Tensor.detach(parameter), self._remedy)
+                if requires_grad(parameter) and gradient_of(parameter) is None and id(parameter) not in unused:
+                    gradient = self.of(parameter)
                     set_gradient(parameter, gradient)
                     self._gradients[number] = weakref.ref(gradient, functools.partial(self._note_gone, number))
         self.placed = True
@@ -197,16 +296,39 @@ class DeviceGradients:
                         "To drop the gradient, set parameter.grad = None."
                     )
 
-    def remove(self) -> None:
-        """Take them off, so that whoever looks at the parameters next finds ordinary ones."""
+    def remove(self, only: Optional[Container[int]] = None) -> None:
+        """Take them off, so that whoever looks at the parameters next finds ordinary ones.
+
+        Args:
+            only: By `id`, the parameters that it is about; None for all.
+        """
         if not self._gradients:
             return
-        self._gradients = dict.fromkeys(self._gradients)
-        self.placed = False
         with torch._C.DisableTorchFunctionSubclass():
-            for _, parameter in self._named:
-                if type(gradient_of(parameter)) is DeviceGradient:
-                    set_gradient(parameter, None)
+            for number, (_, parameter) in enumerate(self._named):
+                if only is None or id(parameter) in only:
+                    if type(gradient_of(parameter)) is DeviceGradient:
+                        self._gradients[number] = None
+                        set_gradient(parameter, None)
+                    if only is not None:
+                        self._gradients.pop(number, None)
+        if only is None:
+            self._gradients = dict.fromkeys(self._gradients)
+            self.placed = False
+
+    def follow_clearing(self, available: bool) -> None:
+        """Take gradients off that are None from now on; those that the loop still holds keep their values.
+
+        Args:
+            available: Whether there are values.
+        """
+        self.remove()
+        self._gradients.clear()
+        made, self._made = self._made, []
+        for reference in made:
+            gradient = reference()
+            if gradient is not None and gradient.held is None and available:
+                gradient.held = gradient.read()
 
 
 def refuse_uncleared(before: Line) -> NoReturn:
@@ -216,6 +338,10 @@ def refuse_uncleared(before: Line) -> NoReturn:
         "nothing has cleared them since; they were on the device, and are gone. Call optimizer.zero_grad() after "
         "every optimizer.step(); to accumulate gradients over several backward calls, call step() once after them."
     )
+
+
+def _unknown() -> None:
+    return None
 
 
 def _of_the_host(parameter: torch.Tensor) -> bool:
@@ -231,21 +357,40 @@ def _is_metadata(func: Any) -> bool:
     return name in _METADATA
 
 
+def _refuse_writing(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    """Refuse to write into a gradient.
+
+    Raises:
+        CaptureError: The function does.
+    """
+    name = func.__name__
+    in_place = name in OPERATORS or name in ("__setitem__", "__set__", "__delete__")
+    if in_place or kwargs.get("inplace") or (name.endswith("_") and not name.endswith("__")):
+        written = list(leaves_of(args[:1]))
+    else:
+        written = list(leaves_of(kwargs.get("out")))
+    if not any(isinstance(leaf, DeviceGradient) for leaf in written):
+        # It will, once it has read them all.
+        written = list(leaves_of((args, kwargs))) if any(frame_of(code) is not None for code in _CLIPPING) else []
+    if written:
+        raise _error(written)
+
+
 def _error(arguments: List[Any]) -> CaptureError:
     gradient = next(leaf for leaf in leaves_of(arguments) if isinstance(leaf, DeviceGradient))
     return CaptureError(
-        f"The gradient of a parameter is used at {current_line()}, but gradients exist on the device "
-        f"alone. To clip them, {gradient.remedy}. They are cleared by optimizer.zero_grad()."
+        f"A gradient is written into at {current_line()}, but the device updates weights by its own gradients, which "
+        f"the host can only look at. To clip them, {gradient.remedy}. They are cleared by optimizer.zero_grad()."
     )
 
 
-def check_all_parameters(model: nn.Module, parameters: Union[torch.Tensor, Iterable[torch.Tensor]]) -> None:
+def check_all_parameters(model: nn.Module, parameters: Iterable[torch.Tensor]) -> None:
     """Refuse to clip the gradients of some parameters only.
 
     Raises:
         CaptureError: Parameters that are trained are missing.
     """
-    given = {id(parameters)} if isinstance(parameters, torch.Tensor) else {id(each) for each in parameters}
+    given = set(map(id, parameters))
     with torch._C.DisableTorchFunctionSubclass():
         named = list(model.named_parameters())
         missing = [name for name, each in named if requires_grad(each) and id(each) not in given]
@@ -254,16 +399,3 @@ def check_all_parameters(model: nn.Module, parameters: Union[torch.Tensor, Itera
             f"clip_grad_norm_ at {current_line()} leaves out {len(missing)} trained parameters ({missing[0]}, "
             "...); a device clips the global norm of all. Pass model.parameters() of the prepared model."
         )
-
-
-def gradient_norm() -> torch.Tensor:
-    """Return what stands for the norm of gradients that never leave the device."""
-    operation = Operation(_NORM, None, (), current_line())
-    operation.problem = "the norm of the gradients stays on the device; remove the line that reads it"
-    norm: torch.Tensor = deferred_results(operation)
-    return norm
-
-
-_NORM = CallSignature(
-    None, flatten(((), {}), []), False, flatten(torch.empty(()), []), [Shape((), (), torch.float32, False)]
-)

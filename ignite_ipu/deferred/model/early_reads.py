@@ -9,14 +9,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import Value
+from ignite_ipu.deferred.graph.operations import NORM, Value
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALLS, Loss, ancestors
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["EarlyUpdate", "early_read_error", "expected_loss", "may_run_early", "not_frozen"]
+__all__ = ["EarlyUpdate", "early_read_error", "expected_loss", "incomplete", "may_run_early", "not_frozen"]
 
 
 class EarlyUpdate:
@@ -103,7 +103,7 @@ def may_run_early(model: Captured, postponed: Callable[[], Optional[str]], value
         postponed: Returns why it cannot run yet, None if it can.
         value: What is read.
     """
-    return _has_gone_backward(model, value) and postponed() is None and _left_by_its_step(model.pending) is None
+    return _has_gone_backward(model, value) and incomplete(model.pending, postponed) is None
 
 
 def early_read_error(
@@ -112,7 +112,7 @@ def early_read_error(
     """Return the error for a value of an update that is not complete; `what` says in words how it is read."""
     line = current_line()
     if _has_gone_backward(model, value):
-        reason = postponed() or _left_by_its_step(model.pending)
+        reason = incomplete(model.pending, postponed)
         return EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
             "loss.detach() and read it after the update."
@@ -130,7 +130,8 @@ def early_read_error(
 
 
 def _has_gone_backward(model: Captured, value: Value) -> bool:
-    own = {operation for operation in ancestors(value) if operation.model and operation.model.whole is model}
+    calls = [operation for operation in ancestors(value) if operation.signature is not NORM]
+    own = {operation for operation in calls if operation.model and operation.model.whole is model}
     return own <= {operation for loss in model.pending for operation in loss.operations}
 
 
@@ -146,10 +147,16 @@ def not_frozen(model: Any) -> EarlyReadError:
     )
 
 
-def _left_by_its_step(losses: Sequence[Loss]) -> Optional[str]:
-    """Return why an update is not complete whose last loss an engine's step function has left; None for others."""
-    if not losses or losses[-1].call in (None, CALLS.current):
-        return None
+def incomplete(losses: Sequence[Loss], postponed: Callable[[], Optional[str]]) -> Optional[str]:
+    """Return why an update from losses cannot be made yet, None if it can.
+
+    Args:
+        losses: What went backward. Where an engine's step function has left the last one, more will.
+        postponed: Returns why the loop makes no update yet, None if it does.
+    """
+    reason = postponed()
+    if reason is not None or not losses or losses[-1].call in (None, CALLS.current):
+        return reason
     return (
         f"the step function that called backward() at {losses[-1].line} has returned without optimizer.step(), so that "
         "gradients accumulate (handlers read in iterations that make an update, as by "

@@ -271,7 +271,7 @@ class CapturedModel:
             yield
         finally:
             if self.pending:
-                self.updates.gradients.place()
+                self.updates.gradients.place(self.training.gradients.unused)
 
     # -- updates --------------------------------------------------------------------------------------------------
 

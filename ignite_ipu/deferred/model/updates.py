@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
+import weakref
 from typing import Callable, Iterable, List, Optional, Protocol, Sequence
 
 import torch
 
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import Value, keep_inputs
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
-from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, may_run_early
+from ignite_ipu.deferred.model.device_gradients import (
+    DeviceGradient,
+    DeviceGradients,
+    check_all_parameters,
+    refuse_uncleared,
+)
+from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete, may_run_early
 from ignite_ipu.deferred.model.held import held_parameters
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
-from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.deferred.tensor.tensor import deferred_results
+from ignite_ipu.errors import CaptureError, EarlyReadError, listed
+from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
@@ -63,6 +72,7 @@ class Updates:
     def __init__(self, model: _Whole, training: CapturedTraining, gradients: DeviceGradients) -> None:
         self._model = model
         self.training, self.gradients = training, gradients
+        gradients.source = weakref.ref(self)
         self.pending: List[Loss] = []
         self.early: Optional[EarlyUpdate] = None
         self.uncleared: Optional[Line] = None
@@ -83,7 +93,7 @@ class Updates:
         self.training.modes.check_trained(loss)
         if not self.gradients.placed:
             self.gradients.refuse_those_of_before(held_parameters)
-            self.gradients.place()
+            self.gradients.place(self.training.gradients.unused)
         if self.pending or self.training.accumulates or self._model.postponed() is not None:
             keep_inputs(loss.operations, {})
         self.pending.append(loss)
@@ -164,11 +174,14 @@ class Updates:
             raise self.early.error(
                 f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after optimizer.step()."
             )
+        if not self.gradients.placed:
+            self.gradients.clear_those_of_the_host(parameters(), set_to_none)
+        found = self.training.gradients
+        if found.wanted and set_to_none:
+            self.gradients.follow_clearing(self.uncleared is not None and found.available)
         self.give_up(f"its gradients were dropped by zero_grad() at {current_line()}")
         self.uncleared = None
         self.training.zeroed = None if set_to_none else current_line()
-        if not self.gradients.placed:
-            self.gradients.clear_those_of_the_host(parameters(), set_to_none)
 
     def early_losses(self, value: Value) -> Optional[Sequence[Loss]]:
         """Return what has yet to go backward for an update that a value comes with; None if no update can run for it.
@@ -237,6 +250,87 @@ class Updates:
                 refuse_uncleared(self.early.uncleared)
             self.early.awaited = False
 
+    # -- gradients ------------------------------------------------------------------------------------------------
+
+    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the gradient of a parameter as PyTorch has it now, None for none; the update runs for it if need be.
+
+        Raises:
+            EarlyReadError: The update is not complete.
+            CaptureError: The update was made without bringing gradients back.
+        """
+        self, model = self._model.whole.updates, self._model.whole
+        training = self.training
+        if self.pending:
+            line = current_line()
+            reason = incomplete(self.pending, model.postponed)
+            if reason is not None:
+                raise EarlyReadError(
+                    f"A gradient is read at {line}, and {reason}: what has accumulated so far is on the device alone. "
+                    "Read gradients after the last backward() of an update, or after optimizer.step()."
+                )
+            training.gradients.want(str(line))
+            if training.optimizer is None:
+                model.find_optimizer()
+                self = model.whole.updates
+            self._run()
+            self.early = EarlyUpdate(line)
+            model.whole.session.hooks.withhold(self.early)
+        if not self._gone_backward():
+            zeros = training.zeroed is not None and id(parameter) not in training.gradients.unused
+            return torch.zeros_like(torch.Tensor.detach(parameter)) if zeros else None
+        clipped = self.training.clipped if self.early is not None else True
+        return self.training.gradients.of(parameter, self.training.max_grad_norm if clipped else None)
+
+    def gradient(self, parameter: torch.Tensor) -> Optional[DeviceGradient]:
+        """Return what PyTorch has as `parameter.grad` now: a look at the values, or None."""
+        found, pending = self.training.gradients, bool(self.pending)
+        with torch._C.DisableTorchFunctionSubclass():
+            exists = self._gone_backward() or self.training.zeroed is not None
+            if not (exists and (requires_grad(parameter) or found.available)):
+                return None
+            if pending:
+                found.look_for_readers()
+            looks = found.wanted and incomplete(self.pending, self._model.postponed) is None
+            if looks and (pending or found.available) and self.gradient_of(parameter) is None:
+                return None
+            return self.gradients.of(parameter)
+
+    def _gone_backward(self) -> bool:
+        """Tell whether something went backward whose gradients have not been cleared."""
+        early = self.early is not None and not self.early.awaited
+        return bool(self.pending) or self.uncleared is not None or early
+
+    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip the gradients of the coming update to a global norm, which becomes part of the compiled step.
+
+        Args:
+            parameters: All that are trained; those whose norm is returned where `max_norm` is infinite.
+            max_norm: The norm to clip to; infinity to clip nothing.
+            norm_type: Which norm; 2 to clip.
+
+        Returns:
+            The norm before, which comes with the update.
+
+        Raises:
+            CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters.
+        """
+        chosen = list(parameters) if max_norm == math.inf else None
+        if chosen is None:
+            if not self.training.prepared:
+                check_all_parameters(self._model.whole.session.model, parameters)
+            self.training.clip(max_norm, norm_type)
+        found = self.training.gradients
+        if not self.pending and self._gone_backward() and found.available:
+            return found.norm(chosen, norm_type)
+        operation = Operation(NORM, self._model.whole, (), current_line())
+        norm: torch.Tensor = deferred_results(operation)
+        if self.pending:
+            found.await_norm(norm.value, chosen, norm_type)  # type: ignore[attr-defined]
+        else:
+            operation.problem = "the update was made before the norm of its gradients was asked for"
+        return norm
+
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer than before make the coming updates.
 
@@ -266,11 +360,15 @@ class Updates:
             for loss in losses:
                 _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
             raise
+        unused = self.training.gradients.unused
+        if unused:
+            self.gradients.remove(unused)
         if not self.gradients.placed:
-            self.gradients.place()
+            self.gradients.place(unused)
 
     def give_up(self, problem: str) -> None:
         """Drop what went backward: its values will never be known, for a reason."""
+        self.training.gradients.give_up(problem)
         for loss in self.pending:
             _give_up(loss, problem)
         self.pending.clear()

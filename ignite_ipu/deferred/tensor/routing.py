@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Value
+from ignite_ipu.deferred.graph.operations import NORM, Input, Number, Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.graph.structure import flatten, unflatten
@@ -33,6 +33,12 @@ def mark_loss(value: Value) -> None:
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
         )
     operations = ancestors(value)
+    norm = next((operation for operation in operations if operation.signature is NORM), None)
+    if norm is not None:
+        raise CaptureError(
+            f"The loss at {line} is computed with the norm of gradients from {norm.line}, which comes with the update "
+            "that it is a loss of. Use the norm after optimizer.step()."
+        )
     parts = _models_of(operations, "backward()", line)
     models = list(dict.fromkeys(parts.values()))
     if value.shape.size and max(value.shape.size) != 1:
@@ -73,7 +79,8 @@ def mark_loss(value: Value) -> None:
 def awaits_backward(value: Value) -> bool:
     """Tell whether a value comes with a step whose loss has not gone backward."""
     operations = ancestors(value)
-    calls = {operation: operation.model.whole for operation in operations if operation.model is not None}
+    called = [operation for operation in operations if operation.signature is not NORM]
+    calls = {operation: operation.model.whole for operation in called if operation.model is not None}
     if any(operation.problem is not None for operation in operations):
         return False
     gone = {operation for model in set(calls.values()) for loss in model.pending for operation in loss.operations}

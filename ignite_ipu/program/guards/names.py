@@ -8,6 +8,7 @@ read costs a comparison, and another program when it changes.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import types
@@ -74,12 +75,14 @@ class Named:
         places: The places, in the order in which they were found.
         names: All names in the user's code that was found, and the texts in it, which may be names for `getattr`.
         iterators: The iterators and random generators among the values.
+        codes: The code of the user's functions that were found.
     """
 
     def __init__(self, parts: Iterable[Tuple[str, Any]], everything: bool = False) -> None:
         self.places: List[Place] = []
         self.names: Set[str] = set()
         self.iterators: List[Any] = []
+        self.codes: List[types.CodeType] = []
         self._everything, self._passive = everything, BOOKKEEPERS if everything else _PASSIVE
         self._known: Set[Tuple[int, str]] = set()
         # What was seen is kept while this looks: another object would get its `id`.
@@ -145,7 +148,7 @@ class Named:
                 self._objects.append((path, value))
         elif is_followed(value if issubclass(kind, type) else kind, self._passive):
             self._objects.append((path, value))
-            self._visit(path, getattr(value, "__wrapped__", None))
+            self._visit(path, inspect.getattr_static(value, "__wrapped__", None))
 
     def _enter(self, function: FunctionType) -> None:
         """Follow the names in a function of the user's own."""
@@ -153,6 +156,7 @@ class Named:
         code, outside = function.__code__, function.__globals__
         if self._everything or not is_users_file(code.co_filename):
             return
+        self.codes.append(code)
         self.names |= names_in(code)
         self._give(function, function, "__defaults__", "__kwdefaults__")
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):

@@ -12,7 +12,6 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError, DeferredTensor
-from ignite_ipu.deferred.model.device_gradients import check_all_parameters, gradient_norm
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.forward.gradients import OWN_BACKWARD, has_own_backward
 from ignite_ipu.running.journal import Journal
@@ -78,12 +77,11 @@ class _Gradients:
             raise self._journal.refuse(line, what, "it has to get the parameters of one model that a loop trains.")
         (model,) = models
         try:
-            check_all_parameters(model.session.model, tensors)
-            model.training.clip(float(max_norm), float(norm_type))
+            norm = model.updates.clip(tensors, float(max_norm), float(norm_type))
         except CaptureError as error:
             raise self._journal.refuse(line, what, str(error)) from None
         self._journal.note(line, f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
-        return gradient_norm()
+        return norm
 
     def function(self, original: Any) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,13 +97,15 @@ class _Gradients:
     def attribute(self, original: Any) -> property:
         def read(tensor: Any) -> Any:
             value = original.__get__(tensor)
-            if value is None:
-                self._refuse_reading(tensor, sys._getframe(1))
+            if value is None and tensor is not None:
+                owner = owner_of(tensor)
+                if (owner is not None or self._trained.trains(tensor)) and not self._may_look(sys._getframe(1)):
+                    return self._refuse_reading() if owner is None else owner.updates.gradient(tensor)
             return value
 
         def write(tensor: Any, value: Any) -> None:
             owner = owner_of(tensor)
-            if (owner is not None or self._trained.trains(tensor)) and not _may_look(sys._getframe(1)):
+            if (owner is not None or self._trained.trains(tensor)) and not self._may_look(sys._getframe(1)):
                 if value is not None:
                     raise self._journal.refuse(
                         self._code.current_line(), "parameter.grad = ...", "the device computes gradients itself."
@@ -116,27 +116,17 @@ class _Gradients:
 
         return property(read, write, original.__delete__)
 
-    def _refuse_reading(self, tensor: Any, frame: Optional[FrameType]) -> None:
-        while frame is not None and frame.f_code.co_filename.startswith(self._wrappers):
-            frame = frame.f_back
-        if _may_look(frame):
-            return
-        if owner_of(tensor) is not None:
-            remedy = (
-                "To clip them use torch.nn.utils.clip_grad_norm_ over all of the model's parameters; leave updates to "
-                "an optimizer."
-            )
-        elif self._trained.trains(tensor):
-            remedy = (
-                "Leave out what reads them; or make the trainer with ignite_ipu.create_ipu_trainer, whose "
-                "max_grad_norm clips them, and attach ignite_ipu.handlers.Gradients to it, which brings them back."
-            )
-        else:
-            return
+    def _refuse_reading(self) -> Any:
         raise self._journal.refuse(
-            self._code.current_line(), "parameter.grad", f"gradients exist inside the device's step alone. {remedy}"
+            self._code.current_line(),
+            "parameter.grad",
+            "the trainer's steps bring no gradients back, since no handler that reads them was found when it started. "
+            "Attach what reads them before trainer.run(), or attach ignite_ipu.handlers.Gradients to a trainer made by "
+            "ignite_ipu.create_ipu_trainer.",
         )
 
-
-def _may_look(frame: Optional[FrameType]) -> bool:
-    return frame is not None and frame.f_code.co_filename.startswith(_NOT_READERS)
+    def _may_look(self, frame: Optional[FrameType]) -> bool:
+        """Tell whether it is PyTorch that looks, or this, for whomever."""
+        while frame is not None and frame.f_code.co_filename.startswith(self._wrappers):
+            frame = frame.f_back
+        return frame is not None and frame.f_code.co_filename.startswith(_NOT_READERS)

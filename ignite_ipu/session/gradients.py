@@ -1,0 +1,144 @@
+"""Gradients that a training program brings back for whoever looks at them, and whether running code does so.
+
+PopTorch returns what is anchored with every call, and anchors are compiled in. So a program has the gradients of all
+its trained parameters or none; who reads them after the update has to be known before it.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import logging
+import sys
+from types import CellType, CodeType, FrameType, FunctionType
+from typing import Any, Iterable, List, Mapping, Optional, Tuple
+
+import torch
+from ignite.engine import Engine
+
+from ignite_ipu.backend import poptorch
+from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.guards.names import Named
+from ignite_ipu.program.tensors.raw import dtype_of, shape_of
+from ignite_ipu.program.user_code import Line, Owner, owner_of
+from ignite_ipu.session.program import Program
+
+__all__ = ["anchor_gradients", "anchored_gradient", "gradient_reader", "log_cost"]
+
+_logger = logging.getLogger("ignite_ipu")
+_PREFIX = "ignite_ipu_gradient_"
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
+# What has functions named `grad`, and what clears a gradient without a look at it.
+_MODULES = ("autograd", "func", "torch", "functorch")
+_CLEARING = ("zero_", "detach_", "requires_grad_")
+
+
+def anchor_gradients(options: Options, names: Iterable[str]) -> None:
+    """Have a program that will be compiled with some options bring back the gradients of parameters of its model."""
+    for name in names:
+        options.anchorTensor(f"{_PREFIX}{name}", f"Gradient___model.{name}")
+
+
+def anchored_gradient(program: Program, name: str, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+    """Return the gradient of the last weight update of a program's last call; None where the step has none.
+
+    It is that of PyTorch for all micro-batches of the update together. PopTorch returns it reduced, or one for each.
+
+    Args:
+        program: What `anchor_gradients` was called for.
+        name: Of the parameter, in the model.
+        parameter: The parameter.
+    """
+    assert program.executor is not None
+    try:
+        anchored = program.executor.getAnchoredTensor(f"{_PREFIX}{name}")
+    except (AssertionError, RuntimeError):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
+        blocks = anchored.reshape(-1, *shape_of(parameter))
+        if len(blocks) == 1:
+            return blocks[0].to(dtype_of(parameter))
+        training = program.options.Training
+        blocks = blocks[-training.gradient_accumulation * program.options.replication_factor :]
+        mean = training.accumulation_and_replication_reduction_type is poptorch().ReductionType.Mean
+        return (blocks.mean(dim=0) if mean else blocks.sum(dim=0)).to(dtype_of(parameter))
+
+
+def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:
+    """Say that a step is compiled with its gradients, for whom, and what that costs."""
+    with torch._C.DisableTorchFunctionSubclass():
+        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    _logger.warning(
+        "Gradients are read at %s, so the training step is compiled with them: each update returns %.1f kB more, as "
+        "many bytes as the trained weights have, also where nobody reads them.",
+        reader,
+        size / 1e3,
+    )
+
+
+def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
+    """Return where running code, or code that it can reach by names, reads the gradients of parameters.
+
+    Looked through are the user's functions on the stack and what they name, the class of a library's loop on the stack,
+    and the handlers of engines.
+
+    Args:
+        engines: Engines, besides those on the stack.
+    """
+    parts: List[Tuple[str, Any]] = []
+    codes: List[CodeType] = []
+    handlers = [handler for engine in engines for handler in _handlers_of(engine)]
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        owner = owner_of(frame.f_code.co_filename)
+        own = frame.f_locals.get("self")
+        if owner is Owner.USER:
+            parts.append(("", _function_of(frame)))
+            if frame.f_locals is not frame.f_globals:
+                parts.append(("", list(frame.f_locals.values())))
+        elif owner is Owner.INSTALLED:
+            codes += [frame.f_code, *_methods(own)]
+        elif isinstance(own, Engine):
+            handlers += _handlers_of(own)
+        frame = frame.f_back
+    for handler in handlers:
+        # Ignite wraps a handler for `every=...`, and `Engine.on` what is a method.
+        handler = getattr(handler, "__wrapped__", handler)
+        code = getattr(handler, "__code__", None)
+        codes += [code] if code is not None else _methods(handler)
+        parts.append(("", handler))
+    found = (_reading_line(code) for code in (*Named(parts).codes, *codes))
+    return next((str(line) for line in found if line is not None), None)
+
+
+def _handlers_of(engine: Engine) -> List[Any]:
+    return [handler for entries in engine._event_handlers.values() for handler, *_ in entries]
+
+
+def _methods(value: Any) -> List[CodeType]:
+    functions = [member for base in type(value).__mro__ for member in vars(base).values()]
+    return [function.__code__ for function in functions if isinstance(function, FunctionType)]
+
+
+def _function_of(frame: FrameType) -> FunctionType:
+    """Return a function with the code and the variables of a frame."""
+    variables: Mapping[str, Any] = frame.f_locals
+    cells = tuple(CellType(variables.get(name)) for name in frame.f_code.co_freevars)
+    return FunctionType(frame.f_code, frame.f_globals, closure=cells)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reading_line(code: CodeType) -> Optional[Line]:
+    """Return the line at which code loads the attribute `grad` of something to use its values."""
+    if "grad" in code.co_names:
+        instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+        for before, each, after in zip(instructions, instructions[1:], instructions[2:]):
+            loads = each.opname in _LOADS and each.argval == "grad" and before.argval not in _MODULES
+            asks = "NONE" in after.opname or (after.opname == "LOAD_CONST" and after.argval is None)
+            if loads and not asks and after.argval not in _CLEARING:
+                return Line((code, each.offset))
+    elif "grad" in code.co_consts and "getattr" in code.co_names:
+        return Line((code, 0))
+    inner = (_reading_line(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return next((line for line in inner if line is not None), None)

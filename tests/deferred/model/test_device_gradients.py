@@ -1,0 +1,171 @@
+"""Gradients that a loop looks at are those of a native run, whenever it looks, and cost nothing where nobody does."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, List, Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
+from ignite_ipu.deferred import CaptureSettings, captured
+from ignite_ipu.errors import CaptureError
+
+X = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
+Y = (X.sum(1) > 0).long()
+Seen = List[Any]
+_gradient = operator.attrgetter("grad")  # which does not name the attribute in code, as an exotic logger might
+
+
+class Net(nn.Module):
+    """A shared layer, a frozen one, and one that forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.tied, self.unused = self.first, nn.Linear(3, 3)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.tied(self.frozen(torch.tanh(self.first(x)))))
+
+
+def loss(model: nn.Module, update: int, rows: int = 8) -> torch.Tensor:
+    part = slice(rows * update, rows * (update + 1))
+    return F.cross_entropy(model(X[part]), Y[part])
+
+
+def gradients_now(model: nn.Module) -> Seen:
+    """Return copies of all gradients, None where there is none."""
+    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
+
+
+def before_step(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    seen = []
+    for update in range(3):
+        optimizer.zero_grad()
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        seen += gradients_now(model) if update else [p.grad.norm().item() for p in model.last.parameters()]  # type: ignore
+        optimizer.step()
+    return seen
+
+
+def after_step(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    """Every other update, and after clearing in both ways."""
+    seen = []
+    for update in range(4):
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if update % 2:
+            seen += gradients_now(model)
+        optimizer.zero_grad(set_to_none=update < 2)
+        if update in (1, 3):
+            seen += gradients_now(model)
+    return seen
+
+
+def accumulated(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    seen = []
+    for update in range(8):
+        (loss(model, update, 4) / 4).backward()  # type: ignore[no-untyped-call]
+        if update % 4 == 3:
+            optimizer.step()
+            seen += gradients_now(model)
+            optimizer.zero_grad()
+    return seen
+
+
+def clipped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    """The norm is that of before, gradients are those of after, and an infinite norm clips nothing."""
+    seen: Seen = []
+    for update in range(3):
+        optimizer.zero_grad()
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        seen.append(clip(model.last.parameters(), float("inf"), norm_type=1.0))
+        norm = clip(model.parameters(), 0.05)
+        if update == 1:
+            seen += [norm > 0.05, float(norm), *gradients_now(model)]
+        optimizer.step()
+        seen += [norm, *gradients_now(model)]
+    return seen
+
+
+def kept(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    """What a loop holds of earlier updates is theirs."""
+    held: Seen = []
+    for update in range(3):
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        held.append(model.first.weight.grad)
+        held.append(model.last.weight.grad[0])  # type: ignore[index]
+        optimizer.zero_grad()
+    return [each.abs().sum() for each in held]
+
+
+def trained(use: Callable[..., Seen], prepared: bool, dtype: torch.dtype, settings: Optional[CaptureSettings]) -> Seen:
+    torch.manual_seed(0)
+    model = Net().to(dtype)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if not prepared:
+        return use(model, optimizer, nn.utils.clip_grad_norm_)
+    found = use(model, ipu_prepare(optimizer, model, settings=settings), ipu_clip_grad_norm_)
+    capture = captured(model)
+    assert capture is not None
+    capture.close()
+    return found
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("use", [before_step, after_step, accumulated, clipped, kept])
+def test_they_are_native_whenever_the_loop_looks(use: Callable[..., Seen], replicas: int) -> None:
+    """Unused and frozen parameters have none; a shared one has the sum."""
+    if replicas > 1 and use is not accumulated:
+        pytest.skip("replicas share the micro-batches of an update")
+    expected = trained(use, False, torch.float32, None)
+    found = trained(use, True, torch.float32, CaptureSettings(replication_factor=replicas))
+    assert [each is None for each in found] == [each is None for each in expected]
+    for mine, theirs in zip(found, expected):
+        if theirs is not None:
+            torch.testing.assert_close(torch.as_tensor(mine), torch.as_tensor(theirs), rtol=1e-5, atol=1e-7)
+
+
+def test_a_program_that_nobody_reads_gradients_of_brings_none_back(caplog: pytest.LogCaptureFixture) -> None:
+    """The first look at them compiles it anew, with a line about the cost; an update that has been made is gone."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    capture = captured(model)
+    assert capture is not None
+
+    def update(look: bool) -> None:
+        optimizer.zero_grad()
+        loss(model, 0).backward()  # type: ignore[no-untyped-call]
+        if look:
+            _gradient(model.last.weight).norm()
+        optimizer.step()
+
+    update(False)
+    assert not dict(capture.session.training.options("anchored_tensors"))  # type: ignore[union-attr]
+    with pytest.raises(CaptureError, match=r"at .*test_device_gradients.py:\d+ of an update that did not bring its gr"):
+        _gradient(model.last.weight).norm()
+    update(True)
+    update(False)
+    assert capture.training.compilations == 2
+    (said,) = [record.getMessage() for record in caplog.records if "Gradients are read at" in record.getMessage()]
+    assert "each update returns" in said
+    assert _gradient(model.last.weight).norm() > 0
+    capture.close()
+
+
+def test_what_has_accumulated_so_far_is_refused_by_name() -> None:
+    """It would be the sum of the micro-batches so far; nothing is made of it in silence."""
+    model = Net()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loss(model, 0).backward()  # type: ignore[no-untyped-call]
+    model.last.weight.grad.norm()  # type: ignore[union-attr]
+    with pytest.raises(CaptureError, match="made the update run before"):
+        loss(model, 1).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
