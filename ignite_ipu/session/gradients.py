@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import linecache
 import logging
 import sys
 from types import CellType, CodeType, FrameType, FunctionType
@@ -93,7 +94,7 @@ def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     while frame is not None:
         owner = owner_of(frame.f_code.co_filename)
         own = frame.f_locals.get("self")
-        if owner is Owner.USER:
+        if owner is Owner.USER and linecache.getlines(frame.f_code.co_filename, frame.f_globals):
             parts.append(("", _function_of(frame)))
             if frame.f_locals is not frame.f_globals:
                 parts.append(("", list(frame.f_locals.values())))

@@ -84,12 +84,23 @@ class UpdateGradients:
             self.unused = set()
         elif program is not known:
             self.unused = {id(each) for name, each in self._trained() if anchored_gradient(program, name, each) is None}
+        if program is not None:
+            self.settle_norms()
+
+    def show(self, found: Dict[int, Optional[torch.Tensor]]) -> None:
+        """Show those that the host has computed, by `id` of their parameter, until the update is made."""
+        self._found, self._factor, self._program = found, None, _none
+        self.unused = {key for key, gradient in found.items() if gradient is None}
+
+    def settle_norms(self) -> bool:
+        """Let awaited norms be known; returns True."""
         norms, self._norms = self._norms, []
         for norm in norms:
             value = norm.value()
-            if value is not None and program is not None:
+            if value is not None:
                 value.take(self.norm(norm.parameters, norm.kind))
                 value.operation.finish()
+        return True
 
     def give_up(self, problem: str) -> None:
         """Let norms of an update that will not be made never be known, for a reason."""
@@ -101,8 +112,8 @@ class UpdateGradients:
 
     @property
     def available(self) -> bool:
-        """True if the last update has brought its gradients back."""
-        return self._program() is not None
+        """True if those of the last update have been brought back, or those of now computed."""
+        return bool(self._found) or self._program() is not None
 
     def of(self, parameter: torch.Tensor, max_norm: Optional[float] = None) -> Optional[torch.Tensor]:
         """Return the gradient of a parameter, None where the loss does not depend on it.
@@ -136,13 +147,13 @@ class UpdateGradients:
     def _all(self) -> Dict[int, Optional[torch.Tensor]]:
         """Return the gradients by `id` of their parameter, which are copied once for each update."""
         program = self._program()
-        if program is None or program.executor is None:
+        if not self._found and (program is None or program.executor is None):
             raise CaptureError(
                 f"A gradient is read at {current_line()} of an update that did not bring its gradients back, since no "
                 "code that reads them was found when it was compiled. Read them between backward() and "
                 "optimizer.step(); or let the function with the loop call by its name what reads them after step()."
             )
-        if not self._found:
+        if not self._found and program is not None:
             with torch._C.DisableTorchFunctionSubclass():
                 named = list(self._session.model.named_parameters())
             self._found = {id(parameter): anchored_gradient(program, name, parameter) for name, parameter in named}

@@ -6,6 +6,7 @@ import weakref
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
+from torch import nn
 
 from ignite_ipu.program.user_code import Line
 
@@ -16,9 +17,11 @@ class Captured(Protocol):
     """A captured model.
 
     Attributes:
+        model: The user's model.
         path: Where in the whole's model it is.
     """
 
+    model: nn.Module
     path: str
 
     @property
@@ -57,6 +60,9 @@ class Captured(Protocol):
 
     def computes_on_host(self, line: Line) -> bool:
         """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""
+
+    def know_norms(self, line: Line) -> bool:
+        """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
 
     def called_with(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""

@@ -297,6 +297,10 @@ class CapturedModel:
         last = self.training.last_count
         return None if last is None else last > 1
 
+    def know_norms(self, line: Line) -> bool:
+        """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
+        return self.updates.show_host_gradients(line) and self.training.gradients.settle_norms()
+
     def early_losses(self, value: Value) -> Optional[Sequence[Loss]]:
         """Return what has yet to go backward for the update of a value; None if no update can run for it."""
         return self.updates.early_losses(value)

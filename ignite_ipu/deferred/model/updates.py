@@ -21,10 +21,11 @@ from ignite_ipu.deferred.model.device_gradients import (
 )
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete, may_run_early
 from ignite_ipu.deferred.model.held import held_parameters
+from ignite_ipu.deferred.model.host_gradients import gradients_on_host
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
 from ignite_ipu.deferred.tensor.tensor import deferred_results
-from ignite_ipu.errors import CaptureError, EarlyReadError, listed
+from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
@@ -76,6 +77,8 @@ class Updates:
         self.pending: List[Loss] = []
         self.early: Optional[EarlyUpdate] = None
         self.uncleared: Optional[Line] = None
+        # How many losses the gradients that the host has computed are of.
+        self._shown = 0
         self._told_of_host_reads = False
 
     def backward(self, loss: Loss) -> None:
@@ -256,31 +259,36 @@ class Updates:
         """Return the gradient of a parameter as PyTorch has it now, None for none; the update runs for it if need be.
 
         Raises:
-            EarlyReadError: The update is not complete.
             CaptureError: The update was made without bringing gradients back.
         """
-        self, model = self._model.whole.updates, self._model.whole
+        if self._model.whole.updates is not self:
+            return self._model.whole.updates.gradient_of(parameter)
         training = self.training
         if self.pending:
             line = current_line()
-            reason = incomplete(self.pending, model.postponed)
-            if reason is not None:
-                raise EarlyReadError(
-                    f"A gradient is read at {line}, and {reason}: what has accumulated so far is on the device alone. "
-                    "Read gradients after the last backward() of an update, or after optimizer.step()."
-                )
             training.gradients.want(str(line))
-            if training.optimizer is None:
-                model.find_optimizer()
-                self = model.whole.updates
-            self._run()
-            self.early = EarlyUpdate(line)
-            model.whole.session.hooks.withhold(self.early)
+            if not self.show_host_gradients(line):
+                self.run_early(())
+                return self._model.whole.updates.gradient_of(parameter)
         if not self._gone_backward():
             zeros = training.zeroed is not None and id(parameter) not in training.gradients.unused
             return torch.zeros_like(torch.Tensor.detach(parameter)) if zeros else None
-        clipped = self.training.clipped if self.early is not None else True
-        return self.training.gradients.of(parameter, self.training.max_grad_norm if clipped else None)
+        clipped = training.clipped if self.early is not None or self.pending else True
+        return training.gradients.of(parameter, training.max_grad_norm if clipped else None)
+
+    def show_host_gradients(self, line: Line) -> bool:
+        """Have the host compute the gradients of what went backward so far, where more may follow before the update.
+
+        Returns:
+            False if the update can run for them: it is complete, by what is known of the loop.
+        """
+        complete = incomplete(self.pending, self._model.postponed) is None and self._model.accumulates is False
+        if complete or not self.computes_on_host(line):
+            return False
+        if self._shown != len(self.pending):
+            self.training.gradients.show(gradients_on_host(self._model.session.model, self.pending))
+            self._shown = len(self.pending)
+        return True
 
     def gradient(self, parameter: torch.Tensor) -> Optional[DeviceGradient]:
         """Return what PyTorch has as `parameter.grad` now: a look at the values, or None."""
@@ -291,8 +299,7 @@ class Updates:
                 return None
             if pending:
                 found.look_for_readers()
-            looks = found.wanted and incomplete(self.pending, self._model.postponed) is None
-            if looks and (pending or found.available) and self.gradient_of(parameter) is None:
+            if found.wanted and (pending or found.available) and self.gradient_of(parameter) is None:
                 return None
             return self.gradients.of(parameter)
 
@@ -350,7 +357,7 @@ class Updates:
     def _run(self) -> None:
         if self.uncleared is not None:
             refuse_uncleared(self.uncleared)
-        losses, self.pending = self.pending, []
+        losses, self.pending, self._shown = self.pending, [], 0
         if self._model.buffer_writes.waiting:
             self._model.buffer_writes.check_update(losses, self._model)
         self._model.edits.check(losses, self._model)
@@ -368,6 +375,7 @@ class Updates:
 
     def give_up(self, problem: str) -> None:
         """Drop what went backward: its values will never be known, for a reason."""
+        self._shown = 0
         self.training.gradients.give_up(problem)
         for loss in self.pending:
             _give_up(loss, problem)

@@ -101,9 +101,11 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
     losses = [model.early_losses(value) for model in models]
     # Checks of distributions ask in every step, and later nobody could answer.
     if (None in losses or any(model.accumulates is not False for model in models)) and not called_by(DISTRIBUTIONS):
-        found = _computed_on_host(value, operations, models, line)
-        if found is not None:
-            return found
+        norms = [each for each in operations if each.signature is NORM]
+        if all(each.model is not None and each.model.whole.know_norms(line) for each in norms):
+            found = value.tensor if norms and value.known else _computed_on_host(value, ancestors(value), models, line)
+            if found is not None:
+                return found
     for model, each in zip(models, losses):
         if each is None:
             model.refuse_read(value, what)

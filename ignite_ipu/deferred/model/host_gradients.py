@@ -1,0 +1,70 @@
+"""Gradients of what has gone backward for an update that is not complete, which the host computes."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.graph.operations import Number, Operation, Value
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.structure import flatten, unflatten
+from ignite_ipu.program.forward.eager import eagerly
+from ignite_ipu.program.tensors.raw import plain, requires_grad
+
+__all__ = ["gradients_on_host"]
+
+
+def gradients_on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[torch.Tensor]]:
+    """Return the gradients of the sum of losses by `id` of the parameter, None where none depends on it.
+
+    Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
+    kept.
+
+    Args:
+        model: What the parameters are of, with the newest weights on the host.
+        losses: What went backward.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if requires_grad(each)}
+    sums: Dict[int, Optional[torch.Tensor]] = dict.fromkeys(trained)
+    with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        for loss in losses:
+            found = torch.autograd.grad(_recomputed(loss, trained).sum(), list(trained.values()), allow_unused=True)
+            for key, gradient in zip(trained, found):
+                before = sums[key]
+                if gradient is not None:
+                    sums[key] = gradient if before is None else before + gradient
+    return sums
+
+
+def _recomputed(loss: Loss, trained: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return a loss as a tensor that depends on copies of parameters."""
+    results: Dict[Operation, List[torch.Tensor]] = {}
+
+    def tensor_of(leaf: Any) -> Any:
+        if type(leaf) is Value:
+            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
+        return leaf.value if type(leaf) is Number else trained.get(id(leaf.tensor), torch.Tensor.detach(leaf.tensor))
+
+    for operation in loss.operations:
+        function, call = operation.signature.function, operation.model
+        args, kwargs = unflatten(operation.signature.structure, [tensor_of(leaf) for leaf in operation.leaves])
+        with torch.set_grad_enabled(operation.signature.grad):
+            if function is None:
+                assert call is not None
+                output = _called(call.model, trained, args, kwargs)
+            else:
+                output = function(*args, **kwargs)
+        results[operation] = []
+        flatten(output, results[operation])
+    return results[loss.value.operation][loss.value.index]
+
+
+def _called(model: nn.Module, trained: Mapping[int, torch.Tensor], args: Any, kwargs: Any) -> Any:
+    """Return what a model computes with copies of its parameters, and of its buffers, in which it may write."""
+    tensors = {name: trained.get(id(each), torch.Tensor.detach(each)) for name, each in model.named_parameters()}
+    tensors.update((name, torch.Tensor.detach(each).clone()) for name, each in model.named_buffers())
+    with eagerly():
+        return torch.func.functional_call(model, tensors, args, kwargs)
