@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import backend
-from ignite_ipu.deferred import CaptureError, EarlyReadError, captured
+from ignite_ipu.deferred import CaptureError, captured
 from ignite_ipu.deferred.accelerator import IPUAccelerator
 from ignite_ipu.emulator.device import faults
 from ignite_ipu.errors import UnsupportedArgumentError

@@ -12,6 +12,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import flatten, unflatten
 from ignite_ipu.program.forward.eager import eagerly
 from ignite_ipu.program.tensors.raw import plain, requires_grad
+from ignite_ipu.session.weights.tracker import named_tensors
 
 __all__ = ["gradients_on_host"]
 
@@ -64,7 +65,10 @@ def _recomputed(loss: Loss, trained: Mapping[int, torch.Tensor]) -> torch.Tensor
 
 def _called(model: nn.Module, trained: Mapping[int, torch.Tensor], args: Any, kwargs: Any) -> Any:
     """Return what a model computes with copies of its parameters, and of its buffers, in which it may write."""
-    tensors = {name: trained.get(id(each), torch.Tensor.detach(each)) for name, each in model.named_parameters()}
-    tensors.update((name, torch.Tensor.detach(each).clone()) for name, each in model.named_buffers())
+    # Each tensor of each module by one name: PyTorch puts back a copy where a module has several.
+    tensors = {
+        name: trained[id(each)] if id(each) in trained else torch.Tensor.detach(each).clone()
+        for name, each in named_tensors(model).items()
+    }
     with eagerly():
-        return torch.func.functional_call(model, tensors, args, kwargs)
+        return torch.func.functional_call(model, tensors, args, kwargs, tie_weights=False)

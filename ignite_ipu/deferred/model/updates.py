@@ -271,7 +271,9 @@ class Updates:
                 self.run_early(())
                 return self._model.whole.updates.gradient_of(parameter)
         if not self._gone_backward():
-            zeros = training.zeroed is not None and id(parameter) not in training.gradients.unused
+            with torch._C.DisableTorchFunctionSubclass():
+                had = requires_grad(parameter) and id(parameter) not in training.gradients.unused
+            zeros = had and training.zeroed is not None
             return torch.zeros_like(torch.Tensor.detach(parameter)) if zeros else None
         clipped = training.clipped if self.early is not None or self.pending else True
         return training.gradients.of(parameter, training.max_grad_norm if clipped else None)
@@ -287,6 +289,7 @@ class Updates:
             return False
         if self._shown != len(self.pending):
             self.training.gradients.show(gradients_on_host(self._model.session.model, self.pending))
+            self.gradients.remove(self.training.gradients.unused)
             self._shown = len(self.pending)
         return True
 

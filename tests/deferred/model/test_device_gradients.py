@@ -79,6 +79,31 @@ def accumulated(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
     return seen
 
 
+def so_far(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    """What has accumulated after each backward call, from the first update on."""
+    seen = []
+    for update in range(8):
+        (loss(model, update, 4) / 4).backward()  # type: ignore[no-untyped-call]
+        seen += gradients_now(model)
+        if update % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen
+
+
+def by_hand_and_clipped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    """The norm of before is computed in Python, also in the first update, before the loop says that it clips."""
+    seen = []
+    for update in range(3):
+        optimizer.zero_grad()
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        seen.append(sum(p.grad.norm().item() ** 2 for p in model.parameters() if p.grad is not None))
+        clip(model.parameters(), 0.05)
+        optimizer.step()
+        seen += [p.detach().clone() for p in model.parameters()]
+    return seen
+
+
 def clipped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
     """The norm is that of before, gradients are those of after, and an infinite norm clips nothing."""
     seen: Seen = []
@@ -121,7 +146,17 @@ def trained(use: Callable[..., Seen], prepared: bool, dtype: torch.dtype, settin
 
 @pytest.mark.parametrize(
     ("use", "replicas"),
-    [(before_step, 1), (after_step, 1), (accumulated, 1), (accumulated, 2), (clipped, 1), (kept, 1)],
+    [
+        (before_step, 1),
+        (after_step, 1),
+        (accumulated, 1),
+        (accumulated, 2),
+        (so_far, 1),
+        (so_far, 2),
+        (by_hand_and_clipped, 1),
+        (clipped, 1),
+        (kept, 1),
+    ],
 )
 def test_they_are_native_whenever_the_loop_looks(use: Callable[..., Seen], replicas: int) -> None:
     """Unused and frozen parameters have none; a shared one has the sum."""
@@ -164,14 +199,3 @@ def test_a_program_that_nobody_reads_gradients_of_brings_none_back() -> None:
     logging.getLogger("ignite_ipu").removeHandler(handler)
     assert _gradient(model.last.weight).norm() > 0
     capture.close()
-
-
-def test_what_has_accumulated_so_far_is_refused_by_name() -> None:
-    """It would be the sum of the micro-batches so far; nothing is made of it in silence."""
-    model = Net()
-    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    loss(model, 0).backward()  # type: ignore[no-untyped-call]
-    model.last.weight.grad.norm()  # type: ignore[union-attr]
-    with pytest.raises(CaptureError, match="made the update run before"):
-        loss(model, 1).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
