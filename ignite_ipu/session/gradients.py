@@ -22,7 +22,7 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.tensors.raw import dtype_of, shape_of
 from ignite_ipu.program.user_code import Line, Owner, owner_of
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 
 __all__ = ["anchor_gradients", "anchored_gradient", "gradient_reader", "log_cost"]
 
@@ -40,7 +40,7 @@ def anchor_gradients(options: Options, names: Iterable[str]) -> None:
         options.anchorTensor(f"{_PREFIX}{name}", f"Gradient___model.{name}")
 
 
-def anchored_gradient(program: Program, name: str, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+def anchored_gradient(program: ModelProgram, name: str, parameter: torch.Tensor) -> Optional[torch.Tensor]:
     """Return the gradient of the last weight update of a program's last call; None where the step has none.
 
     It is that of PyTorch for all micro-batches of the update together. PopTorch returns it reduced, or one for each.

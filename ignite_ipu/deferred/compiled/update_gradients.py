@@ -13,7 +13,7 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient, gradient_reader, log_cost
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["UpdateGradients"]
@@ -42,7 +42,7 @@ class UpdateGradients:
         self._session = session
         self.wanted = False
         self.unused: Set[int] = set()
-        self._program: Callable[[], Optional[Program]] = _none
+        self._program: Callable[[], Optional[ModelProgram]] = _none
         self._found: Dict[int, Optional[torch.Tensor]] = {}
         self._factor: Optional[torch.Tensor] = None
         self._norms: List[_Norm] = []
@@ -75,7 +75,7 @@ class UpdateGradients:
                 self.want(str(value.operation.line))
         return self.wanted
 
-    def follow(self, program: Optional[Program]) -> None:
+    def follow(self, program: Optional[ModelProgram]) -> None:
         """Take the update that a program has just made; None for one that brings no gradients back."""
         known = self._program()
         self._found, self._factor = {}, None

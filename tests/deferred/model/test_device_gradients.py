@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
-from ignite_ipu.deferred import CaptureSettings, captured
+from ignite_ipu import IPUConfig, ipu_clip_grad_norm_, ipu_prepare
+from ignite_ipu.deferred import captured
 from ignite_ipu.errors import CaptureError
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
@@ -131,13 +131,13 @@ def kept(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
     return [each.abs().sum() for each in held]
 
 
-def trained(use: Callable[..., Seen], prepared: bool, dtype: torch.dtype, settings: Optional[CaptureSettings]) -> Seen:
+def trained(use: Callable[..., Seen], prepared: bool, dtype: torch.dtype, config: Optional[IPUConfig]) -> Seen:
     torch.manual_seed(0)
     model = Net().to(dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     if not prepared:
         return use(model, optimizer, nn.utils.clip_grad_norm_)
-    found = use(model, ipu_prepare(optimizer, model, settings=settings), ipu_clip_grad_norm_)
+    found = use(model, ipu_prepare(optimizer, model, config=config), ipu_clip_grad_norm_)
     capture = captured(model)
     assert capture is not None
     capture.close()
@@ -161,7 +161,7 @@ def trained(use: Callable[..., Seen], prepared: bool, dtype: torch.dtype, settin
 def test_they_are_native_whenever_the_loop_looks(use: Callable[..., Seen], replicas: int) -> None:
     """Unused and frozen parameters have none; a shared one has the sum."""
     expected = trained(use, False, torch.float32, None)
-    found = trained(use, True, torch.float32, CaptureSettings(replication_factor=replicas))
+    found = trained(use, True, torch.float32, IPUConfig(replication_factor=replicas))
     assert [each is None for each in found] == [each is None for each in expected]
     for mine, theirs in zip(found, expected):
         if theirs is not None:
