@@ -9,13 +9,24 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from ignite_ipu.migration.analysis.evaluations import find_evaluations
 from ignite_ipu.migration.analysis.model_names import find_model_names
-from ignite_ipu.migration.analysis.names import argument, dotted, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.create_ipu_trainer")
 EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
 _LOADER_FACTORIES = ("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
 _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
+
+
+def trains_the_rest(file: ParsedFile, trainer: ast.Call) -> bool:
+    """Tell whether a trainer trains on incomplete batches: Ignite's as it is moved, and ours where it is told to.
+
+    A rest of batches that an update accumulates is left for the next epoch by Ignite's, and dropped by ours.
+    """
+    if file.names.called(trainer) == TRAINER_FACTORIES[1]:
+        return constant(argument(trainer, "drop_last")) is False
+    steps = argument(trainer, "gradient_accumulation_steps", 11)
+    return steps is None or constant(steps) == 1
 
 
 class Training:
@@ -137,13 +148,21 @@ class Training:
     @cached_property
     def training_loaders(self) -> Dict[str, Tuple[ast.Call, bool]]:
         """Loaders that feed training whose batches have one shape: their construction, and whether an engine drops."""
-        trainers = {target for target, value in self.file.assigned if any(value is call for call in self.trainers)}
+        dropping = {id(call) for call in self.trainers if not trains_the_rest(self.file, call)}
+        trainers = {target for target, value in self.file.assigned if id(value) in dropping}
         found = {name: True for data in self._run_over(trainers) for name in self._loaders_in(data)}
         for call, _ in self.file.calls("ignite_ipu.ipu_train_batch"):
             for loop in self.file.loops_around(call):
                 if isinstance(loop, ast.For):
                     found.update((name, False) for name in self._loaders_in(loop.iter))
         return {name: (self.loaders[name], replaced) for name, replaced in found.items()}
+
+    def gets_a_rest(self, trainer: ast.Call) -> bool:
+        """Tell whether a trainer may be given an incomplete batch: unless all of its loaders are seen to drop it."""
+        data = list(self._run_over({target for target, value in self.file.assigned if value is trainer}))
+        loaders = [self.loaders[name] for value in data for name in self._loaders_in(value)]
+        dropping = [loader for loader in loaders if constant(argument(loader, "drop_last")) is True]
+        return not data or len(dropping) < len(loaders) or len(loaders) < len(data)
 
     def _run_over(self, engines: Set[str]) -> Iterator[ast.expr]:
         """Yield what is given to the `run` of these engines."""

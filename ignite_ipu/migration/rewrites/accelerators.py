@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+import ast
+from typing import Iterator
+
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rewriting.editor import Editor, Rewrite, RewriteRefused
+
+_ACCELERATORS = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
 
 
 def apply(editor: Editor) -> None:
-    """Replace the class where it is called; what is prepared, and the loop, stay as they are."""
-    for call, name in editor.program.calls("accelerate.Accelerator", "accelerate.accelerator.Accelerator"):
-        editor.forget(name)
-        editor.expression(call.func, editor.need("IPUAccelerator", call))
+    """Replace the class where it is called or handed on; what is prepared, and the loop, stay as they are.
+
+    Raises:
+        RewriteRefused: The file derives a class from it.
+    """
+    for node in _uses(editor.program):
+        if isinstance(editor.program.parents[node], ast.ClassDef):
+            raise RewriteRefused(
+                node.lineno,
+                "a class derived from accelerate's Accelerator trains on the host. Use an Accelerator as it is, or derive"
+                " from ignite_ipu.IPUAccelerator, which has no native runs then",
+            )
+        editor.forget("accelerate.Accelerator")
+        editor.expression(node, editor.need("IPUAccelerator", node))
+
+
+def _uses(program: Program) -> Iterator[ast.expr]:
+    for node in [*program.nodes(ast.Name), *program.nodes(ast.Attribute)]:
+        if program.names.resolve(node) in _ACCELERATORS and not _only_names_it(program, node):
+            yield node
+
+
+def _only_names_it(program: Program, node: ast.AST) -> bool:
+    """Tell whether the class stands in an annotation or a question, to which an IPUAccelerator is one, too."""
+    below = node
+    for above in program.ancestors(node):
+        if isinstance(above, ast.Call):
+            return program.names.called(above) in ("isinstance", "issubclass")
+        if isinstance(above, ast.arg) or below in (getattr(above, "annotation", None), getattr(above, "returns", None)):
+            return True
+        if isinstance(above, ast.stmt):
+            return False
+        below = above
+    return False
 
 
 REWRITE = Rewrite(

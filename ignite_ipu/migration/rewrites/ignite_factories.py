@@ -6,12 +6,12 @@ from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
 from ignite_ipu.migration.rewriting.engine_calls import Replacement, replace_engine_calls
 
 _REPLACEMENTS = {
-    "ignite.engine.create_supervised_trainer": Replacement("create_ipu_trainer", device_position=3),
+    "ignite.engine.create_supervised_trainer": Replacement("create_ipu_trainer", device_position=3, trains=True),
 }
 
 
 def apply(editor: Editor) -> None:
-    """Replace the function and leave out the device, which is the model's own."""
+    """Replace the function, leave out the device, which is the model's own, and keep incomplete batches."""
     replace_engine_calls(editor, _REPLACEMENTS)
 
 
@@ -26,7 +26,7 @@ REWRITE = Rewrite(
 
   device = host_device()
 - trainer = create_supervised_trainer(model, optimizer, criterion, device=device)
-+ trainer = create_ipu_trainer(model, optimizer, criterion)
++ trainer = create_ipu_trainer(model, optimizer, criterion, drop_last=False)
   trainer.add_event_handler(Events.EPOCH_COMPLETED, report)
 """,
     apply=apply,

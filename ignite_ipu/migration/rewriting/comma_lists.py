@@ -1,16 +1,15 @@
-"""Lists between commas, such as a call's arguments and an import's names: what comes and goes leaves the rest alone.
+"""Arguments of calls: what comes and goes leaves the rest alone.
 
-A list of n items has n + 1 gaps, which hold its layout and comments. A comment at the end of a line is about the item
-in front of it, and goes with that; one on a line of its own stays.
+A call with n arguments has n + 1 gaps, which hold its layout and comments. A comment at the end of a line is about the
+argument in front of it, and goes with that; one on a line of its own stays.
 """
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple, TypeVar, Union
+from typing import List, Sequence, Tuple
 
 import libcst as cst
 
-Item = TypeVar("Item", cst.Arg, cst.ImportAlias)
 Gap = cst.BaseParenthesizableWhitespace
 
 _NONE = cst.SimpleWhitespace("")
@@ -44,35 +43,16 @@ def with_argument(call: cst.Call, argument: cst.Arg) -> cst.Call:
     return _rebuilt(call, [*call.args, argument], gaps)
 
 
-def without_names(node: cst.ImportFrom, dropped: Sequence[cst.ImportAlias]) -> cst.ImportFrom:
-    """Return an import without some of its names, of which at least one stays."""
-    assert not isinstance(node.names, cst.ImportStar)
-    gaps: List[Gap] = [node.lpar.whitespace_after if node.lpar is not None else _NONE]
-    gaps += [_gap_behind(alias, _NONE) for alias in node.names]
-    if node.rpar is not None and not isinstance(node.names[-1].comma, cst.Comma):
-        gaps[-1] = node.rpar.whitespace_before
-    kept, gaps = _without(node.names, gaps, dropped)
-    trailing = isinstance(node.names[-1].comma, cst.Comma)
-    kept = _with_commas(kept, gaps, trailing)
-    if node.lpar is None or node.rpar is None:
-        return node.with_changes(names=kept)
-    return node.with_changes(
-        names=kept,
-        lpar=node.lpar.with_changes(whitespace_after=gaps[0]),
-        rpar=node.rpar.with_changes(whitespace_before=_NONE if trailing else gaps[-1]),
-    )
-
-
 def _gaps_of(call: cst.Call) -> List[Gap]:
-    return [call.whitespace_before_args, *(_gap_behind(arg, arg.whitespace_after_arg) for arg in call.args)]
+    behind = (
+        arg.comma.whitespace_after if isinstance(arg.comma, cst.Comma) else arg.whitespace_after_arg
+        for arg in call.args
+    )
+    return [call.whitespace_before_args, *behind]
 
 
-def _gap_behind(item: Union[cst.Arg, cst.ImportAlias], without_comma: Gap) -> Gap:
-    return item.comma.whitespace_after if isinstance(item.comma, cst.Comma) else without_comma
-
-
-def _without(items: Sequence[Item], gaps: List[Gap], dropped: Sequence[Item]) -> Tuple[List[Item], List[Gap]]:
-    kept: List[Item] = []
+def _without(items: Sequence[cst.Arg], gaps: List[Gap], dropped: Sequence[cst.Arg]) -> Tuple[List[cst.Arg], List[Gap]]:
+    kept: List[cst.Arg] = []
     left = [gaps[0]]
     for position, item in enumerate(items):
         if any(item is other for other in dropped):
@@ -103,8 +83,8 @@ def _rebuilt(call: cst.Call, args: List[cst.Arg], gaps: List[Gap]) -> cst.Call:
     return call.with_changes(args=args, whitespace_before_args=gaps[0])
 
 
-def _with_commas(items: Sequence[Item], gaps: Sequence[Gap], trailing: bool) -> List[Item]:
-    found: List[Item] = []
+def _with_commas(items: Sequence[cst.Arg], gaps: Sequence[Gap], trailing: bool) -> List[cst.Arg]:
+    found: List[cst.Arg] = []
     for position, item in enumerate(items):
         if position == len(items) - 1 and not trailing:
             found.append(item.with_changes(comma=cst.MaybeSentinel.DEFAULT))

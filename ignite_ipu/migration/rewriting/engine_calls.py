@@ -10,8 +10,9 @@ import libcst as cst
 
 from ignite_ipu.migration.analysis.names import argument, has_hidden_arguments
 from ignite_ipu.migration.analysis.precision_arguments import refused_precision
-from ignite_ipu.migration.rewriting.comma_lists import without_arguments
-from ignite_ipu.migration.rewriting.editor import Edit, Editor
+from ignite_ipu.migration.analysis.training import trains_the_rest
+from ignite_ipu.migration.rewriting.comma_lists import with_argument, without_arguments
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, keyword_argument
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,12 @@ class Replacement:
     Attributes:
         name: The factory in ignite_ipu.
         device_position: The position of the argument `device`, in both.
+        trains: Whether it makes trainers.
     """
 
     name: str
     device_position: int
+    trains: bool = False
 
 
 def replace_engine_calls(editor: Editor, replacements: Mapping[str, Replacement]) -> None:
@@ -44,6 +47,14 @@ def replace_engine_calls(editor: Editor, replacements: Mapping[str, Replacement]
         editor.forget(name)
         new = editor.need(replacement.name, call)
         editor.replace(call, _replaced(new, replacement.device_position if device is not None else None))
+        training = editor.program.training
+        if replacement.trains and trains_the_rest(training.file, call) and training.gets_a_rest(call):
+            editor.replace(call, _with_rest)
+
+
+def _with_rest(node: cst.CSTNode) -> cst.CSTNode:
+    assert isinstance(node, cst.Call)
+    return with_argument(node, keyword_argument("drop_last", "False"))
 
 
 def _replaced(name: str, dropped: Optional[int]) -> Edit:

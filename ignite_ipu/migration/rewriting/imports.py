@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import List, Optional, Sequence, Set, Tuple, Union
+from typing import List, Optional, Sequence, Set, Tuple
 
 import libcst as cst
+from libcst.codemod import CodemodContext
+from libcst.codemod.visitors import RemoveImportsVisitor
 
-from ignite_ipu.migration.rewriting.comma_lists import without_names
+from ignite_ipu.migration.source.file import split_lines
 
 PACKAGE = "ignite_ipu"
 
@@ -15,9 +17,8 @@ PACKAGE = "ignite_ipu"
 def update_imports(text: str, needed: Set[str], forgotten: Set[str]) -> str:
     """Import `needed` names from ignite_ipu, and remove imports of `forgotten` dotted names that nothing uses now."""
     module = cst.parse_module(text)
-    unused = _unused(text, forgotten)
-    if unused:
-        module = module.visit(_Remover(unused))
+    if forgotten:
+        module = _without(module, forgotten)
     tree = ast.parse(module.code)
     missing = needed - {
         alias.name
@@ -28,56 +29,21 @@ def update_imports(text: str, needed: Set[str], forgotten: Set[str]) -> str:
     return _add(module, sorted(missing)).code if missing else module.code
 
 
-def _unused(text: str, forgotten: Set[str]) -> Set[Tuple[str, str]]:
-    """Return (module, name) of from-imports whose name is not mentioned any more."""
-    tree = ast.parse(text)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    used |= {
-        element.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
-        for element in ast.walk(node.value)
-        if isinstance(element, ast.Constant) and isinstance(element.value, str)
-    }
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+def _without(module: cst.Module, forgotten: Set[str]) -> cst.Module:
+    context, last = CodemodContext(), {name.rsplit(".", 1)[1] for name in forgotten}
+    lines = split_lines(module.code)
+    for node in ast.walk(ast.parse(module.code)):
+        if not isinstance(node, ast.ImportFrom) or not node.module or node.level:
+            continue
+        # A comment there may be about more than the import, and would go with it; an import too many does no harm.
+        if not any("#" in line for line in lines[max(node.lineno - 2, 0) : node.end_lineno]):
             for alias in node.names:
-                bound = alias.asname or alias.name
-                last = {name.rsplit(".", 1)[1] for name in forgotten}
-                if alias.name in last and bound not in used:
-                    found.add((node.module, alias.name))
-    return found
+                if alias.name in last:
+                    RemoveImportsVisitor.remove_unused_import(context, node.module, alias.name, alias.asname)
+    return RemoveImportsVisitor(context).transform_module(module)
 
 
-class _Remover(cst.CSTTransformer):
-    def __init__(self, unused: Set[Tuple[str, str]]) -> None:
-        super().__init__()
-        self.unused = unused
-
-    def leave_ImportFrom(
-        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
-    ) -> Union[cst.ImportFrom, cst.RemovalSentinel]:
-        names = updated_node.names
-        if isinstance(names, cst.ImportStar) or updated_node.module is None or updated_node.relative:
-            return updated_node
-        module = cst.Module([]).code_for_node(updated_node.module)
-        dropped = [alias for alias in names if (module, alias.evaluated_name) in self.unused]
-        if len(dropped) == len(names):
-            return cst.RemoveFromParent()
-        return without_names(updated_node, dropped) if dropped else updated_node
-
-    def leave_SimpleStatementLine(
-        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> Union[cst.SimpleStatementLine, cst.RemovalSentinel, cst.FlattenSentinel[cst.BaseStatement]]:
-        if updated_node.body or not original_node.body:
-            return updated_node
-        comments = [line.comment for line in updated_node.leading_lines]
-        comments.append(updated_node.trailing_whitespace.comment)
-        # A comment there may be about more than the import; an import too many does no harm.
-        return original_node if any(comments) else cst.RemoveFromParent()
-
-
+# LibCST's own visitor would not keep the names in order, and puts an empty line behind.
 def _add(module: cst.Module, names: Sequence[str]) -> cst.Module:
     for position, statement in enumerate(module.body):
         old = _package_import(statement)

@@ -19,7 +19,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.succession import EngineWeights, Succession
-from ignite_ipu.session.processes import unwrapped
+from ignite_ipu.session.processes import connected, unwrapped
 from ignite_ipu.session.session import known_session
 
 __all__ = ["substitute_ignite"]
@@ -109,6 +109,8 @@ def _factory(
         steps = arguments.get("gradient_accumulation_steps", 1)
         if steps != 1:
             became += f", an iteration of which is one update from {steps} batches"
+        if succession is not None and steps == 1 and connected()[1] == 1:
+            arguments["drop_last"] = False  # Ignite's trains on a smaller last batch, too
         before = "" if succession is None else succession.make_way(arguments["model"], line)
         if before:
             became += f", which takes the model over from the trainer of {before}"

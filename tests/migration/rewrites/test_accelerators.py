@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.source.file import read_source
+from ignite_ipu.migration.source.file import Source, read_source
 
 REWRITE = "accelerators"
 
@@ -38,3 +38,28 @@ def test_the_pair_of_examples():
     assert [line for line in migrated.text.splitlines() if line] == [
         line for line in after.read_text(encoding="utf-8").splitlines() if line
     ]
+
+
+def test_every_use_of_the_class(rewritten):
+    """Annotations and questions stay: an IPUAccelerator is an Accelerator."""
+    before = """\
+import functools
+import accelerate
+from accelerate import Accelerator
+make = functools.partial(Accelerator, cpu=False)
+other = accelerate.Accelerator
+def train(accelerator: Accelerator) -> "Accelerator":
+    assert isinstance(accelerator, Accelerator)
+"""
+    after = before.replace("partial(Accelerator", "partial(IPUAccelerator").replace(
+        "other = accelerate.A", "other = IPUA"
+    )
+    after = after.replace("import Accelerator\n", "import Accelerator\nfrom ignite_ipu import IPUAccelerator\n")
+    assert rewritten(REWRITE, before) == after
+
+
+def test_derived_classes_are_left_alone():
+    text = "from accelerate import Accelerator\nclass Mine(Accelerator):\n    pass\naccelerator = Mine()\n"
+    migration = migrate_source(Source("code.py", text))
+    assert migration.blocked
+    assert migration.reason.startswith("code.py:2: a class derived from accelerate's Accelerator trains on the host")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 REWRITE = "ignite-factories"
 
 
@@ -15,8 +17,8 @@ b = e.create_supervised_trainer(m, o, l, device, True)
     after = """\
 import ignite.engine as e
 from ignite_ipu import create_ipu_trainer
-a = create_ipu_trainer(m, o, l)
-b = create_ipu_trainer(m, o, l, None, True)
+a = create_ipu_trainer(m, o, l, drop_last=False)
+b = create_ipu_trainer(m, o, l, None, True, drop_last=False)
 """
     assert rewritten(REWRITE, before) == after
 
@@ -40,6 +42,7 @@ trainer = create_ipu_trainer(
     optimizer,  # SGD
     loss_fn,
     deterministic=False,
+    drop_last=False,
 )
 """
     assert rewritten(REWRITE, before) == after
@@ -78,15 +81,16 @@ create_supervised_trainer(m, o, l, amp_mode=config["amp_mode"], scaler=config["s
 """
     after = """\
 from ignite_ipu import create_ipu_trainer
-create_ipu_trainer(m, o, l, amp_mode="amp", scaler=True)
-create_ipu_trainer(m, o, l, amp_mode="amp" if half else None, scaler=half is True)
-create_ipu_trainer(m, o, l, None, False, p, t, u, False, "amp", True)
-create_ipu_trainer(m, o, l, amp_mode=config["amp_mode"], scaler=config["scaler"])
+create_ipu_trainer(m, o, l, amp_mode="amp", scaler=True, drop_last=False)
+create_ipu_trainer(m, o, l, amp_mode="amp" if half else None, scaler=half is True, drop_last=False)
+create_ipu_trainer(m, o, l, None, False, p, t, u, False, "amp", True, drop_last=False)
+create_ipu_trainer(m, o, l, amp_mode=config["amp_mode"], scaler=config["scaler"], drop_last=False)
 """
     assert rewritten(REWRITE, before) == after
 
 
 def test_comments_of_other_arguments_and_imports(rewritten):
+    """Imports with comments stay: a name too many does no harm."""
     before = """\
 from ignite.engine import (Events,  # events
     create_supervised_trainer,  # trainer
@@ -102,6 +106,7 @@ create_supervised_trainer(
 """
     after = """\
 from ignite.engine import (Events,  # events
+    create_supervised_trainer,  # trainer
 )
 from ignite_ipu import create_ipu_trainer
 create_ipu_trainer(
@@ -110,6 +115,30 @@ create_ipu_trainer(
     criterion,  # the loss
     # what comes out
     output_transform=first,
+    drop_last=False,
 )
 """
     assert rewritten(REWRITE, before) == after
+
+
+@pytest.mark.parametrize(
+    ("trainer", "loader", "rest"),
+    [
+        ("m, o, l", "DataLoader(d, 8)", ", drop_last=False"),
+        ("m, o, l", "DataLoader(d, 8, drop_last=flag)", ", drop_last=False"),
+        ("m, o, l", "DataLoader(d, 8, drop_last=True)", ""),
+        ("m, o, l", "make_loader(d)", ", drop_last=False"),
+        ("m, o, l, gradient_accumulation_steps=4", "DataLoader(d, 8)", ""),
+        ("m, o, l, gradient_accumulation_steps=1", "DataLoader(d, 8)", ", drop_last=False"),
+    ],
+)
+def test_incomplete_batches(rewritten, trainer, loader, rest):
+    """They are trained as natively, unless the loader drops them, or an update accumulates several."""
+    before = f"""\
+from ignite.engine import create_supervised_trainer
+from torch.utils.data import DataLoader
+trainer = create_supervised_trainer({trainer})
+loader = {loader}
+trainer.run(loader, max_epochs=2)
+"""
+    assert f"trainer = create_ipu_trainer({trainer}{rest})\n" in rewritten(REWRITE, before)

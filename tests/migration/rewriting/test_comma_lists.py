@@ -1,11 +1,11 @@
-"""Arguments and names come and go without the layout and the comments of the others."""
+"""Arguments come and go without the layout and the comments of the others."""
 
 from __future__ import annotations
 
 import libcst as cst
 import pytest
 
-from ignite_ipu.migration.rewriting.comma_lists import with_argument, without_arguments, without_names
+from ignite_ipu.migration.rewriting.comma_lists import with_argument, without_arguments
 
 
 def named(call, name):
@@ -51,20 +51,3 @@ def test_an_argument_less(before, after):
 def test_an_argument_more(before, after):
     new = cst.parse_expression("g(d=1)").args[0].with_changes(whitespace_after_arg=cst.SimpleWhitespace(""))
     assert cst.Module([]).code_for_node(with_argument(cst.parse_expression(before), new)) == after
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("from m import a, d", "from m import a"),
-        ("from m import (d, a)", "from m import (a)"),
-        ("from m import (a,  # a\n    d,  # d\n)", "from m import (a,  # a\n)"),
-        ("from m import (\n    a,  # a\n    d  # d\n)", "from m import (\n    a  # a\n)"),
-        ("from m import (\n    d,  # d\n    # of b\n    b,\n)", "from m import (\n    # of b\n    b,\n)"),
-    ],
-)
-def test_a_name_less(before, after):
-    line = cst.parse_statement(before)
-    node = line.body[0]
-    new = without_names(node, [alias for alias in node.names if alias.evaluated_name == "d"])
-    assert cst.Module([]).code_for_node(new) == after

@@ -12,5 +12,5 @@ def make(count, seed):
 
 
 def get_dataflow(config):
-    train = idist.auto_dataloader(make(64, 0), batch_size=config.batch_size, shuffle=True, drop_last=True)
+    train = idist.auto_dataloader(make(60, 0), batch_size=config.batch_size, shuffle=True)
     return train, idist.auto_dataloader(make(20, 1), batch_size=config.batch_size)
