@@ -21,8 +21,8 @@ def apply(editor: Editor) -> None:
         if isinstance(editor.program.parents[node], ast.ClassDef):
             raise RewriteRefused(
                 node.lineno,
-                "a class derived from accelerate's Accelerator trains on the host. Use an Accelerator as it is, or derive"
-                " from ignite_ipu.IPUAccelerator, which has no native runs then",
+                "a class derived from accelerate's Accelerator trains on the host. Use an Accelerator as it is, or "
+                "derive from ignite_ipu.IPUAccelerator, which has no native runs then",
             )
         editor.forget("accelerate.Accelerator")
         editor.expression(node, editor.need("IPUAccelerator", node))
