@@ -10,6 +10,7 @@ from ignite.engine import Engine, Events
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.program import Program
 from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["IPUStats"]
@@ -34,12 +35,21 @@ class IPUStats:
     - `ipu/bytes_to_device`, `ipu/bytes_from_device`: batches and weights that were copied, and what the engine's output
       and the weights' downloads hold, in the time looked at.
 
-    On the emulator the times are this machine's and say nothing about an IPU.
+    - `ipu/latency_seconds`, `ipu/compute_seconds`: what PopTorch measured in the last call, on average over its
+      micro-batches: from the first input to the last output (`getLatency`), and between the copies
+      (`getComputeLatency`).
+    - `ipu/planned_bytes_per_ipu`: memory that the fullest IPU needs by the plan or estimate of a pipeline.
+    - `ipu/cycles`: of the last call, with `cycles=True`, on IPUs alone.
+
+    PopTorch 3.3 tells neither how busy an IPU was nor how much of its memory is in use while it runs;
+    `PopVisionProfiler` writes reports that do. On the emulator the times are this machine's and say nothing about an
+    IPU.
 
     Args:
         geometry: Gives the arithmetic of one device call, for an engine with PopTorch steps of your own; engines of
             this library know it.
-        every: Write after so many iterations, too.
+        every: Write after so many iterations, too, as a progress bar needs it.
+        cycles: Ask for cycle counts; the program is compiled with `IPUConfig(options={"logCycleCount": True})`.
         clock: Gives the time in seconds.
     """
 
@@ -48,10 +58,13 @@ class IPUStats:
         geometry: Optional[Callable[[], Optional[BatchGeometry]]] = None,
         every: Optional[int] = None,
         clock: Callable[[], float] = time.perf_counter,
+        cycles: bool = False,
     ) -> None:
         self._geometry = geometry
         self._every = every
         self._clock = clock
+        self._cycles = cycles
+        self._program: Optional[Program] = None
         self._totals = {"compile_seconds": 0.0, "attach_seconds": 0.0}
         self._since: Dict[str, float] = {}
         self._marks: Dict[str, float] = {}
@@ -134,9 +147,22 @@ class IPUStats:
             return self._geometry()
         if self._session is None:
             return None
-        program = self._session.active
+        self._program = program = self._session.active
         self._training = program is not None and program.training
         return None if program is None else program.geometry
+
+    def _of_device(self, program: Program) -> Dict[str, float]:
+        """Return what PopTorch and a plan say about a program; handlers in between may have taken its IPUs."""
+        found, executor = {}, program.executor
+        plan = None if program.placing is None else program.placing.plan
+        if plan is not None:
+            found["planned_bytes_per_ipu"] = max(float(memory.total) for memory in plan.memory_per_ipu)
+        if executor is not None and executor.isAttachedToDevice():
+            found["latency_seconds"] = executor.getLatency()[2]
+            found["compute_seconds"] = executor.getComputeLatency()[2]
+            if self._cycles:
+                found["cycles"] = float(executor.cycleCount())
+        return found
 
     def _write(self, engine: Engine) -> None:
         since = self._since
@@ -150,6 +176,8 @@ class IPUStats:
         if seconds > 0:
             rates = ("samples", "micro_batches", "weight_updates")
             found.update({f"{name}_per_second": since[name] / seconds for name in rates if since[name]})
+        if self._program is not None:
+            found.update(self._of_device(self._program))
         engine.state.metrics.update({f"{_PREFIX}{name}": value for name, value in found.items()})
         self._reset()
 

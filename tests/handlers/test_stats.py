@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 from ignite.engine import Engine, Events
+from ignite.handlers import ProgressBar, TensorboardLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -105,3 +108,44 @@ def test_statistics_every_few_iterations_are_of_those_iterations():
     )
     engine.run([torch.full((4,), seconds) for seconds in (1.0, 1.0, 2.0, 2.0)])
     assert seen == [4.0, 2.0]
+
+
+def test_what_poptorch_and_a_plan_say_is_there(monkeypatch):
+    """Latencies of the last call, cycles where an IPU counts them, and the memory of the fullest IPU."""
+    monkeypatch.setattr(emulator.PoplarExecutor, "cycleCount", lambda executor: 1234)
+    config = {"pipeline": ["0", "2"], "execution": "sharded", "memory_per_ipu": 10**6}
+    trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), config=config)
+    IPUStats(cycles=True).attach(trainer)
+    metrics = trainer.run(DataLoader(task(), batch_size=8)).metrics
+    program = trainer.ipu.training
+    assert metrics["ipu/latency_seconds"] == program.executor.getLatency()[2] > 0
+    assert metrics["ipu/compute_seconds"] == program.executor.getComputeLatency()[2]
+    assert metrics["ipu/cycles"] == 1234
+    assert metrics["ipu/planned_bytes_per_ipu"] == max(memory.total for memory in program.placing.plan.memory_per_ipu)
+    trainer.ipu.close()
+
+
+def test_a_progress_bar_shows_them():
+    screen = io.StringIO()
+    trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss())
+    IPUStats(every=1).attach(trainer)
+    bar = ProgressBar(file=screen, mininterval=0)
+    bar.attach(trainer, metric_names=["ipu/samples_per_second", "ipu/compute_seconds"])
+    trainer.run(DataLoader(task(), batch_size=8))
+    assert "ipu/samples_per_second=" in screen.getvalue() and "ipu/compute_seconds=" in screen.getvalue()
+    trainer.ipu.close()
+
+
+def test_tensorboard_shows_them(tmp_path):
+    """Each as a scalar of its own, with the value that the engine's metrics have."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss())
+    IPUStats().attach(trainer)
+    with TensorboardLogger(log_dir=str(tmp_path)) as logger:
+        logger.attach_output_handler(trainer, Events.EPOCH_COMPLETED, tag="training", metric_names="all")
+        trainer.run(DataLoader(task(), batch_size=8))
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    for name in ("ipu/samples_per_second", "ipu/latency_seconds", "ipu/bytes_to_device"):
+        assert events.Scalars(f"training/{name}")[0].value == pytest.approx(trainer.state.metrics[name])
+    trainer.ipu.close()
