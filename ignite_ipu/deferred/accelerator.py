@@ -126,7 +126,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         *args: Any,
         config: Configuration = None,
         options: Optional[Any] = None,
-        replication_factor: Optional[int] = None,
+        replication_factor: Union[int, str, None] = None,
         max_grad_norm: Optional[float] = None,
         seed: Optional[int] = None,
         **kwargs: Any,

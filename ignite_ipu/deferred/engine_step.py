@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Set
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Union
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ def ipu_step(
     optimizer: Optional[torch.optim.Optimizer] = None,
     config: Configuration = None,
     options: Optional[Any] = None,
-    replication_factor: Optional[int] = None,
+    replication_factor: Union[int, str, None] = None,
     max_grad_norm: Optional[float] = None,
     seed: Optional[int] = None,
 ) -> Step:

@@ -9,7 +9,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.options import own_options, training_options
+from ignite_ipu.program.options import own_options, training_options, with_replicas
 
 __all__ = ["CaptureObserver", "captured_options", "refuse_for_capture"]
 
@@ -21,6 +21,7 @@ _REFUSED = {
     "device_iterations": _OF_THE_LOOP,
     "output_return_period": "a captured loop reads the values of every micro-batch. Leave it out.",
     "loader_mode": "a captured loop has loaders of its own, which are left as they are. Leave it out.",
+    "weight_sync": "weights of a captured loop are copied when somebody asks for them. Leave it out.",
     **dict.fromkeys(
         ("pipeline", "execution", "ipus", "memory_per_ipu"),
         "captured steps run on one IPU per replica. Use create_ipu_trainer for a model over several.",
@@ -52,8 +53,10 @@ def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
         CaptureError: There is one; the message says why and what to do instead.
     """
     reasons = dict(_REFUSED) if accumulates else {**_REFUSED, "gradient_accumulation_steps": _OF_THE_LOOP}
+    if not accumulates and config.replication_factor == "auto":
+        reasons["replication_factor"] = "how many micro-batches replicas share is known after a step. Say a number."
     for name, value in config.said().items():
-        if name in reasons:
+        if name in reasons and value != "on demand":
             raise CaptureError(f"{name} is {value!r}, but {reasons[name]}")
 
 
@@ -72,6 +75,7 @@ def captured_options(config: IPUConfig) -> Options:
             f"The output mode is {mode} in the options, but the loop reads the values of every micro-batch: leave the "
             "output mode alone, or set it to All."
         )
+    config = with_replicas(config, shared=config.gradient_accumulation_steps or 1)
     result = training_options(dataclasses.replace(config, output_mode="All", gradient_accumulation_steps=None))
     for name, value in (
         ("deviceIterations", result.device_iterations),

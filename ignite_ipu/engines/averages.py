@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from ignite.engine import Engine
@@ -113,7 +113,7 @@ def create_ipu_averages_evaluator(
     config: Configuration = None,
     options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
-    replication_factor: Optional[int] = None,
+    replication_factor: Union[int, str, None] = None,
 ) -> IPUEngine:
     """Create an evaluator whose metrics are averages that the device sums up, for few bytes and little host time.
 

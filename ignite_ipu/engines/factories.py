@@ -30,7 +30,7 @@ from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
-from ignite_ipu.program.options import output_mode, own_options, training_options
+from ignite_ipu.program.options import output_mode, own_options, training_options, with_replicas
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import IPUSession
@@ -67,7 +67,7 @@ def create_ipu_trainer(
     config: Configuration = None,
     options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
-    replication_factor: Optional[int] = None,
+    replication_factor: Union[int, str, None] = None,
     max_grad_norm: Optional[float] = None,
     loss_scaling: Optional[float] = None,
     seed: Optional[int] = None,
@@ -159,8 +159,7 @@ def create_ipu_trainer(
     engine = DeterministicIPUTrainer if deterministic else IPUTrainer
     trainer = engine(process, session, lambda: loaders, None if last_calls is None else lambda: last_calls.made)
     trainer.config = settings
-    if settings.weight_sync:
-        WeightSync(session.weights).attach(trainer=trainer)
+    WeightSync(session.weights, settings.weight_sync).attach(trainer=trainer)
     return trainer
 
 
@@ -178,7 +177,7 @@ def create_ipu_evaluator(
     config: Configuration = None,
     options: Optional[Options] = None,
     device_iterations: Optional[int] = None,
-    replication_factor: Optional[int] = None,
+    replication_factor: Union[int, str, None] = None,
     pipeline: Optional[Pipeline] = None,
 ) -> IPUEngine:
     """Create an evaluator as `ignite.engine.create_supervised_evaluator` does, whose iterations are IPU device calls.
@@ -237,6 +236,7 @@ def create_ipu_evaluator(
     made: Optional[Tuple[Options, Loaders]] = None
     request = PipelineRequest.of(settings)
     settings = _with_plan(settings, request, training=False)
+    settings = with_replicas(settings, 1 if request is None else request.ipus_per_replica(model))
     wanted = IPUConfig(**{name: getattr(settings, name) for name in _COMPILED})
     given = None if settings.options is None else session.inference.options(wanted)
     if request is not None and not request.automatic:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Dict, Optional, Tuple, Union
 
 from ignite.engine import Engine, Events
 from torch import nn
 
+from ignite_ipu.errors import OptionsError, did_you_mean
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["WeightSync"]
+
+_ENDS = (Events.COMPLETED, Events.TERMINATE, Events.INTERRUPT)
+_POLICIES: Dict[str, Tuple[Any, ...]] = {
+    "on demand": (),
+    "run": _ENDS,
+    "epoch": (Events.EPOCH_COMPLETED, *_ENDS),
+    "eager": (Events.ITERATION_COMPLETED, *_ENDS),
+}
 
 
 class WeightSync:
@@ -23,31 +32,42 @@ class WeightSync:
 
     Args:
         weights: Who holds the newest weights, as in `session.weights`.
+        policy: When training brings the newest weights to the host: one of `IPUConfig.weight_sync`'s names, or events
+            of Ignite's such as `Events.EPOCH_COMPLETED(every=5)`. Whoever asks for them gets the newest in any case.
+
+    Raises:
+        OptionsError: There is no policy of this name.
     """
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, policy: Union[str, Any] = "run") -> None:
+        if isinstance(policy, str) and policy not in _POLICIES:
+            raise OptionsError(f"There is no policy {policy!r}.{did_you_mean(policy, _POLICIES)}")
         self.weights = weights
+        self._events = _POLICIES[policy] if isinstance(policy, str) else (policy,)
         self._counts_steps = False
 
     @classmethod
-    def between(cls, training: Executor, inference: Optional[Executor], model: nn.Module) -> WeightSync:
+    def between(
+        cls, training: Executor, inference: Optional[Executor], model: nn.Module, policy: Union[str, Any] = "run"
+    ) -> WeightSync:
         """Make one for executors of your own.
 
         Args:
             training: The executor that trains.
             inference: The executor that evaluates; None when only the host's copy matters.
             model: The user's model, the one whose parameters both executors have.
+            policy: As above.
         """
         weights = Weights(model)
         weights.add(training, training=True)
         if inference is not None:
             weights.add(inference, training=False)
-        sync = cls(weights)
+        sync = cls(weights, policy)
         sync._counts_steps = True
         return sync
 
     def attach(self, trainer: Optional[Engine] = None, evaluator: Optional[Engine] = None) -> None:
-        """Sync when an evaluation starts; when training ends or is interrupted, bring the newest weights to the host.
+        """Sync when an evaluation starts, and bring the newest weights to the host when the policy says so.
 
         Engines over a session upload what the host has set with the next call; over executors of your own that is done
         here, at the start of an epoch.
@@ -57,7 +77,8 @@ class WeightSync:
             evaluator: Engine that evaluates; call again for each further one.
         """
         if trainer is not None:
-            trainer.add_event_handler(Events.COMPLETED | Events.TERMINATE | Events.INTERRUPT, self.to_host)
+            for event in self._events:
+                trainer.add_event_handler(event, self.to_host)
             if self._counts_steps:
                 trainer.add_event_handler(Events.STARTED | Events.EPOCH_STARTED, self.before_training)
                 trainer.add_event_handler(Events.ITERATION_COMPLETED, self.weights.trained)

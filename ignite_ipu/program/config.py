@@ -14,9 +14,12 @@ import torch
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.errors import OptionsError, did_you_mean
 
-__all__ = ["Configuration", "IPUConfig", "integer", "positive"]
+__all__ = ["WEIGHT_SYNC", "Configuration", "IPUConfig", "integer", "positive"]
 
 _LARGEST_FILE = 1 << 20
+WEIGHT_SYNC = ("on demand", "run", "epoch", "eager")
+"""When the newest weights are copied to the host: when somebody asks for them, and at the end of a run, too; of every
+epoch, too; after every device call, too."""
 _YAML = (".yaml", ".yml")
 _Check = Callable[[str, Any], Any]
 _FILE = "ipu_config.json"
@@ -98,7 +101,7 @@ def _layers(name: str, value: Any) -> Any:
 _CHECKS: Dict[str, _Check] = {
     "device_iterations": positive,
     "gradient_accumulation_steps": positive,
-    "replication_factor": positive,
+    "replication_factor": _one_of("auto", otherwise=positive),
     "output_mode": _word,
     "output_return_period": positive,
     "variable": _names,
@@ -116,7 +119,7 @@ _CHECKS: Dict[str, _Check] = {
     "velocity_accum_type": _type,
     "first_order_momentum_accum_type": _type,
     "second_order_momentum_accum_type": _type,
-    "weight_sync": _flag,
+    "weight_sync": _one_of(*WEIGHT_SYNC),
     "loader_mode": _word,
     "drop_last": _flag,
 }
@@ -132,7 +135,7 @@ class IPUConfig:
     Attributes:
         device_iterations: Weight updates per device call of a trainer; micro-batches per replica of an evaluator's.
         gradient_accumulation_steps: Micro-batches per weight update and replica.
-        replication_factor: Replicas of the model.
+        replication_factor: Replicas of the model; "auto" for as many as the machine has IPUs for, up to 64 IPUs.
         output_mode: `poptorch.OutputMode` or its name: which micro-batches' outputs come back; all by default.
         output_return_period: N of `OutputMode.EveryN`: the last of every N device iterations come back.
         variable: Hyper-parameters of the optimizer that may change; by default the learning rate and all that are not
@@ -156,8 +159,7 @@ class IPUConfig:
         substitute: "closest": train by the closest optimizer that an IPU has; see `convert_optimizer`.
         accum_type, velocity_accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: Types in
             which the optimizer keeps its sums and moments, "float32" or "float16".
-        weight_sync: Copy the newest weights to the host when a run ends; else they are copied when somebody asks for
-            them, which a model that is trained again at once saves.
+        weight_sync: When a trainer copies the newest weights to the host: one of `WEIGHT_SYNC`.
         loader_mode: `poptorch.DataLoaderMode` or its name, for loaders that are swapped.
         drop_last: Leave out the samples at the end of the data that do not fill a device call, and say how many they
             are; False to train on them, too, by programs of their size.
@@ -170,7 +172,7 @@ class IPUConfig:
 
     device_iterations: Optional[int] = None
     gradient_accumulation_steps: Optional[int] = None
-    replication_factor: Optional[int] = None
+    replication_factor: Union[int, str, None] = None
     output_mode: Optional[Any] = None
     output_return_period: Optional[int] = None
     variable: Iterable[str] = ()
@@ -191,7 +193,7 @@ class IPUConfig:
     velocity_accum_type: Optional[Any] = None
     first_order_momentum_accum_type: Optional[Any] = None
     second_order_momentum_accum_type: Optional[Any] = None
-    weight_sync: bool = True
+    weight_sync: str = "run"
     loader_mode: Optional[Any] = None
     drop_last: bool = True
     options: Optional[Any] = None

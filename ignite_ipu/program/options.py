@@ -5,7 +5,9 @@ The options that the user gave are completed in a copy. Where arguments contradi
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import os
 from typing import Any, Iterable, Mapping, Optional, Tuple
 
@@ -22,11 +24,49 @@ __all__ = [
     "output_mode",
     "own_options",
     "training_options",
+    "with_replicas",
 ]
 
 _MOST_IPUS = 64
 _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 _DEFAULTS = IPUConfig()
+_logger = logging.getLogger("ignite_ipu")
+
+
+def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional[int] = None) -> IPUConfig:
+    """Return the settings with a number for `replication_factor="auto"`: the most replicas the machine has IPUs for.
+
+    PopTorch tells how many IPUs there are, not how many of them are free.
+
+    Args:
+        config: The settings.
+        ipus_per_replica: IPUs that one copy of the model takes.
+        shared: Micro-batches of an update that the replicas share evenly; None where each has as many of its own.
+
+    Raises:
+        OptionsError: The replicas are several processes', or a planner's to choose.
+    """
+    if config.replication_factor != "auto":
+        return config
+    own, exists = own_options(config), backend.poptorch().ipuHardwareIsAvailable
+    if own.Distributed.numProcesses > 1 or config.pipeline == "auto":
+        whose = "the launcher's" if own.Distributed.numProcesses > 1 else 'for pipeline="auto" to know'
+        raise OptionsError(f"replication_factor='auto': how many replicas there are is {whose}. Say a number.")
+    limit = min(config.ipus or _MOST_IPUS, _MOST_IPUS)
+    counts = [1 << power for power in range(_MOST_IPUS.bit_length()) if (1 << power) * ipus_per_replica <= limit]
+    fitting = [count for count in counts if exists(count * ipus_per_replica) and (shared or count) % count == 0]
+    replicas = max(fitting, default=1)
+    each = config.gradient_accumulation_steps or own.Training.gradient_accumulation
+    _logger.info(
+        "replication_factor='auto': %d x %d IPUs per replica = %d IPUs. A weight update is of %s.",
+        replicas,
+        ipus_per_replica,
+        replicas * ipus_per_replica,
+        f"{shared} micro-batches, shared by the replicas"
+        if shared
+        else f"{each} x {replicas} = {each * replicas} micro-batches",
+    )
+    return dataclasses.replace(config, replication_factor=replicas)
 
 
 def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1) -> Options:
@@ -41,6 +81,7 @@ def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1
         OptionsError: Settings contradict the options, or the combination cannot run.
         TypeError: `config.options` are no `poptorch.Options`.
     """
+    config = with_replicas(config, ipus_per_replica)
     result = own_options(config)
     _set_factors(result, config)
     # Schedulers add keys such as initial_lr to an optimizer's groups, which PopTorch would report one by one.
@@ -70,6 +111,7 @@ def evaluation_options(config: IPUConfig = _DEFAULTS, *, training: Optional[Opti
             run.
         TypeError: `config.options` are no `poptorch.Options`.
     """
+    config = with_replicas(config)
     if config.options is None and training is not None:
         result = training.clone()
         iterations = training.device_iterations * training.Training.gradient_accumulation
@@ -78,7 +120,7 @@ def evaluation_options(config: IPUConfig = _DEFAULTS, *, training: Optional[Opti
         result.outputMode(backend.poptorch().OutputMode.Default)
         result.set(anchored_tensors={})
         if config.replication_factor is not None:
-            result.replicationFactor(config.replication_factor)
+            result.replicationFactor(int(config.replication_factor))
     else:
         result = own_options(config)
         accumulation = result.Training.gradient_accumulation
@@ -171,10 +213,12 @@ def _check_setter(options: Options, name: str) -> None:
 
 def _set_factors(options: Options, config: IPUConfig) -> None:
     """Write the batching factors into `options`, unless that would contradict what they say already."""
+    replicas = config.replication_factor
+    assert not isinstance(replicas, str)  # `with_replicas` has been there
     for setter, current, wanted in (
         ("deviceIterations", options.device_iterations, config.device_iterations),
         ("Training.gradientAccumulation", options.Training.gradient_accumulation, config.gradient_accumulation_steps),
-        ("replicationFactor", options.replication_factor, config.replication_factor),
+        ("replicationFactor", options.replication_factor, replicas),
     ):
         if wanted is None or current == wanted:
             continue

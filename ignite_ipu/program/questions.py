@@ -64,7 +64,7 @@ _QUESTIONS = (
         str,
         lambda answers: answers["pipeline"] not in (None, "auto"),
     ),
-    _Question("replication_factor", "Replicas of the model?", "1", _word_or_number),
+    _Question("replication_factor", "Replicas of the model (a number, or auto)?", "1", _word_or_number),
     _Question("mixed_precision", "Products in half precision (no, fp16)?", "no", str),
     _Question(
         "loss_scaling",

@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--replication-factor",
-        type=int,
+        type=lambda text: text if text == "auto" else int(text),
         metavar="N",
-        help="train with N replicas of the model, each on its own IPUs, whatever the file says",
+        help="train with N replicas of the model (auto: all that there are IPUs for), whatever the file says",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as of `python -m`"

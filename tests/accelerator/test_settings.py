@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu import IPUAccelerator, IPUConfig, OptionsError
+from ignite_ipu import IPUAccelerator, IPUConfig, OptionsError, ipu_prepare
 from ignite_ipu.deferred import captured
 from ignite_ipu.errors import CaptureError
 from tests.supervised import pair, task
@@ -26,6 +26,27 @@ def test_what_is_said_twice_must_be_the_same():
         IPUAccelerator(gradient_accumulation_steps=2, config={"gradient_accumulation_steps": 4})
     with pytest.raises(CaptureError, match=r"pipeline is \('2',\), but captured steps run on one IPU"):
         IPUAccelerator(config={"pipeline": ["2"]})
+
+
+def test_replicas_share_the_micro_batches_of_an_update(monkeypatch, tmp_path):
+    """Of eight IPUs four are used where an update has four micro-batches."""
+    monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "8")
+    monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path))
+    accelerator = IPUAccelerator(gradient_accumulation_steps=4, replication_factor="auto")
+    model, native = pair()[0], pair()[0]
+    prepared, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = task().tensors
+    for rows, targets in zip(x.split(16), y.split(16)):
+        with accelerator.accumulate(prepared):
+            accelerator.backward(nn.functional.cross_entropy(prepared(rows), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+    nn.functional.cross_entropy(native(x), y).backward()
+    torch.optim.SGD(native.parameters(), lr=0.1).step()
+    assert captured(prepared).session.training.options.replication_factor == 4
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(CaptureError, match="how many micro-batches replicas share is known after a step"):
+        ipu_prepare(model, config={"replication_factor": "auto"})
 
 
 def test_optimizer_state_of_a_loop_goes_off_the_chip():

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUConfig, OptionsError, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import RowsError
+from ignite_ipu.program.config import WEIGHT_SYNC
 from tests.supervised import assert_same_weights, network, pair, task, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
@@ -47,15 +48,51 @@ def test_the_programs_options_are_those_that_are_compiled():
         program.options.deviceIterations(3)
 
 
-@pytest.mark.parametrize(("weight_sync", "copies"), [(True, 1), (False, 0)])
-def test_weights_are_copied_when_a_run_ends_or_when_somebody_asks(weight_sync, copies):
+@pytest.mark.parametrize(("policy", "copies"), [*zip(WEIGHT_SYNC, (0, 1, 3, 24))])
+def test_weights_are_copied_when_the_policy_says_so_or_when_somebody_asks(policy, copies):
+    """In a run of 3 epochs with 8 device calls each, as the documentation says; whoever asks has the newest."""
     model, optimizer = pair()
-    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config=IPUConfig(weight_sync=weight_sync))
-    trainer.run(DataLoader(task(), batch_size=8))
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config=IPUConfig(weight_sync=policy))
+    trainer.run(DataLoader(task(), batch_size=8), max_epochs=3)
     executor = trainer.ipu.training.executor
     assert poptorch.counters(executor).weight_downloads == copies
     model.state_dict()
-    assert poptorch.counters(executor).weight_downloads == 1
+    assert poptorch.counters(executor).weight_downloads == max(copies, 1)
+    reference, native = pair()
+    for _ in range(3):
+        train_natively(reference, native, DataLoader(task(), batch_size=8))
+    assert_same_weights(model, reference)
+
+
+@pytest.mark.parametrize(("ipus", "replicas"), [(1, 1), (3, 2), (8, 8)])
+def test_as_many_replicas_as_the_machine_has_ipus_for(ipus, replicas, monkeypatch, caplog, tmp_path):
+    """Their number multiplies the micro-batches of an update, which is said."""
+    caplog.set_level("INFO", "ignite_ipu")
+    monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", str(ipus))
+    monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path))
+    model, optimizer = pair()
+    factors = {"replication_factor": "auto", "gradient_accumulation_steps": 2}
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, **factors)
+    trainer.run(DataLoader(task(), batch_size=4))
+    assert trainer.state.epoch_length == 64 // (4 * 2 * replicas)
+    assert f"{replicas} x 1 IPUs per replica" in caplog.text
+    assert f"2 x {replicas} = {2 * replicas} micro-batches" in caplog.text
+    reference, native = pair()
+    train_natively(reference, native, DataLoader(task(), batch_size=4), 2 * replicas)
+    assert_same_weights(model, reference)
+
+
+def test_replicas_of_a_pipeline_have_several_ipus_each(monkeypatch, tmp_path):
+    monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "8")
+    monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path))
+    config = IPUConfig(pipeline=["0", "2"], execution="sharded", replication_factor="auto")
+    trainer = create_ipu_trainer(*pair(), CROSS_ENTROPY, config=config)
+    assert trainer.ipu.training.options.replication_factor == 4
+    evaluator = create_ipu_evaluator(network(), replication_factor="auto")
+    evaluator.run(DataLoader(task(), batch_size=4))
+    assert evaluator.ipu.evaluations[0].options.replication_factor == 8
+    with pytest.raises(OptionsError, match=r'is for pipeline="auto" to know\. Say a number'):
+        create_ipu_trainer(*pair(), CROSS_ENTROPY, config={"pipeline": "auto", "ipus": 4, "replication_factor": "auto"})
 
 
 def test_an_evaluation_sees_weights_that_were_set_before_it():

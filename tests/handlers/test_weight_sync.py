@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from ignite.engine import Engine, Events
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
+from ignite_ipu import IPUConfig, OptionsError, create_ipu_trainer
 from ignite_ipu.handlers import WeightSync
 from tests.supervised import assert_same_weights, network, pair, task
 
@@ -60,3 +62,16 @@ def test_without_training_nothing_moves():
     for _ in range(3):
         evaluator.run([task().tensors[0]])
     assert poptorch.counters(inference).weight_uploads == 1
+
+
+def test_weights_come_to_the_host_at_any_event():
+    """Of four epochs every second ends with a copy; a policy that there is not is refused."""
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(
+        model, optimizer, nn.functional.cross_entropy, config=IPUConfig(weight_sync="on demand")
+    )
+    WeightSync(trainer.ipu.weights, Events.EPOCH_COMPLETED(every=2)).attach(trainer)
+    trainer.run([task().tensors], max_epochs=4)
+    assert poptorch.counters(trainer.ipu.training.executor).weight_downloads == 2
+    with pytest.raises(OptionsError, match=r"no policy 'epochs'\. Did you mean 'epoch'"):
+        WeightSync(trainer.ipu.weights, "epochs")

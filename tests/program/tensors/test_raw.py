@@ -23,7 +23,7 @@ from tests.supervised import pair, task
 def test_looks_cost_no_download():
     """They tell what PyTorch tells natively, of the memory that the host has."""
     model, optimizer = pair()
-    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config={"weight_sync": False})
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config={"weight_sync": "on demand"})
     before = [parameter.detach().clone() for parameter in model.parameters()]
     parameters = list(model.parameters())
     trainer.run(DataLoader(task(), batch_size=8))

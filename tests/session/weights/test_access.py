@@ -159,7 +159,7 @@ QUESTIONS = {
 def test_what_a_tensor_is_can_be_asked_without_a_download(question):
     model = network()
     trainer = create_ipu_trainer(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), config={"weight_sync": False}
+        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), config={"weight_sync": "on demand"}
     )
     tensors = [*model.parameters(), *model.buffers()][:-1]  # len() of a scalar is an error
     expected = [QUESTIONS[question](tensor) for tensor in [*network().parameters(), *network().buffers()][:-1]]
@@ -192,7 +192,7 @@ def test_a_write_behind_a_question_is_not_lost_in_silence():
 def test_steps_with_handlers_and_metrics_download_nothing():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config={"weight_sync": False})
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config={"weight_sync": "on demand"})
     trainer.add_event_handler(
         Events.ITERATION_STARTED, LRScheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
     )

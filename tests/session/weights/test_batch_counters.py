@@ -127,7 +127,7 @@ def test_other_buffers_that_replicas_write_are_refused():
 
 def test_calls_that_a_fault_has_lost_are_not_counted(tmp_path):
     model, optimizer = made(momentum=0.9)
-    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"weight_sync": False})
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"weight_sync": "on demand"})
     Recovery(tmp_path, {}, every=5, backoff=0.0).attach(trainer)
     with poptorch.inject_faults({8: poptorch.Fault("IPU_RESET"), 13: poptorch.Fault("IPU_RESET")}):
         trainer.run(LOADER)
