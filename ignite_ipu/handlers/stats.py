@@ -10,7 +10,7 @@ from ignite.engine import Engine, Events
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.events import IPUEvents
-from ignite_ipu.session.program import Program
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["IPUStats"]
@@ -64,7 +64,7 @@ class IPUStats:
         self._every = every
         self._clock = clock
         self._cycles = cycles
-        self._program: Optional[Program] = None
+        self._program: Optional[ModelProgram] = None
         self._totals = {"compile_seconds": 0.0, "attach_seconds": 0.0}
         self._since: Dict[str, float] = {}
         self._marks: Dict[str, float] = {}
@@ -151,7 +151,7 @@ class IPUStats:
         self._training = program is not None and program.training
         return None if program is None else program.geometry
 
-    def _of_device(self, program: Program) -> Dict[str, float]:
+    def _of_device(self, program: ModelProgram) -> Dict[str, float]:
         """Return what PopTorch and a plan say about a program; handlers in between may have taken its IPUs."""
         found, executor = {}, program.executor
         plan = None if program.placing is None else program.placing.plan
