@@ -43,6 +43,8 @@ class ModuleAttributes:
         """
         left: List[str] = []
         for path, own, before in self._before:
+            if _is_as_before(own, before):
+                continue
             now = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
             known = {id(tensor) for _, contents in before.values() for tensor in tensors_in(contents)}
             new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
@@ -64,6 +66,14 @@ class ModuleAttributes:
                 "call. On the host these attributes are put back, and are not the newest.",
                 ", ".join(left),
             )
+
+
+def _is_as_before(own: _Own, before: _Own) -> bool:
+    """Tell whether a module has the same attributes, with nothing in its collections, as most do: a fast answer."""
+    if len(own) != len(before) + len(_TENSORS_OF_MODULES):
+        return False
+    pairs = [(own.get(name), value, contents) for name, (value, contents) in before.items()]
+    return all([now is value and (contents is value or not (value or contents)) for now, value, contents in pairs])
 
 
 def _contents(value: Any) -> Tuple[Any, Any]:

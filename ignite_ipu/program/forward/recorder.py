@@ -23,6 +23,7 @@ DRAWN = "a torch.Generator"
 Operation = Tuple[Any, Hashable, Hashable]
 """An operator, its arguments, and those with names."""
 
+_GENERATORS = (torch.Generator, torch._C.Generator)
 _PLACE = "_ignite_ipu_place"
 _MOST_SHOWN = 8
 
@@ -45,6 +46,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched = watched
         # Tensors tell by it where they come from in this trace; those of an earlier one are constants.
         self._token = object()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no torch.compile is running: PyTorch would look for one at every operator
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> None:
         """Let tensors be inputs or weights, of which the values do not count."""
@@ -73,7 +78,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tuple(map(self._of, value))
         if isinstance(value, dict):
             return tuple([(key, self._of(item)) for key, item in value.items()])
-        if isinstance(value, torch._C.Generator):
+        if type(value) in _GENERATORS:  # isinstance() takes PyTorch longer than all the rest
             # One that the call has seeded is in the same state in another call; torch's own never counts as seeded.
             return DRAWN, object() if value.initial_seed() == SEED else value.get_state().numpy().tobytes()
         # A float that is no number is equal to itself here.
