@@ -125,9 +125,9 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path, change, reason):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"[" * 100_000, "more than 16 levels"),
+        (b"[" * 100_000, "recursion depth"),
         (b'{"a": NaN}', "NaN is no number"),
-        (b"\xff\xfe", "is no text"),
+        (b"\xff\xfe", "is no JSON"),
         (b'{"format": ', "is no JSON"),
         (b" " * ((16 << 20) + 1), "at most"),
     ],
