@@ -11,8 +11,7 @@ from ignite_ipu.deferred.graph.operations import Number, Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import flatten, unflatten
 from ignite_ipu.program.forward.eager import eagerly
-from ignite_ipu.program.tensors.raw import plain, requires_grad
-from ignite_ipu.session.weights.tracker import named_tensors
+from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 
 __all__ = ["gradients_on_host"]
 
