@@ -49,6 +49,17 @@ def test_a_loop_stays_as_it_is(batches):
     torch.testing.assert_close(dict(model.named_parameters()), dict(native.named_parameters()))
 
 
+def test_the_model_in_a_wrapper_for_several_gpus_is_captured(batches):
+    """Calls of the wrapper train it."""
+    model, native = nn.DataParallel(network()), network()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = device.counters().optimizer_updates
+    losses = train(model, optimizer, batches, ipu_clip_grad_norm_)
+    assert device.counters().optimizer_updates - before == len(batches)
+    assert losses == pytest.approx(train(native, torch.optim.SGD(native.parameters(), lr=0.1), batches), rel=1e-5)
+    assert captured(model) is None and captured(model.module) is not None
+
+
 def test_a_model_alone_evaluates_on_the_device(batches):
     model = network().eval()
     expected = model(batches[0][0])

@@ -55,8 +55,13 @@ def test_what_a_step_needs_stays_with_it(decided):
 
 
 def test_a_step_stays_with_what_it_needs(decided):
-    outcomes, _, _ = decided(train=TRAIN.format("net"), net=NET + "share = model.share_memory()\n")
+    """Unless a comment says that the finding does not concern it."""
+    shared = NET + "share = model.share_memory()"
+    outcomes, _, _ = decided(train=TRAIN.format("net"), net=f"{shared}\n")
     assert outcomes == {"net.py": "left alone", "train.py": "left alone"}
+    silenced = f"{shared}  # ignite-ipu: ignore[shared-memory-training]\n"
+    outcomes, _, _ = decided(train=TRAIN.format("net"), net=silenced)
+    assert outcomes == {"net.py": "migrated", "train.py": "migrated"}
 
 
 def test_files_that_a_script_brings_together(decided):
