@@ -267,7 +267,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             )
         # `model.parameters()` can be gone through once.
         one, all_of_them = ([parameters],) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
-        return self._model_of(one).updates.clip(all_of_them, float(max_norm), float(norm_type))
+        return self._model_of(one).updates.clip(all_of_them, float(max_norm), float(norm_type), parameters)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Refuse: PopTorch's optimizers clip by norm only.

@@ -100,7 +100,7 @@ def ipu_clip_grad_norm_(
                 f"ipu_clip_grad_norm_ at {current_line()} was given parameters of {names}, which are trained apart: "
                 "clip those of each by a call of its own."
             )
-    return model.updates.clip(tensors, float(max_norm), float(norm_type))
+    return model.updates.clip(tensors, float(max_norm), float(norm_type), parameters)
 
 
 def host_step_reason(args: Any, kwargs: Any) -> str:

@@ -134,3 +134,19 @@ def test_natively_nothing_is_captured(monkeypatch, batches):
 def test_anything_else_is_refused():
     with pytest.raises(TypeError, match="ipu_prepare was given a list"):
         ipu_prepare(network(), [])
+
+
+@pytest.mark.parametrize("some", [lambda model: model[0].parameters(), lambda model: [*model[0].parameters()]])
+def test_clipping_of_some_parameters_is_refused_in_a_later_update(batches, some):
+    """A device clips the global norm of all."""
+    model = network()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    def clip(parameters, max_norm):
+        steps.append(parameters)
+        return ipu_clip_grad_norm_(some(model) if len(steps) > 2 else parameters, max_norm)
+
+    steps = []
+    with pytest.raises(CaptureError, match=r"leaves out 2 trained parameters \(2\.weight"):
+        train(model, optimizer, batches, clip)
+    assert len(steps) == 3

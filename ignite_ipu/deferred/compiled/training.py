@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import operator
-from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -93,6 +93,7 @@ class CapturedTraining:
         optimizer: The user's optimizer, once it is known.
         compilations: How often a program was compiled.
         prepared: Whether the optimizer has been converted, after which its constants and the clipping are settled.
+        clipped: What the parameters were told by that were found to be all when they were clipped last.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
         modes: The modes of the model.
         gradients: The gradients of updates, for who looks at them.
@@ -105,6 +106,7 @@ class CapturedTraining:
         self.max_grad_norm = config.max_grad_norm
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.compilations = 0
+        self.clipped: Any = None
         self.zeroed: Optional[Line] = None
         self._base = captured_options(config)
         self._replicas = int(self._base.replication_factor)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from typing import Callable, Iterable, List, Optional, Protocol, Sequence
+from typing import Any, Callable, Iterable, List, Optional, Protocol, Sequence
 
 import torch
+from torch import nn
 
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, keep_inputs
@@ -311,13 +312,16 @@ class Updates:
         early = self.early is not None and not self.early.awaited
         return bool(self.pending) or self.uncleared is not None or early
 
-    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+    def clip(
+        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0, given: Any = None
+    ) -> torch.Tensor:
         """Clip the gradients of the coming update to a global norm, which becomes part of the compiled step.
 
         Args:
             parameters: All that are trained; those whose norm is returned where `max_norm` is infinite.
             max_norm: The norm to clip to; infinity to clip nothing.
             norm_type: Which norm; 2 to clip.
+            given: What the loop has passed, as far as it tells where the parameters come from.
 
         Returns:
             The norm before, which comes with the update.
@@ -327,8 +331,7 @@ class Updates:
         """
         chosen = list(parameters) if max_norm == math.inf else None
         if chosen is None:
-            if not self.training.prepared:
-                check_all_parameters(self._model.whole.session.model, parameters)
+            self._check_all(parameters, given)
             self.training.clip(max_norm, norm_type)
         found = self.training.gradients
         if not self.pending and self._gone_backward() and found.available:
@@ -340,6 +343,22 @@ class Updates:
         else:
             operation.problem = "the update was made before the norm of its gradients was asked for"
         return norm
+
+    def _check_all(self, parameters: Iterable[torch.Tensor], given: Any) -> None:
+        """Refuse to clip some parameters only, unless it is told that they are those of the last check.
+
+        What tells is the module whose `parameters()` they are, else how many there are; and which weights are trained.
+        """
+        told: Any = None
+        if getattr(given, "gi_code", None) is nn.Module.parameters.__code__ and given.gi_frame is not None:
+            told = (given.gi_frame.f_locals["self"], given.gi_frame.f_locals["recurse"])
+        else:
+            parameters = list(parameters)
+            told = len(parameters)
+        trained = self.training.modes.trained()
+        if (told, trained) != self.training.clipped:
+            check_all_parameters(self._model.whole.session.model, parameters)
+            self.training.clipped = told, trained
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer than before make the coming updates.
