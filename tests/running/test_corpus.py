@@ -33,7 +33,7 @@ REFUSED = {
     "gradient_penalty": ("model(x)", "requires gradients"),
     "hogwild": ("model.share_memory()", "Hogwild"),
     "lbfgs": ("optimizer.step(closure)", "closure"),
-    "reinforce": ("action.item()", "before the step has run"),
+    "reinforce": ("action.item()", "as in reinforcement learning"),
     "two_optimizers": ("loss.backward()", "several captured models"),
 }
 # Why results differ by more than rounding.

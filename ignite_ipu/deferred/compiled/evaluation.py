@@ -11,7 +11,7 @@ from torch import nn
 from ignite_ipu.deferred.compiled.first_calls import call_first
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.compiled.step import CalledStep
-from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, refuse_sparse, unflatten
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError
@@ -83,6 +83,8 @@ class CapturedEvaluation:
                     return self._filled_up(larger, tensors)
                 except RowsError:  # the forward mixes the rows of a batch
                     self._row_wise[larger] = False
+            for tensor in tensors:
+                refuse_sparse(tensor, current_line())
             call_first(model, args, kwargs, self._session)
             kind = self._kind(model, structure, shapes)
             program = self._new(model, structure, tensors)

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.graph.structure import refuse_sparse
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
@@ -14,6 +15,7 @@ from ignite_ipu.program.user_code import current_line
 
 __all__ = ["ForwardGuard", "HeldBuffers"]
 
+_LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
 _PACK = torch._VF._pack_padded_sequence
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
@@ -22,7 +24,10 @@ class ForwardGuard(FunctionGuard):
     """Refuses calls that no compiled program makes, in its `with` block, where a model is tried or traced."""
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Refuse to pack sequences and to differentiate."""
+        """Refuse to pack sequences, to compute with sparse tensors and to differentiate."""
+        for value in args:
+            if type(value) is torch.Tensor and value.layout is not torch.strided and func is not _LAYOUT:
+                refuse_sparse(value, current_line())
         if func is _PACK:
             raise CaptureError(
                 f"pack_padded_sequence at {current_line()} makes a tensor whose shape depends on the lengths, and a "

@@ -16,7 +16,17 @@ from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.objects import contents, identity
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
-__all__ = ["Structure", "flatten", "flatten_call", "is_tensor", "leaves_in", "mapped", "unflatten", "words"]
+__all__ = [
+    "Structure",
+    "flatten",
+    "flatten_call",
+    "is_tensor",
+    "leaves_in",
+    "mapped",
+    "refuse_sparse",
+    "unflatten",
+    "words",
+]
 
 _LEAF = ("leaf",)
 
@@ -118,6 +128,19 @@ _MOST_CALLS = 4096
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
     """Return the value with these leaves; the inverse of `flatten`."""
     return structure.build(iter(leaves))
+
+
+def refuse_sparse(tensor: torch.Tensor, line: Any) -> None:
+    """Refuse a tensor that takes part in a program at a line, if it is a sparse one.
+
+    Raises:
+        CaptureError: It is.
+    """
+    if tensor.layout is not torch.strided:
+        raise CaptureError(
+            f"A tensor of shape {tuple(tensor.shape)} in the layout {tensor.layout} takes part in the step at "
+            f"{line}; an IPU takes dense tensors alone. Call to_dense() on it before, for example in collate_fn."
+        )
 
 
 _ONE = Structure(_LEAF, lambda remaining: next(remaining))

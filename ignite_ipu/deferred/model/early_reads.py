@@ -12,11 +12,15 @@ import torch
 from ignite_ipu.deferred.graph.operations import NORM, Value
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALLS, Loss, ancestors
+from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 
 __all__ = ["EarlyUpdate", "early_read_error", "expected_loss", "incomplete", "may_run_early", "not_frozen"]
+
+
+_SAMPLING = words("multinomial bernoulli normal poisson binomial")
 
 
 class EarlyUpdate:
@@ -116,6 +120,15 @@ def early_read_error(
         return EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
             "loss.detach() and read it after the update."
+        )
+    sampled = next((each for each in ancestors(value) if each.model is None and each.name in _SAMPLING), None)
+    if sampled is not None and not value.shape.requires_grad:
+        return EarlyReadError(
+            f"{what} at {line} asks for a value of the training step before the step has run: it was sampled from what "
+            f"the model computes, by {sampled.name} at {sampled.line}. Where the loop acts on it before there is a "
+            "loss, as in reinforcement learning, the graph of the step grows with what happens then, and a device step "
+            "is compiled from one graph. Let the model act in eval mode under torch.no_grad(), keep states, actions "
+            "and rewards, and train with them in batches of one size, as PPO and DQN do."
         )
     remedy = (
         "It is a check of torch.distributions: leave it out with validate_args=False."

@@ -12,7 +12,7 @@ from torch.overrides import enable_reentrant_dispatch
 from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Shape, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import KEYWORDS, Signatures, changing_numbers, inferred_signature, keywords_of
-from ignite_ipu.deferred.graph.structure import flatten_call, leaves_in, mapped, unflatten, words
+from ignite_ipu.deferred.graph.structure import flatten_call, leaves_in, mapped, refuse_sparse, unflatten, words
 from ignite_ipu.deferred.tensor.buffer_writes import NORMALISATIONS, refuse_statistics
 from ignite_ipu.deferred.tensor.frames import applied_function, is_argument_check, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST, refuse_weights_of_the_host
@@ -230,11 +230,7 @@ def _input(tensor: torch.Tensor, line: Line) -> Input:
             f"A tensor on {tensor.device} takes part in the step at {line}; PopTorch copies from the host's "
             "memory. Leave it on the CPU."
         )
-    if tensor.layout is not torch.strided:
-        raise CaptureError(
-            f"A tensor of shape {tuple(tensor.shape)} in the layout {tensor.layout} takes part in the step at "
-            f"{line}; an IPU takes dense tensors alone. Call to_dense() on it before, for example in collate_fn."
-        )
+    refuse_sparse(tensor, line)
     return Input(tensor, Shape.of(tensor, False))
 
 

@@ -1,0 +1,85 @@
+"""Refusals of scripts that an IPU cannot run: the first that a person reads is the true reason, at its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from ignite_ipu.errors import RunError
+
+POLICY = """
+import torch
+from torch import nn
+from torch.distributions import Bernoulli, Categorical, Normal
+torch.manual_seed(0)
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.actor, self.critic = nn.Linear(5, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+    def forward(self, x):
+        x = torch.relu(self.body(x))
+        return torch.softmax(self.actor(x), -1), self.critic(x)
+policy = Policy()
+optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+def play(action):
+    return torch.eye(5)[int(action) % 5], float(action)
+state, saved = torch.eye(5)[0], []
+for _ in range(3):
+    probabilities, value = policy(state)
+"""
+ACTIONS = {
+    "an actor with a critic": """
+    distribution = Categorical(probabilities)
+    action = distribution.sample()
+    saved.append((distribution.log_prob(action), value))
+    state, reward = play(action.item())
+""",
+    "an index drawn from log probabilities": """
+    action = int(torch.multinomial(probabilities, 1))
+    state, reward = play(action)
+""",
+    "a continuous action, as an array": """
+    action = Normal(value, 0.1).sample()
+    state, reward = play(action.numpy()[0])
+""",
+    "one action of two, negated": """
+    action = 1 - Bernoulli(probabilities[0]).sample()
+    state, reward = play(action.tolist())
+""",
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_reinforcement_learning_is_called_so(run, name):
+    """Not by the read of a value that stands in the way first."""
+    with pytest.raises(RunError, match=r"script\.py:2\d.*it was sampled from what the model computes, by \w+ at .*PPO"):
+        run(POLICY + ACTIONS[name])
+
+
+GRAPH = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.adjacency = nn.Linear(4, 4), torch.eye(8).to_sparse()
+    def forward(self, x):
+        return {returned}
+model = Graph()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.rand(8, 4)
+with {context}:
+    model({given})
+"""
+
+
+@pytest.mark.parametrize("context", ["torch.no_grad()", "torch.enable_grad()"])
+@pytest.mark.parametrize(
+    ("returned", "given", "line"),
+    [("torch.sparse.mm(self.adjacency, self.layer(x))", "x", 10), ("self.layer(x.to_dense())", "x.to_sparse()", 15)],
+)
+def test_sparse_tensors_are_named(run, context, returned, given, line):
+    """Kept by the model, or given to it."""
+    text = GRAPH.format(returned=returned, given=given, context=context)
+    with pytest.raises(RunError, match=rf"layout torch\.sparse_coo takes part in the step at .*script\.py:{line};"):
+        run(text)
