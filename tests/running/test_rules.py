@@ -109,7 +109,6 @@ REASONS = {
     "several-optimizers": "by another optimizer of the same weights",
     "shared-memory-training": "share_memory() cannot be mapped",
     "unreadable-source": "never closed",
-    "unregistered-tensor": "Expected an IPU tensor but got tensor",
     "unsupported-dtype": "Unsupported input type torch.bfloat16",
     "unsupported-operator": "Unsupported ops found in compiled model: [aten::_linalg_svd]",
     "unsupported-optimizer": "PopTorch has no such update",
@@ -172,6 +171,32 @@ PLACES = [
     "model.to(types['single'])" + LOOP,
 ]
 
+NET = """
+class Net(nn.Linear):
+    def forward(self, x):
+        {}
+        return super().forward(x) {}
+
+model = Net(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+PLACES += [
+    NET.format(line, used) + LOOP
+    for line, used in [
+        ("if getattr(self, 'mask', None) is None: self.mask = torch.ones(2)", "* self.mask"),
+        ("if not hasattr(self, 'mask'): self.mask = torch.ones(2)", "* self.mask"),
+        ("self.rows = x.shape[0]", "/ self.rows"),
+        ("setattr(self, 'rows', x.shape[0])", "/ self.rows"),
+        ("self.features = x.detach() * 2", ""),
+        ("self.seen = getattr(self, 'seen', 0) + 1", "/ self.seen"),
+    ]
+]
+PLACES.append(
+    "scale = torch.ones(8, 1)\nfrom ignite.engine import create_supervised_trainer\n"
+    "def scaled(output, y):\n    return loss(output * scale, y)\n"
+    "create_supervised_trainer(model, optimizer, scaled).run(loader)"
+)
+
 
 def program(name, example):
     samples = 20 if name == "ragged-last-batch" else 16
@@ -200,7 +225,7 @@ def test_a_line_is_refused_where_it_is_said(code, tmp_path, monkeypatch, recwarn
     """Where `run` makes otherwise of a line than of its rule's example."""
     monkeypatch.chdir(tmp_path)
     findings, _ = check_source(Source("code.py", "import torch\nfrom torch import nn\n" + code))
-    (tmp_path / "example.py").write_text(program("", code))
+    (tmp_path / "example.py").write_text(BEFORE.format(samples=16) + code + ENDING)
     ran = outcome(run_script, str(tmp_path / "example.py"))
     refused = [finding for finding in findings if finding.run is Outcome.REFUSED]
     assert isinstance(ran, list) is not bool(refused), (ran, refused)

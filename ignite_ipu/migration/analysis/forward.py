@@ -26,6 +26,7 @@ class ForwardAnalysis:
         self.names = names
         self.models = {model.name: model for model in models}
         self.functions = functions
+        self.layers = {name for model in models for name in (*model.values, *model.holds)}
         self.facts: Set[Fact] = set()
         self.visited: Dict[Tuple[int, str, Tuple[Kind, ...]], Kind] = {}
 
@@ -58,6 +59,6 @@ class ForwardAnalysis:
 
     def _entry_kind(self, function: Function, arg: ast.arg) -> Kind:
         kind = declared_kind(function, arg)
-        if kind is Kind.UNKNOWN and used_as_tensor(function, arg.arg, self.names):
+        if kind is Kind.UNKNOWN and used_as_tensor(function, arg.arg, self.names, self.layers):
             return Kind.TENSOR
         return kind

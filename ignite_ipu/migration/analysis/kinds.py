@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass
-from typing import List, Union
+from typing import Container, Dict, List, Optional, Union
 
 from ignite_ipu.migration.analysis import tensor_methods
-from ignite_ipu.migration.analysis.names import Names, dotted, walk
+from ignite_ipu.migration.analysis.names import Names, constant, dotted, index_of, owner_of, walk
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -36,7 +36,8 @@ class Fact:
 
     Attributes:
         kind: "truth" (branches on a tensor's value), "count" (loops as often as one says), "host" (reads a value to
-            the host), "print", "mutation" (of Python state), "buffer" (a buffer is rebound), "call" (of the operator
+            the host), "print", "mutation" (of Python state), "settled" (the same, to what comes out
+            alike in every call), "buffer" (a buffer is rebound), "call" (of the operator
             `name`), "mask" (selects by a boolean tensor), "repeat" (repeats rows as often as a tensor says), "random"
             (draws a Python or numpy number), "gradient" (backward and the like), "plain" (reads an unregistered
             tensor), "custom" (a custom autograd function).
@@ -79,28 +80,51 @@ def declared_kind(function: Function, arg: ast.arg) -> Kind:
             return Kind.TENSORS if words & _CONTAINER_TYPES else Kind.TENSOR
         if words and words <= {"int", "float", "bool", "str", "Optional", "None", "Union", "List", "Tuple"}:
             return Kind.PYTHON
-    positional = [*function.args.posonlyargs, *function.args.args]
-    defaults = dict(zip((a.arg for a in reversed(positional)), reversed(function.args.defaults)))
-    for keyword, keyword_default in zip(function.args.kwonlyargs, function.args.kw_defaults):
-        if keyword_default is not None:
-            defaults[keyword.arg] = keyword_default
-    default = defaults.get(arg.arg)
+    default = default_of(function, arg.arg)
     if isinstance(default, ast.Constant) and default.value is not None:
         return Kind.PYTHON
     return Kind.UNKNOWN
 
 
+def default_of(function: Function, name: str) -> Optional[ast.expr]:
+    """Return the default of a parameter; None where there is none."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    named = [parameter.arg for parameter in positional[len(positional) - len(function.args.defaults) :]]
+    defaults: Dict[str, Optional[ast.expr]] = dict(zip(named, function.args.defaults))
+    keywords = zip((parameter.arg for parameter in function.args.kwonlyargs), function.args.kw_defaults)
+    return {**defaults, **dict(keywords)}.get(name)
+
+
 _CONTAINER_TYPES = {"List", "Tuple", "Dict", "Sequence", "Iterable", "Mapping", "list", "tuple", "dict"}
 
 
-def used_as_tensor(function: Function, name: str, names: Names) -> bool:
-    """Tell whether a parameter is handed to a layer or to torch, or has something only tensors have."""
+def used_as_tensor(function: Function, name: str, names: Names, layers: Container[str]) -> bool:
+    """Tell whether a parameter is handed to a layer or to torch, or has something only tensors have.
+
+    Args:
+        function: The function.
+        name: The parameter.
+        names: Meanings of names in its file.
+        layers: Names of what the file's models hold.
+    """
+    if any(_is_mapping(node, name) for node in walk(function)):
+        return False
     for node in walk(function):
         if isinstance(node, ast.Attribute) and dotted(node.value) == name and node.attr in tensor_methods.DISTINCTIVE:
             return True
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name) and node.args[0].id == name:
             owner = dotted(node.func) or ""
             resolved = names.resolve(node.func) or ""
-            if owner.startswith("self.") or resolved.startswith(("torch.nn.functional.", "torch.")):
+            held = owner.startswith("self.") and owner.split(".")[1] in layers
+            if held or resolved.startswith("torch."):
                 return True
     return False
+
+
+def _is_mapping(node: ast.AST, name: str) -> bool:
+    """Tell whether a node asks a variable for a key."""
+    if isinstance(node, ast.Subscript) and dotted(node.value) == name:
+        return isinstance(constant(index_of(node)), str)
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        return isinstance(constant(node.left), str) and dotted(node.comparators[0]) == name
+    return owner_of(node, "get", "items", "keys", "values") == name

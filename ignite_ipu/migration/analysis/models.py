@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Iterator, List, Optional, Union
+from typing import Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
-from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, walk
+from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, pairs, walk
 
 Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -235,18 +235,16 @@ def _is_weightless(name: Optional[str]) -> bool:
     return name is not None and (name in _WEIGHTLESS or (name.startswith("torch.nn.") and name.endswith("Loss")))
 
 
-def _assignments(init: Function, owner: str) -> Iterator[tuple[str, ast.expr]]:
+def _assignments(init: Function, owner: str) -> Iterator[Tuple[str, ast.expr]]:
     for node in walk(init):
         targets: List[ast.expr] = []
-        value: Optional[ast.expr] = None
         if isinstance(node, ast.Assign):
             targets, value = node.targets, node.value
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             targets, value = [node.target], node.value
-        for target in targets:
-            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == owner:
-                assert value is not None
-                yield target.attr, value
+        for name, each in (pair for target in targets for pair in pairs(target, value)):
+            if name.startswith(f"{owner}.") and name.count(".") == 1:
+                yield name.split(".")[1], each
 
 
 def _kind(value: ast.expr, names: Names) -> Optional[Holding]:

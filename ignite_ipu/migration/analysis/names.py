@@ -227,3 +227,15 @@ def method_calls(nodes: Iterable[ast.AST], *methods: str) -> Iterator[Tuple[ast.
         if owner is not None:
             assert isinstance(node, ast.Call)
             yield node, owner
+
+
+def pairs(target: ast.expr, value: ast.expr) -> Iterator[Tuple[str, ast.expr]]:
+    """Yield the source of each target of an assignment with its value, tuples element by element."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+            for one, part in zip(target.elts, value.elts):
+                yield from pairs(one, part)
+        return
+    name = dotted(target)
+    if name is not None:
+        yield name, value

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Iterator, Optional, Tuple
 
+from ignite_ipu.migration.analysis.literals import literals
 from ignite_ipu.migration.analysis.names import Names, argument, constant, has_hidden_arguments
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.trace.operators.table import Restriction
@@ -72,10 +74,11 @@ def is_made_here(names: Names, call: ast.Call) -> bool:
     return name is not None and operator_table.undecorated(name) in operator_table.GROUPS["creation"]
 
 
-def refused_arguments(name: str, call: ast.Call) -> Iterator[Tuple[ast.AST, Restriction]]:
-    """Yield the restrictions that a call meets, as far as its text shows them, and where.
+def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[Tuple[ast.AST, Restriction]]:
+    """Yield the restrictions that a call meets, as far as its file shows them, and where.
 
     Args:
+        file: The file.
         name: The function's, method's (`Tensor.x`) or layer's full name.
     """
     from ignite_ipu.emulator.trace.operators import table as operator_table
@@ -93,8 +96,8 @@ def refused_arguments(name: str, call: ast.Call) -> Iterator[Tuple[ast.AST, Rest
             if restriction.when == "always":
                 yield call, restriction
             continue
-        literal = _literal(value)
-        if (literal is not ... or restriction.when == "given") and restriction.concerns(literal):
+        known = [None] if value is None else list(literals(file, value))
+        if any((each is not ... or restriction.when == "given") and restriction.concerns(each) for each in known):
             yield value if value is not None else call, restriction
 
 
@@ -104,13 +107,6 @@ def is_loss(name: str) -> bool:
 
     plain = operator_table.undecorated(name)
     return plain in operator_table.GROUPS["losses"] or plain.lower().endswith("loss")
-
-
-def _literal(node: Optional[ast.AST]) -> object:
-    if isinstance(node, (ast.Tuple, ast.List)):
-        values = [constant(element) for element in node.elts]
-        return ... if ... in values else values
-    return None if node is None else constant(node)
 
 
 def _order_of(name: str, call: ast.Call) -> str:

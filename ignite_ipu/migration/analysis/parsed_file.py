@@ -11,7 +11,7 @@ from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Type, T
 from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.analysis.kinds import Function
 from ignite_ipu.migration.analysis.models import Model, find_models
-from ignite_ipu.migration.analysis.names import Names, children, dotted, method_calls, walk
+from ignite_ipu.migration.analysis.names import Names, children, method_calls, pairs, walk
 from ignite_ipu.migration.source.file import Source
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -159,10 +159,10 @@ class ParsedFile:
         found: List[Tuple[str, ast.expr]] = []
         for node in self.nodes(ast.Assign):
             for target in node.targets:
-                found += _pairs(target, node.value)
+                found += pairs(target, node.value)
         for declared in self.nodes(ast.AnnAssign):
             if declared.value is not None:
-                found += _pairs(declared.target, declared.value)
+                found += pairs(declared.target, declared.value)
         return found
 
     @cached_property
@@ -184,14 +184,3 @@ def _in_order(groups: List[List[Tuple[ast.Call, str]]]) -> List[Tuple[ast.Call, 
     if len(groups) == 1:
         return groups[0]
     return sorted(itertools.chain(*groups), key=lambda found: _PLACE(found[0]))
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[Tuple[str, ast.expr]]:
-    if isinstance(target, (ast.Tuple, ast.List)):
-        if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
-            for one, part in zip(target.elts, value.elts):
-                yield from _pairs(one, part)
-        return
-    name = dotted(target)
-    if name is not None:
-        yield name, value

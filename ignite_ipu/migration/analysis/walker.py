@@ -6,12 +6,21 @@ import ast
 from typing import Dict, FrozenSet, Optional, Protocol, Sequence, Set, Union
 
 from ignite_ipu.migration.analysis import tensor_methods
+from ignite_ipu.migration.analysis.conditions import attribute_named, device_test, reads, settled_by
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, declared_kind, join, parameters_of
 from ignite_ipu.migration.analysis.models import Holding, Model
 from ignite_ipu.migration.analysis.names import Names, dotted, index_of, walk
 
 Environment = Dict[str, Kind]
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
+_HELD: Dict[Optional[Holding], Kind] = {
+    Holding.MODULE: Kind.MODULE,
+    Holding.MODULES: Kind.MODULES,
+    Holding.PARAMETER: Kind.TENSOR,
+    Holding.BUFFER: Kind.TENSOR,
+    Holding.PLAIN_TENSOR: Kind.TENSOR,
+    Holding.PYTHON: Kind.PYTHON,
+}
 
 
 class Analysis(Protocol):
@@ -46,6 +55,7 @@ class Walker:
         self.owner = parameters[0].arg if model and parameters else ""
         self.environment = environment
         self.globals: FrozenSet[str] = frozenset()
+        self.tested: FrozenSet[str] = frozenset()
         self.result: Optional[Kind] = None
 
     def fact(self, kind: str, node: ast.expr, name: str = "") -> None:
@@ -109,14 +119,15 @@ class Walker:
         self.merge(before, self.environment)
 
     def branch(self, node: ast.If) -> None:
-        on_device = _device_test(node.test, self.names)
+        on_device = device_test(node.test, self.names)
         if on_device is not None:
             self.block(node.body if on_device else node.orelse)
             return
         self.truth(node.test)
-        before = dict(self.environment)
+        before, tested = dict(self.environment), self.tested
+        self.tested = tested | settled_by(node)
         self.block(node.body)
-        after_body = self.environment
+        after_body, self.tested = self.environment, tested
         self.environment = dict(before)
         self.block(node.orelse)
         self.merge(after_body, self.environment)
@@ -139,12 +150,12 @@ class Walker:
         elif isinstance(target, ast.Starred):
             self.assign(target.value, Kind.TENSORS if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):
-            self.set_attribute(target)
+            self.set_attribute(target, kind, value)
         elif isinstance(target, ast.Subscript):
             self.expression(target.value)
             self.expression(index_of(target))
             if self.is_own(target.value) and not self.expression(target.value).is_tensor:
-                self.fact("mutation", target, dotted(target.value) or "")
+                self.mutation(target, dotted(target.value) or "", kind, value)
 
     def unpack(self, targets: Sequence[ast.expr], kind: Kind, value: Optional[ast.expr]) -> None:
         if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(targets):
@@ -155,14 +166,20 @@ class Walker:
         for one in targets:
             self.assign(one, inner, None)
 
-    def set_attribute(self, target: ast.Attribute) -> None:
+    def set_attribute(self, target: ast.Attribute, kind: Kind, value: Optional[ast.expr]) -> None:
         if not self.is_own(target):
             return
         held = self.model.holds.get(target.attr) if self.model else None
         if held in (Holding.BUFFER, Holding.PARAMETER):
             self.fact("buffer", target, target.attr)
         else:
-            self.fact("mutation", target, f"{self.owner}.{target.attr}")
+            self.mutation(target, dotted(target) or "", kind, value)
+
+    def mutation(self, node: ast.expr, name: str, kind: Kind, value: Optional[ast.expr]) -> None:
+        """Note that Python state is changed; what is made when it is missing or unfit, or known, is the same again."""
+        own = value is None or reads(value, name)
+        settled = not own and (kind is Kind.PYTHON or name in self.tested)
+        self.fact("settled" if settled else "mutation", node, name)
 
     def is_own(self, node: ast.AST) -> bool:
         """Tell whether a chain of names starts at the model itself."""
@@ -181,7 +198,7 @@ class Walker:
             held = self.model.holds.get(target.attr) if self.model and self.is_own(target) else None
             # `self.buffer += x` changes the buffer in place, which an IPU keeps.
             if held not in (Holding.BUFFER, Holding.PARAMETER):
-                self.set_attribute(target)
+                self.set_attribute(target, Kind.UNKNOWN, None)
         elif isinstance(target, ast.Subscript):
             self.assign(target, Kind.UNKNOWN, None)
 
@@ -237,7 +254,7 @@ class Walker:
                 result = join(result, kind)
             return result
         if isinstance(node, ast.IfExp):
-            on_device = _device_test(node.test, self.names)
+            on_device = device_test(node.test, self.names)
             if on_device is not None:
                 return self.expression(node.body if on_device else node.orelse)
             self.truth(node.test)
@@ -290,18 +307,7 @@ class Walker:
             held = self.model.holds.get(node.attr) if self.model else None
             if held is Holding.PLAIN_TENSOR:
                 self.fact("plain", node, node.attr)
-            return (
-                {
-                    Holding.MODULE: Kind.MODULE,
-                    Holding.MODULES: Kind.MODULES,
-                    Holding.PARAMETER: Kind.TENSOR,
-                    Holding.BUFFER: Kind.TENSOR,
-                    Holding.PLAIN_TENSOR: Kind.TENSOR,
-                    Holding.PYTHON: Kind.PYTHON,
-                }.get(held, Kind.PYTHON if node.attr == "training" else Kind.UNKNOWN)
-                if held
-                else (Kind.PYTHON if node.attr == "training" else Kind.UNKNOWN)
-            )
+            return _HELD.get(held, Kind.PYTHON if node.attr == "training" else Kind.UNKNOWN)
         base = self.expression(node.value)
         if base.is_tensor:
             if node.attr in tensor_methods.PYTHON_ATTRIBUTES:
@@ -326,11 +332,11 @@ class Walker:
         kinds = [self.expression(node.left), *(self.expression(value) for value in node.comparators)]
         if any(isinstance(operator, (ast.Is, ast.IsNot)) for operator in node.ops):
             return Kind.PYTHON
-        if any(isinstance(operator, (ast.In, ast.NotIn)) for operator in node.ops):
-            return Kind.TENSOR if kinds[-1].is_tensor else Kind.PYTHON
         literals = [value for value in [node.left, *node.comparators] if isinstance(value, ast.Constant)]
         if any(value.value is None or isinstance(value.value, str) for value in literals):
             return Kind.PYTHON
+        if any(isinstance(operator, (ast.In, ast.NotIn)) for operator in node.ops):
+            return Kind.TENSOR if kinds[-1].is_tensor else Kind.PYTHON
         if any(kind.is_tensor for kind in kinds):
             return Kind.MASK
         return Kind.PYTHON if all(kind is Kind.PYTHON for kind in kinds) else Kind.UNKNOWN
@@ -386,6 +392,9 @@ class Walker:
             if name in ("list", "tuple", "reversed") and first.is_tensor:
                 return Kind.TENSORS
             return Kind.TENSOR if any(kind in (Kind.TENSOR, Kind.TENSORS, Kind.MASK) for kind in kinds) else first
+        if name == "setattr" and len(node.args) == 3 and (dotted(node.args[0]) or "").split(".")[0] == self.owner:
+            self.mutation(node, attribute_named(node), kinds[2], node.args[2])
+            return Kind.PYTHON
         if name in ("torch.autograd.grad", "torch.autograd.backward"):
             self.fact("gradient", node, name)
             return Kind.TENSORS
@@ -488,11 +497,3 @@ def _container(kinds: Sequence[Kind]) -> Kind:
 def _returns_container(function: Function) -> bool:
     returns = [node.value for node in walk(function) if isinstance(node, ast.Return)]
     return any(isinstance(value, (ast.Tuple, ast.List, ast.Dict)) for value in returns)
-
-
-def _device_test(test: ast.expr, names: Names) -> Optional[bool]:
-    """Return what a test that asks "am I on an IPU?" gives in a trace; None for any other test."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = _device_test(test.operand, names)
-        return None if inner is None else not inner
-    return True if names.called(test) == "poptorch.isRunningOnIpu" else None

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Outcome, Rule, Severity, each_fact
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.program import Program
+
+_MESSAGE = "{where} changes {name}; that happens once, while tracing, and never again"
+
+
+def check(program: Program) -> Hits:
+    """Find changes of Python state; `run` bears those that come to the same in every call."""
+    changed = {fact.node for fact in program.facts_of("mutation")}
+    for fact in program.facts_of("mutation", "settled"):
+        if fact.kind == "mutation" or fact.node not in changed:
+            outcome = Outcome.HANDLED if fact.kind == "settled" else None
+            yield Hit(fact.node, _MESSAGE.format(where=fact.where, name=fact.name), run=outcome)
+
 
 RULE = Rule(
     name="mutated-python-state",
@@ -34,5 +47,5 @@ RULE = Rule(
 +         self.calls.add_(1.0)
           return self.layer(x)
 """,
-    check=each_fact("mutation", "{where} changes {name}; that happens once, while tracing, and never again"),
+    check=check,
 )

@@ -17,7 +17,7 @@ def check(program: Program) -> Hits:
         found = problem(name) if is_loss(name) else None
         if found is not None and not without_gradients(program, call):
             yield Hit(call, f"{name}, {found.message}", found.remedy)
-        for node, restriction in refused_arguments(name, call):
+        for node, restriction in refused_arguments(program, name, call):
             doubt = ", as PopTorch's sources read" if restriction.likely else ""
             # What is doubted of a loss is refused by our engines.
             known = restriction.refused or is_loss(name)

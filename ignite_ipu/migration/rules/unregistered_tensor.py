@@ -47,7 +47,7 @@ def _tensors_of_the_host(program: Program, function: Function) -> Iterator[ast.N
 RULE = Rule(
     name="unregistered-tensor",
     severity=Severity.ERROR,
-    run=Outcome.REFUSED,
+    run=Outcome.HANDLED,
     summary="A tensor made in __init__ or by the module, not registered, and used in traced code.",
     rationale=(
         "Only parameters and registered buffers are moved to the device; any other tensor stays on the CPU and "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import pydoc
 
@@ -12,6 +11,8 @@ from torch import nn
 
 from ignite_ipu.emulator.trace.operators import table as operator_table
 from ignite_ipu.migration.analysis.operators import problem, refused_arguments
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.source.file import Source
 
 NAMES = sorted(
     {
@@ -94,7 +95,8 @@ def test_what_compiles(name):
 )
 def test_arguments_are_read_from_the_text(name, code, says):
     """Those that are no literals may be fine."""
-    found = [restriction.says for _, restriction in refused_arguments(name, ast.parse(code, mode="eval").body)]
+    file = ParsedFile(Source("code.py", code))
+    found = [restriction.says for _, restriction in refused_arguments(file, name, file.tree.body[0].value)]
     assert len(found) == len(says) and all(word in text for word, text in zip(says, found))
 
 

@@ -80,6 +80,33 @@ def test_what_torch_says_of_processes_is_known(lines):
     assert lines(RULE, code) == []
 
 
+def test_dictionaries_of_tensors(lines):
+    """Keys are Python's; what is handed to a method of the file, which may be any, shows nothing."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); self.layer = nn.Linear(2, 2)
+            def forward(self, batch, mode="loss"):
+                if mode == "loss":
+                    return self.loss(batch)
+                return self.predict(batch)
+            def loss(self, batch):
+                x, y = self.layer(batch["x"]), batch.get("y")
+                if y is not None and "mask" in batch:
+                    x = x * batch["mask"]
+                for key in sorted(batch):
+                    if key != "x" and batch[key].shape[0] > 1:
+                        x = x + 1
+                if x.sum() > 0:
+                    x = -x
+                return x
+    """
+    assert lines(RULE, code) == [18]
+
+
 def test_values_are_followed_through_methods(lines):
     """A helper called from forward is traced too, with what it is given."""
     code = """

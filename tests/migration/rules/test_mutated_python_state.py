@@ -43,6 +43,29 @@ def test_buffers_and_local_values_are_fine(lines):
     assert lines(RULE, code) == []
 
 
+def test_what_comes_to_the_same_in_every_call_is_borne_by_run(findings):
+    """Shapes, and what is made once when it is missing or does not fit; not what is computed from what was there."""
+    code = """
+        from torch import nn
+
+        class Net(nn.Module):
+            def forward(self, x):
+                self.shape = x.shape
+                if self.config.kind is None:
+                    self.config.kind = choose(x)
+                if not hasattr(self, "size") or self.size != len(x):
+                    self.size = measure(x)
+                if self.mask is None or self.mask.shape[0] != x.shape[0]:
+                    self.mask, self.bias = torch.ones(len(x)), make(x)
+                setattr(self, "rows", x.shape[0])
+                self.calls = self.calls + 1
+                self.features = x.relu()
+                self.time = now()
+                return x
+    """
+    assert [found.run.value for found in findings(RULE, code)] == ["handled"] * 6 + ["refused"] * 3
+
+
 def test_only_what_forward_reaches(lines):
     """A method that forward never calls may change what it likes."""
     code = """

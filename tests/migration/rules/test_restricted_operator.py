@@ -99,6 +99,35 @@ def test_defaults_and_unknown_values(lines):
     assert lines(RULE, code) == []
 
 
+def test_values_behind_names(findings):
+    """A default, an attribute that `__init__` sets, a variable, and what callers in the file give."""
+    code = """
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self, layers=2, weight=None, other=1, free=1):
+                super().__init__()
+                self.layers, self.weight = layers, weight
+                free = make(free)
+                nn.LSTM(4, 8, layers)
+                nn.LSTM(4, 8, num_layers=self.layers)
+                nn.LSTM(4, 8, other)
+                nn.LSTM(4, 8, free)
+                nn.CrossEntropyLoss(weight=self.weight)
+
+        class Shallow(nn.Module):
+            def __init__(self, layers=2):
+                super().__init__()
+                self.rnn = nn.LSTM(4, 8, layers)
+
+        Shallow(layers=1)
+        Net(other=3)
+        depth = 3
+        nn.LSTM(4, 8, depth)
+    """
+    assert [found.line for found in findings(RULE, code)] == [8, 9, 10, 22]
+
+
 def test_losses(lines):
     """Class weights and label smoothing, and Huber's loss is another's name; a metric may be anything."""
     code = """
