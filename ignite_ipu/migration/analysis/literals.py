@@ -39,8 +39,8 @@ def _behind(file: ParsedFile, node: ast.expr) -> Iterator[Optional[ast.expr]]:
         if any(name in names_bound(statement) for statement in function.body):
             yield None
             return
-        above = file.parents[function]
-        called = above.name if isinstance(above, ast.ClassDef) and function.name == "__init__" else function.name
+        outer = file.parents[function]
+        called = outer.name if isinstance(outer, ast.ClassDef) and function.name == "__init__" else function.name
         positions = [parameter.arg for parameter in parameters_of(function)]
         position = positions.index(name) - (called != function.name)
         calls = [call for call in file.nodes(ast.Call) if (dotted(call.func) or "").split(".")[-1] == called]
