@@ -22,13 +22,14 @@ def check(program: Program) -> Hits:
         parent = program.parents.get(node)
         used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)
         if node.attr == "grad" and used and node not in program.traced:
-            yield Hit(node, "a gradient is used on the host, where it is always None")
+            outcome = Outcome.REFUSED if _is_written(program, node) else Outcome.HANDLED
+            yield Hit(node, "a gradient is used on the host, where it is always None", run=outcome)
     for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
         if call not in program.traced:
-            yield Hit(call, f"{name} differentiates on the host")
+            yield Hit(call, f"{name} differentiates on the host", run=Outcome.REFUSED)
     for call, _ in program.method_calls(*_HOOKS):
         assert isinstance(call.func, ast.Attribute)
-        yield Hit(call, f"{call.func.attr} registers a hook that never runs on an IPU")
+        yield Hit(call, f"{call.func.attr} registers a hook that never runs on an IPU", run=Outcome.REFUSED)
     for call, _ in program.method_calls("backward"):
         again = {keyword.arg for keyword in call.keywords} & {"retain_graph", "create_graph"}
         if again:
@@ -37,10 +38,21 @@ def check(program: Program) -> Hits:
             yield Hit(call, message, run=outcome)
 
 
+def _is_written(program: Program, node: ast.Attribute) -> bool:
+    """Tell whether a gradient is put in the place of another, or changed in place; None only clears it."""
+    above = program.parents[node]
+    if isinstance(node.ctx, ast.Store):
+        return not (isinstance(above, ast.Assign) and isinstance(above.value, ast.Constant))
+    while isinstance(above, ast.Attribute):
+        node, above = above, program.parents[above]
+    changed = isinstance(above, ast.Subscript) and isinstance(above.ctx, ast.Store)
+    return changed or (isinstance(above, ast.Call) and above.func is node and node.attr.endswith("_"))
+
+
 RULE = Rule(
     name="gradient-access",
     severity=Severity.ERROR,
-    run=Outcome.REFUSED,
+    run=Outcome.HANDLED,
     summary="p.grad, gradient hooks, retain_graph and torch.autograd.grad outside forward.",
     rationale="Gradients never leave the device: .grad stays None on the host, and hooks never run.",
     remedy=(

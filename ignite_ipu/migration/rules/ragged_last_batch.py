@@ -30,7 +30,7 @@ def check(program: Program) -> Hits:
 RULE = Rule(
     name="ragged-last-batch",
     severity=Severity.WARNING,
-    run=Outcome.REFUSED,
+    run=Outcome.UNCHANGED,
     summary="A DataLoader that an IPU's trainer or ipu_train_batch trains from, without drop_last=True.",
     rationale=(
         "All batches of a compiled program have one shape; the samples of an incomplete last batch are dropped in "
