@@ -147,7 +147,8 @@ class IPUConfig:
         mixed_precision: "no", or "fp16": products in half precision, by the rule of
             `ignite_ipu.program.forward.half_precision`.
         seed: Of the device's random numbers; seeds the host's torch, too.
-        share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
+        share_ipus: Let training and inference take turns on the same IPUs instead of each having their own, as they do
+            where the machine has not enough for both.
         pipeline: What spreads the model over several IPUs: names or indices of the layers at which stages begin, pairs
             of these with an IPU, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a `Plan`, or "auto", which
             plans with the first batch. It replaces the execution strategy of `options`.

@@ -111,6 +111,7 @@ class Trained:
 
     def kept_for(self, options: Options, layout: BatchLayout) -> Optional[ModelProgram]:
         """Return the program that was compiled for batches of this layout, None where there is none."""
+        self.aside = [program for program in self.aside if program.compiled]  # a release destroys them
         for program in list(self.aside):
             if program.asked is options and program.step.layout == layout:
                 if program.trained_names == Trainable(program.step).names():

@@ -58,7 +58,7 @@ def test_a_changed_loss_scaling_trains_as_none_would(shared):
     """PyTorch knows none; on the device the velocities are multiplied by it, on their way and while they wait there."""
     model = network()
     optimizer = momentum(model.parameters())
-    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, loss_scaling=128.0, share_ipus=shared)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, loss_scaling=128.0, config={"share_ipus": shared})
     scalings = iter([128.0, 2.0, 2.0, 1024.0, 0.5, 64.0, 64.0, 1.0] * 2)
 
     @trainer.on(Events.ITERATION_STARTED)

@@ -9,7 +9,7 @@ from ignite.metrics import Accuracy, Loss
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import BatchError, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import BatchError, IPUAccelerator, IPUSession, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.handlers import Recovery
 from tests.supervised import assert_same_weights
 
@@ -138,6 +138,35 @@ def test_layers_that_are_frozen_in_between_stay_as_they_are():
         trainer.run(batches(), max_epochs=epoch)
         train_natively(reference, native, batches())
         assert_same_weights(model, reference, rtol=1e-3, atol=1e-5)
+
+
+def test_a_release_in_between_drops_the_programs():
+    """The optimizer's state is that of all of them, and later ones are compiled anew."""
+    (model, optimizer), (reference, native) = made(), made()
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
+    for epoch in (1, 2, 3):
+        trainer.run(batches(), max_epochs=epoch)
+        trainer.ipu.release()
+        train_natively(reference, native, batches())
+        assert_same_weights(model, reference, rtol=1e-3, atol=1e-5)
+    assert len(trainer.ipu.trained.aside) == 2
+
+
+def test_captured_loops_keep_a_program_for_each_shape():
+    """As engines do, with the optimizer's state of all of them."""
+    (model, optimizer), (reference, native) = made(), made()
+    accelerator = IPUAccelerator()
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for x, y in batches() * 2:
+        optimizer.zero_grad()
+        accelerator.backward(CROSS_ENTROPY(model(x), y))
+        optimizer.step()
+    train_natively(reference, native, batches() * 2)
+    state = {name.partition("module.")[2] or name: value for name, value in model.state_dict().items()}
+    torch.testing.assert_close(state, dict(reference.state_dict()), rtol=1e-3, atol=1e-5)
+    session = IPUSession.of(accelerator.unwrap_model(model))
+    programs = session.training, *session.trained.aside
+    assert [poptorch.counters(each.executor).compiles for each in programs] == [1, 1, 1]
 
 
 def test_faults_and_learning_rates_between_shapes(tmp_path):
