@@ -71,7 +71,7 @@ def train_natively(model, optimizer, data, updates=1, accumulation=1):
 def test_buckets_train_as_natively(kind, factors, caplog):
     """Losses, weights, statistics and moments; each program is compiled once and kept, and a switch is two copies."""
     (model, optimizer), (reference, native), losses = made(kind), made(kind), []
-    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"weight_sync": False}, **factors)
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"weight_sync": "on demand"}, **factors)
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: losses.append(trainer.state.output))
     trainer.run(batches(), max_epochs=2)
     numbers = factors.get("device_iterations", 1), factors.get("gradient_accumulation_steps", 1)
