@@ -6,7 +6,8 @@ they are: with others it is another program.
 
 from __future__ import annotations
 
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Callable, Dict, Hashable, Iterator, List, Tuple
 
 import torch
@@ -94,8 +95,12 @@ class _Contents(Reader):
         return self._of_tensor(tensor)
 
     def of_object(self, value: Any) -> Hashable:
-        """Return the class of an object whose attributes are at other places, and any other object itself."""
+        """Return the class of an object whose attributes are at other places, what a method is of, or the object."""
         kind = type(value)
+        if isinstance(value, MethodType):
+            return kind, self.read(value.__func__), self.read(value.__self__)
+        if isinstance(value, partial):
+            return kind, self.read(value.func), self.read(value.args), self.read(value.keywords)
         has_any = hasattr(value, "__dict__") or any("__slots__" in vars(each) for each in kind.__mro__)
         is_read = has_any and not isinstance(value, (type, *FUNCTIONS)) and is_followed(kind, BOOKKEEPERS)
         return (kind,) if is_read else Same(value)

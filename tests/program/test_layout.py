@@ -127,6 +127,9 @@ class Settings:
         self.scale = scale
         self.inner = [SimpleNamespace(more={"scale": scale})]
 
+    def scaled(self) -> float:
+        return self.scale
+
 
 def test_objects_are_part_of_the_program_with_what_they_hold() -> None:
     """Another object that holds the same will do, and one that holds something else is named."""
@@ -149,6 +152,8 @@ def test_objects_are_part_of_the_program_with_what_they_hold() -> None:
             BatchError, match=r"x\[0\], a \w+, now holds other values than .* compiled with(: an argument of max)?\."
         ):
             layout_of([before, x]).check(layout_of([after, x]))
+    for make in (lambda: partial(max, 1), lambda: Settings(1.0).scaled, lambda: {1, (2, 3)}):
+        layout_of([make(), x]).check(layout_of([make(), x]))
     with pytest.raises(BatchError, match=r"x\[0\] is now a SimpleNamespace, but .* for a Settings"):
         compiled.check(layout_of([SimpleNamespace(), x]))
 

@@ -42,7 +42,6 @@ _LEAVES = (*FIXED, torch.Tensor, np.ndarray)
 _WRAPPERS = {property: "fget", staticmethod: "__func__", classmethod: "__func__", functools.cached_property: "func"}
 _DEEPEST = 4
 _MOST_ELEMENTS = 1024
-
 BOOKKEEPERS = frozenset(["builtins", "logging", "threading", "_thread", "io", "_io", "random", "weakref", "_weakref"])
 """Packages whose objects keep books of their own, which no forward computes from."""
 
@@ -99,6 +98,8 @@ class Named:
             for path, found in self._objects:
                 self._look_at(path, found)
             self._of_classes.clear()
+            if everything:
+                break  # names lead to nothing more
         if self.names & {"environ", "getenv"}:
             self._add("os.environ", partial(getattr, os.environ, "_data"), os.environ)
 

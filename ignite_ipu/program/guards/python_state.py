@@ -59,8 +59,7 @@ class PythonState:
         # Objects that lead to values are no values: with another in its place, these are elsewhere.
         self._ways = [place for place in named.places if not isinstance(place.read(), _VALUES)]
         self._leading = [place.read() for place in self._ways]
-        ways = set(map(id, self._ways))
-        self._places = [place for place in named.places if id(place) not in ways]
+        self._places = [place for place in named.places if place not in self._ways]
         self.leave_out(())
 
     def leave_out(self, names: Collection[str]) -> None:

@@ -43,12 +43,9 @@ class Retrace:
         self, call: Callable[[Recorder], Any], state_of: Callable[[], PythonState], drawn_from: Sequence[Any] = ()
     ) -> None:
         self.result: Any = None
-        self.calls = 0
+        self.calls = self._looks = 0
         self.is_due = False
-        self._looks = 0
-        self._call = call
-        self._state_of = state_of
-        self._drawn_from = drawn_from
+        self._call, self._state_of, self._drawn_from = call, state_of, drawn_from
         # None where nobody can tell.
         self._operations: Optional[List[Operation]] = None
 

@@ -77,8 +77,7 @@ class Reader:
         if isinstance(value, np.ndarray):
             return value.shape, value.dtype.str, hash(value.tobytes())
         if isinstance(value, _MEMORY):
-            memory: Any = value
-            return hash(memoryview(memory).tobytes())
+            return hash(memoryview(value).tobytes())  # type: ignore[arg-type]
         return self.of_object(value)
 
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
