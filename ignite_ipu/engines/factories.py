@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import torch
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
-from ignite.engine import create_supervised_evaluator, create_supervised_trainer
 from ignite.metrics import Metric
 from torch import nn
 
@@ -25,6 +25,7 @@ from ignite_ipu.engines.steps import (
     unchanged,
 )
 from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_mean
+from ignite_ipu.handlers.gradients import show_gradients_where_read
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
@@ -160,6 +161,7 @@ def create_ipu_trainer(
     trainer = engine(process, session, lambda: loaders, None if last_calls is None else lambda: last_calls.made)
     trainer.config = settings
     WeightSync(session.weights, settings.weight_sync).attach(trainer=trainer)
+    trainer.add_event_handler(Events.STARTED, show_gradients_where_read)
     return trainer
 
 

@@ -9,21 +9,21 @@ from ignite.engine import Engine, Events
 
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.tensors.raw import set_gradient
-from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient
+from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient, gradient_reader, log_cost
 from ignite_ipu.session.session import IPUSession, session_of
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "show_gradients_where_read"]
 
 
 class Gradients:
     """Brings gradients back from the device with every call, and shows them as `parameter.grad`.
 
-    On an IPU gradients never leave the device by themselves. This handler anchors them, so that Ignite's
-    `GradsScalarHandler` and `GradsHistHandler`, or your own code, find them where they look::
+    On an IPU gradients never leave the device by themselves. This handler anchors them, so that they are found by code
+    that reads them. A trainer does so itself when a run starts with handlers that read `.grad`, such as Ignite's
+    `GradsScalarHandler` and `GradsHistHandler`; attach this one to choose some, or for code that it does not find::
 
         trainer = create_ipu_trainer(model, optimizer, loss_fn)
-        Gradients().attach(trainer)
-        logger.attach(trainer, GradsScalarHandler(model), Events.ITERATION_COMPLETED(every=100))
+        Gradients(lambda name, parameter: name.startswith("head.")).attach(trainer)
 
     They are the gradients of the last weight update of the call, averaged over its micro-batches. Each call copies as
     many bytes as the chosen weights have; choose few, or attach it only while you look for something. It has to be
@@ -64,6 +64,7 @@ class Gradients:
         if not self._chosen:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
         anchor_gradients(program.options, self._chosen)
+        session.hooks.show_gradients()
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
     def _show(self, engine: Engine, session: IPUSession) -> None:
@@ -84,3 +85,22 @@ class Gradients:
             with torch._C.DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
                 set_gradient(parameter, gradient)
+
+
+def show_gradients_where_read(trainer: Engine) -> None:
+    """Show all gradients of a trainer, before its handlers run, if one of these or code around the run reads some."""
+    session = session_of(trainer)
+    program = None if session is None else session.training
+    if session is None or program is None or session.hooks.shows_gradients:
+        return
+    reader = gradient_reader((trainer,))
+    with torch._C.DisableTorchFunctionSubclass():
+        trained = [parameter for parameter in session.model.parameters() if parameter.requires_grad]
+    if reader is None or not trained:
+        return
+    log_cost(reader, trained)
+    if program.compiled:
+        session.with_trainer().compile_again()
+    Gradients(allow_unused=True).attach(trainer)
+    handlers = trainer._event_handlers[Events.ITERATION_COMPLETED]
+    handlers.insert(0, handlers.pop())

@@ -50,6 +50,7 @@ class SessionHooks:
         check_evaluation: Called before each evaluation, to refuse it.
         refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
             once; None to warn of what a trace has changed, be it in every call or a cache of the first.
+        shows_gradients: Whether steps bring gradients back, and `parameter.grad` has them.
         withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that; None where
             they may be shown.
     """
@@ -61,6 +62,11 @@ class SessionHooks:
         self.check_evaluation: Callable[[], None] = _allow
         self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.withheld: Optional[Callable[[], None]] = None
+        self.shows_gradients = False
+
+    def show_gradients(self) -> None:
+        """Note that `parameter.grad` has gradients."""
+        self.shows_gradients = True
 
     def refuse_second_guard(self) -> None:
         """Refuse to guard calls that are guarded.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from ignite.engine import Engine, Events
+from ignite.engine import Engine, Events, create_supervised_trainer
+from ignite.handlers.tensorboard_logger import GradsScalarHandler, TensorboardLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -118,3 +121,32 @@ def test_a_parameter_that_the_loss_does_not_depend_on_may_have_none(trainer_with
     trainer_with_spare.run([task()[:8]])
     model = trainer_with_spare.ipu.model
     assert model.used.weight.grad is not None and model.spare.weight.grad is None
+
+
+class Logger(TensorboardLogger):
+    """Ignite's logger with a writer of our own, for which no TensorBoard has to be installed."""
+
+    def __init__(self):
+        self.writer = SimpleNamespace(add_scalar=lambda *entry: self.entries.append(entry))
+        self.entries = []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_trainer_whose_handlers_read_gradients_shows_them(late):
+    """Ignite's handler finds those of the iteration; after one that comes late the program is compiled again."""
+    logged = []
+    for make in (create_supervised_trainer, create_ipu_trainer):
+        model, optimizer = pair(lr=0.1)
+        trainer = make(model, optimizer, nn.CrossEntropyLoss())
+        if late:
+            trainer.run(DataLoader(task(), batch_size=8), max_epochs=1)
+        logger = Logger()
+        logger.attach(trainer, GradsScalarHandler(model), Events.ITERATION_COMPLETED(every=2))
+        trainer.run(DataLoader(task(), batch_size=8), max_epochs=2)
+        logged.append(logger.entries)
+    trainer.ipu.close()
+    native, ours = logged
+    assert len(native) > 4
+    assert [(tag, step) for tag, _, step in ours] == [(tag, step) for tag, _, step in native]
+    for (_, mine, _), (_, theirs, _) in zip(ours, native):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)

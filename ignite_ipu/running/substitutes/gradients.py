@@ -99,7 +99,9 @@ class _Gradients:
             value = original.__get__(tensor)
             if value is None and tensor is not None:
                 owner = owner_of(tensor)
-                if (owner is not None or self._trained.trains(tensor)) and not self._may_look(sys._getframe(1)):
+                if (owner is not None or self._trained.trains(tensor, hidden=True)) and not self._may_look(
+                    sys._getframe(1)
+                ):
                     return self._refuse_reading() if owner is None else owner.updates.gradient(tensor)
             return value
 

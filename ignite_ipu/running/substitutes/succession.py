@@ -74,13 +74,15 @@ class EngineWeights:
         """Count the weights of a session, as long as it has a trainer."""
         self._known[session] = (0, frozenset())
 
-    def trains(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a trainer trains this tensor."""
+    def trains(self, tensor: torch.Tensor, hidden: bool = False) -> bool:
+        """Tell whether a trainer trains this tensor, and if asked, whether its gradient is hidden."""
         # Asked in the ordinary way, a wrapped parameter would download all weights first.
         with torch._C.DisableTorchFunctionSubclass():
             if not requires_grad(tensor):
                 return False
-        with_trainer = [session for session in self._known if session.training is not None]
+        with_trainer = [each for each in self._known if each.training is not None]
+        if hidden:
+            with_trainer = [session for session in with_trainer if not session.hooks.shows_gradients]
         return any(id(tensor) in self._ids(session) for session in with_trainer)
 
     def _ids(self, session: IPUSession) -> FrozenSet[int]:
