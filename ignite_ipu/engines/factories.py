@@ -25,7 +25,7 @@ from ignite_ipu.engines.steps import (
     unchanged,
 )
 from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_mean
-from ignite_ipu.handlers.gradients import show_gradients_where_read
+from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
@@ -161,7 +161,7 @@ def create_ipu_trainer(
     trainer = engine(process, session, lambda: loaders, None if last_calls is None else lambda: last_calls.made)
     trainer.config = settings
     WeightSync(session.weights, settings.weight_sync).attach(trainer=trainer)
-    trainer.add_event_handler(Events.STARTED, show_gradients_where_read)
+    trainer.add_event_handler(Events.STARTED, Gradients.attach_where_read)
     return trainer
 
 

@@ -12,7 +12,7 @@ from ignite_ipu.program.tensors.raw import set_gradient
 from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient, gradient_reader, log_cost
 from ignite_ipu.session.session import IPUSession, session_of
 
-__all__ = ["Gradients", "show_gradients_where_read"]
+__all__ = ["Gradients"]
 
 
 class Gradients:
@@ -67,6 +67,25 @@ class Gradients:
         session.hooks.show_gradients()
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
+    @staticmethod
+    def attach_where_read(trainer: Engine) -> None:
+        """Show all gradients of a trainer before its handlers run, if one of these or code around the run reads some."""
+        session = session_of(trainer)
+        program = None if session is None else session.training
+        if session is None or program is None or session.hooks.shows_gradients:
+            return
+        reader = gradient_reader((trainer,))
+        with torch._C.DisableTorchFunctionSubclass():
+            trained = [parameter for parameter in session.model.parameters() if parameter.requires_grad]
+        if reader is None or not trained:
+            return
+        log_cost(reader, trained)
+        if program.compiled:
+            session.with_trainer().compile_again()
+        Gradients(allow_unused=True).attach(trainer)
+        handlers = trainer._event_handlers[Events.ITERATION_COMPLETED]
+        handlers.insert(0, handlers.pop())
+
     def _show(self, engine: Engine, session: IPUSession) -> None:
         program = session.training  # of now: others may replace it
         if program is None or program.executor is None:
@@ -85,22 +104,3 @@ class Gradients:
             with torch._C.DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
                 set_gradient(parameter, gradient)
-
-
-def show_gradients_where_read(trainer: Engine) -> None:
-    """Show all gradients of a trainer, before its handlers run, if one of these or code around the run reads some."""
-    session = session_of(trainer)
-    program = None if session is None else session.training
-    if session is None or program is None or session.hooks.shows_gradients:
-        return
-    reader = gradient_reader((trainer,))
-    with torch._C.DisableTorchFunctionSubclass():
-        trained = [parameter for parameter in session.model.parameters() if parameter.requires_grad]
-    if reader is None or not trained:
-        return
-    log_cost(reader, trained)
-    if program.compiled:
-        session.with_trainer().compile_again()
-    Gradients(allow_unused=True).attach(trainer)
-    handlers = trainer._event_handlers[Events.ITERATION_COMPLETED]
-    handlers.insert(0, handlers.pop())

@@ -112,23 +112,15 @@ trainer.run(data, max_epochs=2)
         )
 
 
-@pytest.mark.parametrize(
-    "handler",
-    [
-        "[parameter.grad.norm() for parameter in model.parameters()]",
-        "[parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]",
-        "[setattr(parameter, 'grad', torch.zeros_like(parameter)) for parameter in model.parameters()]",
-    ],
-)
-def test_a_handler_that_uses_gradients_of_a_trainers_model_ends_the_run(run, handler):
-    """Natively they are those of the last step; here they would be none, or be used by nobody."""
-    with pytest.raises(RunError, match=r"(?s)parameter.grad.*(inside the device's step|computes gradients itself)"):
+def test_a_handler_that_sets_gradients_of_a_trainers_model_ends_the_run(run):
+    """Nobody would use them."""
+    with pytest.raises(RunError, match=r"(?s)parameter.grad.*computes gradients itself"):
         run(
             HEAD
-            + f"""
+            + """
 from ignite.engine import Events
 trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device)
-trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: {handler})
+trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: setattr(model.weight, "grad", torch.zeros(1)))
 trainer.run(data)
 """
         )
