@@ -69,7 +69,7 @@ class Gradients:
 
     @staticmethod
     def attach_where_read(trainer: Engine) -> None:
-        """Show all gradients of a trainer before its handlers run, if one of these or code around the run reads some."""
+        """Show all gradients of a trainer before its handlers run, if these or code around the run read some."""
         session = session_of(trainer)
         program = None if session is None else session.training
         if session is None or program is None or session.hooks.shows_gradients:
