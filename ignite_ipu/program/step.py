@@ -26,10 +26,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError, UnsupportedArgumentError
 from ignite_ipu.program.forward.eager import EAGER, eagerly
+from ignite_ipu.program.forward.equivalents import Equivalents
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
 from ignite_ipu.program.forward.half_precision import half_products
 from ignite_ipu.program.forward.host_tensors import HostTensorsMovedIn
-from ignite_ipu.program.forward.losses import LossGuard
 from ignite_ipu.program.forward.model_libraries import (
     declared_as_tracing,
     without_checkpointing,
@@ -170,7 +170,7 @@ class BatchStep(nn.Module):
                     stack.enter_context(GradientHookGuard())
                 # The loss, and what else follows the model, belongs to the last block of a model annotated by hand.
                 stack.enter_context(mock.patch.object(backend.poptorch().Block, "__exit__", _stay_open))
-                with LossGuard(), HostTensorsMovedIn(), declared_as_tracing():
+                with HostTensorsMovedIn(), Equivalents(), declared_as_tracing():
                     with without_checkpointing(training), without_generation_cache(self.model):
                         yield True
         else:

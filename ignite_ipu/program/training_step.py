@@ -18,7 +18,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu import backend
 from ignite_ipu.errors import LossError
-from ignite_ipu.program.forward.losses import check_loss_module
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.step import BatchStep, check_output, describe_value, first_micro_batch
@@ -65,7 +64,6 @@ class TrainingStep(BatchStep):
         super().__init__(model, ("x", "y"), model_fn, model_transform, half)
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"loss_fn is {loss_fn!r}; a function or module called with (y_pred, y) is needed.")
-        check_loss_module(loss_fn)
         # A loss that is a module becomes a child, so that its buffers and parameters move to the device.
         self.loss_fn = loss_fn
         self.predictions = predictions

@@ -56,12 +56,6 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.optimizer in parts.NO_DEVICE_UPDATE,
     ),
     Refusal(
-        "label smoothing, which PopTorch does not read",
-        "LossError",
-        "label_smoothing=0.1",
-        lambda program: program.loss == "label smoothing",
-    ),
-    Refusal(
         "replicas that write a buffer",
         "Error",
         "does not support broadcasting buffers",

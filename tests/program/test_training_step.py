@@ -177,7 +177,6 @@ def test_find_loss_explains_what_it_looked_for() -> None:
         (lambda y_pred, y: 1.0, "The loss is a float, not a tensor"),
         (lambda y_pred, y: (y_pred > 0).sum(), "The loss has type torch.int64, which has no gradient"),
         (lambda y_pred, y: torch.zeros((), device="cpu"), "does not depend on the batch or the model"),
-        (lambda y_pred, y: F.huber_loss(y_pred, y), r"F.huber_loss does not compile.*smooth_l1_loss"),
     ],
 )
 def test_losses_that_are_none(loss_fn: Any, message: str) -> None:
@@ -207,50 +206,6 @@ def test_a_loss_that_reaches_no_parameter_is_refused(loss_fn: Any) -> None:
     message = r"a tensor of shape \(\) of torch.float32, reaches none of the 2 trained parameters.*attach a metric"
     with pytest.raises(LossError, match=message):
         step_once(TrainingStep(linear(), loss_fn), X, T)
-
-
-@pytest.mark.parametrize(
-    ("loss_fn", "message"),
-    [
-        (nn.CrossEntropyLoss(weight=torch.ones(2)), "nn.CrossEntropyLoss with class weights"),
-        (nn.NLLLoss(weight=torch.ones(2)), "nn.NLLLoss with class weights"),
-        (nn.CrossEntropyLoss(label_smoothing=0.1), "label_smoothing=0.1 does not compile"),
-        (nn.HuberLoss(), "smooth_l1_loss"),
-        (nn.CTCLoss(reduction="none"), "use 'sum' or 'mean'"),
-        (nn.ModuleDict({"main": nn.HuberLoss()}), "at main of the loss"),
-    ],
-)
-def test_loss_modules_no_ipu_computes_are_refused_at_once(loss_fn: Any, message: str) -> None:
-    """They are seen before anything runs."""
-    with pytest.raises(LossError, match=message):
-        TrainingStep(linear(), loss_fn)
-
-
-@pytest.mark.parametrize(
-    "loss_fn",
-    [
-        lambda y_pred, y: F.cross_entropy(y_pred, y, torch.ones(2)),
-        lambda y_pred, y: F.cross_entropy(y_pred, y, label_smoothing=0.1),
-        lambda y_pred, y: F.nll_loss(F.log_softmax(y_pred, 1), y, weight=torch.ones(2)),
-        lambda y_pred, y: nn.CrossEntropyLoss(label_smoothing=0.1)(y_pred, y),
-    ],
-)
-def test_loss_functions_no_ipu_computes_are_refused_in_the_trace(loss_fn: Any) -> None:
-    """They are seen inside functions and models, where PopTorch would compile something else."""
-    with pytest.raises(LossError, match=r"class weights|label_smoothing"):
-        step_once(TrainingStep(linear(), loss_fn), X, Y)
-
-
-def test_advice_is_equivalent() -> None:
-    """What the messages propose computes what PyTorch computes."""
-    logits, w, e, delta = linear()(X), torch.tensor([0.2, 1.7]), 0.1, 0.3
-    weights = w[Y]
-    weighted = (F.cross_entropy(logits, Y, reduction="none") * weights).sum() / weights.sum()
-    torch.testing.assert_close(weighted, F.cross_entropy(logits, Y, weight=w))
-    smoothed = (1 - e) * F.cross_entropy(logits, Y) - e * F.log_softmax(logits, 1).mean()
-    torch.testing.assert_close(smoothed, F.cross_entropy(logits, Y, label_smoothing=e))
-    huber = delta * F.smooth_l1_loss(logits, T, beta=delta)
-    torch.testing.assert_close(huber, F.huber_loss(logits, T, delta=delta))
 
 
 @pytest.mark.parametrize(

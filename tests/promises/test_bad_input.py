@@ -203,9 +203,3 @@ def test_an_unknown_loader_mode_is_refused_when_the_engine_is_made():
     with pytest.raises(UnsupportedArgumentError, match="loader_mode='async'"):
         create_ipu_evaluator(model, config={"loader_mode": "async"})
     trainer_for(model, optimizer, config={"loader_mode": poptorch.DataLoaderMode.Sync}).run(loader())
-
-
-def test_class_weights_are_refused_before_anything_is_compiled():
-    """PopTorch cannot compile them; the message has a formula that it can."""
-    with pytest.raises(LossError, match="weight"):
-        trainer_for(loss_fn=nn.CrossEntropyLoss(weight=torch.ones(3)))

@@ -77,7 +77,7 @@ USES = {
     "native-ignite-engine": "\ntrainer.run(loader)",
     "loss-reduction": "\ntrainer.run(loader)",
     "restricted-operator": "\noptimizer = torch.optim.SGD(layer.parameters(), lr=0.1)"
-    + STEPS.format(model="layer", loss="layer(torch.ones(3, 8, 4))[0].pow(2).mean()"),
+    + STEPS.format(model="layer", loss="layer(torch.ones(3, 8).long()).pow(2).mean()"),
     "small-batch-norm": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
     + STEPS.format(model="model", loss="model(torch.randn(8, 4)).pow(2).mean()"),
     "unsupported-dtype": "\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
@@ -103,7 +103,7 @@ REASONS = {
     "optimizer-closure": "step(closure) evaluates the loss several times",
     "python-randomness": "changes Python values in every call (the state of random",
     "rebound-buffer": "puts another tensor in the place of the buffer mean",
-    "restricted-operator": "an LSTM of several layers is unsupported",
+    "restricted-operator": "scale_grad_by_freq",
     "several-optimizers": "by another optimizer of the same weights",
     "shared-memory-training": "share_memory() cannot be mapped",
     "unreadable-source": "never closed",

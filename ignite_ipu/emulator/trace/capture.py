@@ -172,8 +172,8 @@ class Capture(Trace):
         node.meta["after"] = [self._writers[key] for key in reads if key in self._writers]
         sources = (*node.all_input_nodes, *node.meta["after"])
         node.meta["varies"] = not self.folds or table.is_random(name) or any(map(may_vary, sources))
-        support.note(self, name, node, kinds)
         node.meta["writes"] = {memory_of(traced.meta) for traced in written}
+        support.note(self, name, node, kinds)
         self._writers.update(dict.fromkeys(node.meta["writes"], node))
         return self._wrap(result, node)
 

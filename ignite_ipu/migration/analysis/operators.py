@@ -33,10 +33,12 @@ class Problem:
     Attributes:
         message: What is wrong, after the operator's name.
         remedy: The way out; None where the rule's own is all there is.
+        is_handled: Whether `run` computes it by others.
     """
 
     message: str
     remedy: Optional[str] = None
+    is_handled: bool = False
 
 
 @lru_cache(maxsize=None)
@@ -61,7 +63,15 @@ def problem(name: str) -> Optional[Problem]:
     if part is None:
         return None
     made_of = f" (it is made of {part})" if part and part != operator_table.canonical(plain) else ""
-    return Problem(f"which PopTorch does not compile{made_of}", operator_table.instead(part) or None)
+    return Problem(f"which PopTorch does not compile{made_of}", operator_table.instead(part) or None, is_handled(name))
+
+
+def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:
+    """Tell whether `run` computes by others a function or layer that PopTorch refuses, wholly or by a restriction."""
+    from ignite_ipu.program.forward.equivalents import is_computed
+
+    arguments = () if restriction is None else restriction.argument or ("",)
+    return is_computed(name, arguments)
 
 
 def is_made_here(names: Names, call: ast.Call) -> bool:

@@ -6,8 +6,8 @@ import ast
 from typing import Iterator, Tuple
 
 from ignite_ipu.migration.analysis.evaluations import without_gradients
-from ignite_ipu.migration.analysis.operators import is_loss, problem, refused_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.analysis.operators import is_handled, is_loss, problem, refused_arguments
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity, handled_if
 from ignite_ipu.migration.program import Program
 
 
@@ -16,13 +16,13 @@ def check(program: Program) -> Hits:
     for call, name in _calls(program):
         found = problem(name) if is_loss(name) else None
         if found is not None and not without_gradients(program, call):
-            yield Hit(call, f"{name}, {found.message}", found.remedy)
+            yield Hit(call, f"{name}, {found.message}", found.remedy, run=handled_if(found.is_handled))
         for node, restriction in refused_arguments(program, name, call):
             doubt = ", as PopTorch's sources read" if restriction.likely else ""
-            # What is doubted of a loss is refused by our engines.
-            known = restriction.refused or is_loss(name)
-            doubted = (None, None) if known else (Severity.NOTE, Outcome.UNCHANGED)
-            yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, *doubted)
+            severity, run = None, handled_if(is_handled(name, restriction))
+            if run is None and not restriction.refused:
+                severity, run = Severity.NOTE, Outcome.UNCHANGED
+            yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, severity, run)
 
 
 def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:
@@ -42,15 +42,16 @@ RULE = Rule(
     run=Outcome.REFUSED,
     summary="A supported layer or operator with an argument that PopTorch refuses.",
     rationale=(
-        "PopTorch compiles some operators in part only: one-layer LSTMs, pooling without indices, cross entropy "
-        "without class weights or label smoothing and so on. What its sources alone say is a note."
+        "PopTorch compiles some operators in part only: embeddings without a maximal norm, pooling without indices, "
+        "LSTMs of one layer and so on. What this library computes by other operators `run` handles; what PopTorch's "
+        "sources alone say is a note."
     ),
     remedy="Use the form the message names.",
     example="""\
   from torch import nn
 
-- layer = nn.LSTM(4, 8, num_layers=2)
-+ layer = nn.LSTM(4, 8)
+- layer = nn.Embedding(10, 4, scale_grad_by_freq=True)
++ layer = nn.Embedding(10, 4)
 """,
     check=check,
 )

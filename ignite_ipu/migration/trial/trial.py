@@ -26,7 +26,6 @@ from ignite_ipu.migration.trial.python_state import watched_lines
 from ignite_ipu.migration.trial.subject import Subject
 from ignite_ipu.migration.trial.survey import Printed, Stopped, Survey, unsupported_operators
 from ignite_ipu.optimizers import OptimizerError, convert_optimizer
-from ignite_ipu.program.forward.losses import check_loss_module
 from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.training_step import TrainingStep
@@ -100,7 +99,6 @@ def _try_training(native: Subject, subject: Subject, notes: Notes, trial: Trial)
         optimizer = convert_optimizer(torch.optim.SGD(parameters, lr=0.1)).optimizer
 
     def make(survey: Survey) -> Any:
-        check_loss_module(subject.loss_fn)
         loss_fn = None if subject.loss_fn is None else _Watched(subject.loss_fn, survey)
         step = TrainingStep(subject.model, loss_fn, model_fn=_watching(subject, survey, notes))
         return step, backend.poptorch().trainingModel(step, options=_options(), optimizer=optimizer)

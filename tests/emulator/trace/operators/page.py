@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any, Iterator, List, Mapping
 
+from torch.overrides import resolve_name
+
 from ignite_ipu.emulator.trace.operators import table as operator_table
 from ignite_ipu.emulator.trace.operators.table import Restriction
+from ignite_ipu.program.forward.equivalents import EQUIVALENTS
 
 _HEAD = """\
 # Which operators compile
@@ -27,7 +30,7 @@ with a warning and computes what PyTorch does.
 
 def page() -> str:
     """Return the page."""
-    return "\n".join([_HEAD, *_compiled(), *_refused(), *_arguments(), *_values()])
+    return "\n".join([_HEAD, *_compiled(), *_refused(), *_arguments(), *_values(), *_equivalents()])
 
 
 def _compiled() -> Iterator[str]:
@@ -66,6 +69,26 @@ def _values() -> Iterator[str]:
     yield "What differs for some values only; the emulator computes what PyTorch does.\n"
     yield from (f"- {_code(names)}: {text}" for names, text in operator_table.VALUES.items())
     yield ""
+
+
+_BY_OTHERS = """
+## What is computed by others
+
+Trainers, evaluators and captured loops compute these by operators that PopTorch has, wherever a model or a loss
+calls them, with PyTorch's numbers but for rounding. A model that is handed to PopTorch itself is refused as said above.
+
+{names}.
+
+Of `F.cross_entropy` and `F.nll_loss` that means weights of classes and smoothed labels; of `F.layer_norm` a weight
+without bias; of `torch.lstm` several layers, both directions, dropout in between and no bias; of pooling, windows of
+unlike sizes; of `F.pad` the mode `circular`.
+"""
+
+
+def _equivalents() -> Iterator[str]:
+    names = [resolve_name(func) or "" for func in EQUIVALENTS]
+    short = {name.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "torch.") for name in names}
+    yield _BY_OTHERS.format(names=_code(sorted(short)))
 
 
 def _when(restriction: Restriction) -> str:

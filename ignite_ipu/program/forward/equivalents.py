@@ -1,0 +1,421 @@
+"""Functions of PyTorch that PopTorch has no operator for, computed by others that it has.
+
+They are called while a forward is traced, so that a model or loss that uses them compiles, and gives PyTorch's numbers
+but for rounding. What PopTorch compiles as it is stays as it is. Source: PyTorch's documented formulas, and its
+kernels where they say more (`aten/src/ATen/native`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import resolve_name
+
+from ignite_ipu.program.function_mode import FunctionContext
+
+__all__ = ["EQUIVALENTS", "Equivalents", "is_computed"]
+
+Function = Callable[..., Any]
+
+
+class Equivalents(FunctionContext):
+    """Context in which functions that PopTorch does not compile are computed by others."""
+
+    def call(self, func: Function, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Return what the function returns."""
+        equivalent = EQUIVALENTS.get(func)
+        return func(*args, **kwargs) if equivalent is None else equivalent(func, *args, **kwargs)
+
+
+def is_computed(name: str, arguments: Sequence[str] = ()) -> bool:
+    """Tell whether a function or layer of this full name is computed, if one of these arguments stands in the way."""
+    plain = name.rsplit(".", 1)[1]
+    plain = _LAYERS.get(plain, plain)
+    if plain in _ARGUMENTS:
+        return bool(_ARGUMENTS[plain].intersection(arguments))
+    return plain in _NAMES
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def _cross_entropy(
+    func: Function,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: Optional[torch.Tensor] = None,
+    size_average: Optional[bool] = None,
+    ignore_index: int = -100,
+    reduce: Optional[bool] = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Compute cross entropy with class weights or smoothed labels; targets that are probabilities compile."""
+    if target.is_floating_point() or (weight is None and not label_smoothing):
+        rest = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        return func(input, target, *rest)  # type: ignore[no-any-return]
+    scores = F.log_softmax(input, _class_dimension(input))
+    reduction = _reduction(size_average, reduce, reduction)
+    return _picked_loss(scores, target, weight, ignore_index, reduction, label_smoothing)
+
+
+def _nll_loss(
+    func: Function,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: Optional[torch.Tensor] = None,
+    size_average: Optional[bool] = None,
+    ignore_index: int = -100,
+    reduce: Optional[bool] = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    if weight is None:
+        return func(input, target, weight, size_average, ignore_index, reduce, reduction)  # type: ignore[no-any-return]
+    return _picked_loss(input, target, weight, ignore_index, _reduction(size_average, reduce, reduction), 0.0)
+
+
+def _picked_loss(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    weight: Optional[torch.Tensor],
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+) -> torch.Tensor:
+    """Return the loss of log-probabilities `(N, C, ...)` at target classes `(N, ...)`.
+
+    The mean is over the weights of the targets that are not ignored, for the smooth part, too.
+    """
+    classes = _class_dimension(scores)
+    counted = target != ignore_index
+    index = torch.where(counted, target, torch.zeros_like(target)).long()
+    weights = counted.to(scores.dtype)
+    if weight is not None:
+        weights = weights * weight[index]
+    loss = -scores.gather(classes, index.unsqueeze(classes)).squeeze(classes) * weights
+    if smoothing:
+        shape = [1] * scores.dim()
+        shape[classes] = -1
+        each = scores if weight is None else scores * weight.view(shape)
+        smooth = -each.sum(classes) * counted.to(scores.dtype)
+        loss = (1 - smoothing) * loss + smoothing / scores.shape[classes] * smooth
+    if reduction == "none":
+        return loss
+    return loss.sum() / weights.sum() if reduction == "mean" else loss.sum()
+
+
+def _huber_loss(
+    func: Function,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    reduction: str = "mean",
+    delta: float = 1.0,
+    weight: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    if weight is None:
+        return delta * F.smooth_l1_loss(input, target, reduction=reduction, beta=delta)
+    losses = delta * F.smooth_l1_loss(input, target, reduction="none", beta=delta) * weight
+    if reduction == "none":
+        return losses
+    return losses.sum() / (weight.expand_as(losses).sum() if reduction == "mean" else 1)
+
+
+def _class_dimension(scores: torch.Tensor) -> int:
+    return min(1, scores.dim() - 1)
+
+
+def _reduction(size_average: Optional[bool], reduce: Optional[bool], reduction: str) -> str:
+    """Return the reduction that is asked for, be it by PyTorch's arguments of before."""
+    if size_average is None and reduce is None:
+        return reduction
+    if reduce is False:
+        return "none"
+    return "sum" if size_average is False else "mean"
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+def _layer_norm(
+    func: Function,
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: Optional[torch.Tensor] = None,
+    bias: Optional[torch.Tensor] = None,
+    eps: float = 1e-5,
+    *others: Any,
+) -> torch.Tensor:
+    """Normalise with a weight and no bias, or a bias and no weight; PopTorch takes both or neither."""
+    if (weight is None) == (bias is None):
+        return func(input, normalized_shape, weight, bias, eps, *others)  # type: ignore[no-any-return]
+    normal = func(input, normalized_shape, None, None, eps, *others)
+    return normal + bias if weight is None else normal * weight  # type: ignore[no-any-return]
+
+
+def _lstm(func: Function, input: torch.Tensor, hx: Any, *rest: Any) -> Any:
+    """Run each layer and direction of an LSTM as one of its own; PopTorch has one layer, one direction and biases."""
+    if isinstance(hx, torch.Tensor):  # of packed sequences, whose sizes come before the states
+        return func(input, hx, *rest)
+    flat, has_biases, layers, dropout, training, bidirectional, batch_first = rest
+    directions = 2 if bidirectional else 1
+    each = 4 if has_biases else 2
+    if (layers == directions == 1 and has_biases and not dropout) or len(flat) != each * layers * directions:
+        return func(input, hx, *rest)
+    time = 1 if batch_first and input.dim() == 3 else 0
+    last: List[List[torch.Tensor]] = [[], []]
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            place = layer * directions + direction
+            weights = list(flat[each * place : each * place + each])
+            if not has_biases:
+                weights += [weights[0].new_zeros(weights[0].shape[0])] * 2
+            states = [state[place : place + 1] for state in hx]
+            given = input.flip(time) if direction else input
+            output, *now = func(given, states, weights, True, 1, 0.0, training, False, batch_first)
+            outputs.append(output.flip(time) if direction else output)
+            for kept, state in zip(last, now):
+                kept.append(state)
+        input = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if dropout and layer < layers - 1:
+            input = F.dropout(input, dropout, training)
+    return (input, *map(torch.cat, last))
+
+
+def _adaptive_avg_pool(func: Function, input: torch.Tensor, output_size: Any) -> torch.Tensor:
+    """Average over windows of unlike sizes; PopTorch takes sizes that divide."""
+    sizes = _sizes(func, input, output_size)
+    if all(size % wanted == 0 for size, wanted in sizes):
+        return func(input, output_size)  # type: ignore[no-any-return]
+    for dimension, (size, wanted) in enumerate(sizes, input.dim() - len(sizes)):
+        averages = torch.zeros(size, wanted, dtype=input.dtype)
+        for place in range(wanted):
+            begin, end = place * size // wanted, -(-(place + 1) * size // wanted)
+            averages[begin:end, place] = 1 / (end - begin)
+        input = (input.transpose(dimension, -1) @ averages.to(input.device)).transpose(dimension, -1)
+    return input
+
+
+def _adaptive_max_pool(func: Function, input: torch.Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    """Take the maximum over windows of one size; others do not compile, nor do indices."""
+    sizes = _sizes(func, input, output_size)
+    if return_indices or any(size % wanted for size, wanted in sizes):
+        return func(input, output_size, return_indices)
+    shape = [*input.shape[: input.dim() - len(sizes)]]
+    first = len(shape) + 1
+    for size, wanted in sizes:
+        shape += [wanted, size // wanted]
+    return input.reshape(shape).amax(tuple(range(first, len(shape), 2)))
+
+
+def _sizes(func: Function, input: torch.Tensor, output_size: Any) -> List[Tuple[int, int]]:
+    """Return the size and the wanted size of each dimension that is pooled."""
+    count = _POOLED[func]
+    wanted = output_size if isinstance(output_size, (tuple, list)) else [output_size] * count
+    return [(size, size if new is None else int(new)) for size, new in zip(input.shape[-count:], wanted)]
+
+
+def _pad(func: Function, input: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    """Pad circularly, by copies of the other end."""
+    if mode != "circular" or min(pad) < 0:
+        return func(input, pad, mode, value)
+    for number in range(len(pad) // 2):
+        dimension, (before, after) = input.dim() - 1 - number, pad[2 * number : 2 * number + 2]
+        size = input.shape[dimension]
+        parts = [input.narrow(dimension, size - before, before), input, input.narrow(dimension, 0, after)]
+        input = torch.cat([part for part in parts if part.shape[dimension]], dimension)
+    return input
+
+
+def _channel_shuffle(func: Function, input: torch.Tensor, groups: int) -> torch.Tensor:
+    batch, channels, *rest = input.shape
+    return input.reshape(batch, groups, channels // groups, *rest).transpose(1, 2).reshape(input.shape)
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _triangle(func: Function, input: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
+    """Keep one triangle of the last two dimensions, by a mask that is a constant."""
+    mask = func(torch.ones(*input.shape[-2:]), diagonal) > 0
+    return torch.where(mask.to(input.device), input, torch.zeros_like(input))
+
+
+def _diagonal(func: Function, input: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
+    """Take a diagonal by its places, which are constants."""
+    rows, columns = input.shape[dim1], input.shape[dim2]
+    first_row, first_column = max(0, -offset), max(0, offset)
+    length = min(rows - first_row, columns - first_column)
+    if length <= 0:
+        return func(input, offset, dim1, dim2)  # type: ignore[no-any-return]
+    places = torch.arange(length)
+    flat = input.movedim((dim1, dim2), (-2, -1)).flatten(-2)
+    return flat[..., ((places + first_row) * columns + places + first_column).to(input.device)]
+
+
+def _diag(func: Function, input: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
+    return func(input, diagonal) if input.dim() == 1 else _diagonal(torch.diagonal, input, diagonal)
+
+
+def _trace(func: Function, input: torch.Tensor) -> torch.Tensor:
+    return _diagonal(torch.diagonal, input).sum()
+
+
+def _index_add(
+    func: Function, input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
+) -> torch.Tensor:
+    return input.scatter_add(dim, _along(dim, index, source), source * alpha if alpha != 1 else source)
+
+
+def _index_copy(
+    func: Function, input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor
+) -> torch.Tensor:
+    return input.scatter(dim, _along(dim, index, source), source)
+
+
+def _along(dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    shape = [1] * source.dim()
+    shape[dim] = -1
+    return index.view(shape).expand_as(source)
+
+
+def _repeat_interleave(
+    func: Function, input: torch.Tensor, repeats: Any, dim: Optional[int] = None, *, output_size: Optional[int] = None
+) -> torch.Tensor:
+    """Repeat elements a fixed number of times; a tensor of numbers needs `output_size`."""
+    if not isinstance(repeats, int):
+        return func(input, repeats, dim, output_size=output_size)  # type: ignore[no-any-return]
+    if dim is None:
+        input, dim = input.flatten(), 0
+    dim = dim % input.dim()
+    shape = [*input.shape]
+    expanded = input.unsqueeze(dim + 1).expand(*shape[: dim + 1], repeats, *shape[dim + 1 :])
+    return expanded.flatten(dim, dim + 1)
+
+
+def _lerp(func: Function, input: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
+    return input + weight * (end - input)
+
+
+def _logaddexp(base: float, func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    scale = math.log(base)
+    larger = torch.maximum(input, other) * scale
+    both = [value.expand_as(larger) * scale for value in (input, other)]
+    return torch.logsumexp(torch.stack(both), 0) / scale
+
+
+def _logit(func: Function, input: torch.Tensor, eps: Optional[float] = None) -> torch.Tensor:
+    input = input if eps is None else input.clamp(eps, 1 - eps)
+    return torch.log(input / (1 - input))
+
+
+def _xlogy(func: Function, input: Any, other: Any) -> torch.Tensor:
+    """Return `input * log(other)`, 0 where the input is 0 and the other a number."""
+    input, other = (value if isinstance(value, torch.Tensor) else torch.tensor(value) for value in (input, other))
+    zero = (input == 0) & ~torch.isnan(other)
+    # Where the result is 0 so is the gradient: no infinity gets into a product with 0.
+    return torch.where(
+        zero, torch.zeros_like(other), input * torch.log(torch.where(zero, torch.ones_like(other), other))
+    )
+
+
+def _nan_to_num(
+    func: Function,
+    input: torch.Tensor,
+    nan: Optional[float] = None,
+    posinf: Optional[float] = None,
+    neginf: Optional[float] = None,
+) -> torch.Tensor:
+    if not input.is_floating_point():
+        return input
+    limits = torch.finfo(input.dtype)
+    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+    input = input.masked_fill(torch.isnan(input), nan or 0.0)
+    return input.masked_fill(input == math.inf, high).masked_fill(input == -math.inf, low)
+
+
+def _exp2(func: Function, input: torch.Tensor) -> torch.Tensor:
+    return torch.exp(input * math.log(2))
+
+
+def _logical_xor(func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (input != 0) != (other != 0)
+
+
+def _hypot(func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt(input * input + other * other)
+
+
+def _addbmm(
+    func: Function,
+    input: torch.Tensor,
+    batch1: torch.Tensor,
+    batch2: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> torch.Tensor:
+    return beta * input + alpha * torch.bmm(batch1, batch2).sum(0)
+
+
+_POOLED: Dict[Function, int] = {
+    F.adaptive_avg_pool1d: 1,
+    F.adaptive_avg_pool2d: 2,
+    F.adaptive_avg_pool3d: 3,
+    F.adaptive_max_pool1d: 1,
+    F.adaptive_max_pool2d: 2,
+    F.adaptive_max_pool3d: 3,
+}
+EQUIVALENTS: Dict[Function, Function] = {
+    F.cross_entropy: _cross_entropy,
+    F.nll_loss: _nll_loss,
+    F.huber_loss: _huber_loss,
+    F.layer_norm: _layer_norm,
+    torch.lstm: _lstm,
+    **{func: _adaptive_avg_pool if "avg" in func.__name__ else _adaptive_max_pool for func in _POOLED},
+    F.pad: _pad,
+    F.channel_shuffle: _channel_shuffle,
+}
+"""By function: what computes the same. It is called with the function and its arguments."""
+
+_OF_TENSORS: Dict[str, Function] = {
+    "tril": _triangle,
+    "triu": _triangle,
+    "diagonal": _diagonal,
+    "diag": _diag,
+    "trace": _trace,
+    "index_add": _index_add,
+    "index_copy": _index_copy,
+    "repeat_interleave": _repeat_interleave,
+    "lerp": _lerp,
+    "logaddexp": functools.partial(_logaddexp, math.e),
+    "logaddexp2": functools.partial(_logaddexp, 2),
+    "logit": _logit,
+    "xlogy": _xlogy,
+    "nan_to_num": _nan_to_num,
+    "exp2": _exp2,
+    "logical_xor": _logical_xor,
+    "hypot": _hypot,
+    "addbmm": _addbmm,
+}
+for _name, _equivalent in _OF_TENSORS.items():
+    EQUIVALENTS[getattr(torch, _name)] = EQUIVALENTS[getattr(torch.Tensor, _name)] = _equivalent
+
+# What is in the way of functions that PopTorch compiles in part.
+_ARGUMENTS: Dict[str, FrozenSet[str]] = {
+    "cross_entropy": frozenset(("weight", "label_smoothing")),
+    "nll_loss": frozenset(("weight",)),
+    "layer_norm": frozenset(("", "weight", "bias")),
+    "lstm": frozenset(("num_layers", "bias", "has_biases", "bidirectional", "dropout")),
+    "pad": frozenset(("mode",)),
+}
+_LAYERS = {
+    **{"CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "HuberLoss": "huber_loss"},
+    **{"LayerNorm": "layer_norm", "LSTM": "lstm", "ChannelShuffle": "channel_shuffle"},
+    **{f"Adaptive{kind}Pool{n}d": f"adaptive_{kind.lower()}_pool{n}d" for kind in ("Avg", "Max") for n in (1, 2, 3)},
+}
+_NAMES = frozenset((resolve_name(func) or "").rsplit(".", 1)[-1] for func in EQUIVALENTS)

@@ -1,0 +1,239 @@
+"""Functions that PopTorch has no operator for: by the ones that it has, on the host and on the device."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import backend, create_ipu_trainer
+from ignite_ipu.emulator.errors import Error
+from ignite_ipu.program.forward.equivalents import EQUIVALENTS, Equivalents
+from ignite_ipu.program.step import EvaluationStep
+
+RANDOM = torch.Generator().manual_seed(0)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=RANDOM)
+
+
+CLASSES = torch.tensor([0, 2, -100, 1])
+PIXELS = torch.randint(0, 3, (4, 5), generator=RANDOM)
+WEIGHT = torch.tensor([1.0, 2.0, 0.5])
+PROBABILITIES = normal(4, 3).softmax(1)
+Case = Tuple[Callable[..., Any], Tuple[torch.Tensor, ...]]
+# What a function is called with is a list of inputs, the others are constants.
+CASES: Dict[str, Case] = {
+    **{
+        f"cross entropy, {reduction}, {smoothing}, {weight is not None}": (
+            lambda x, reduction=reduction, smoothing=smoothing, weight=weight: F.cross_entropy(
+                x, CLASSES.to(x.device), _on(weight, x), reduction=reduction, label_smoothing=smoothing
+            ),
+            (normal(4, 3),),
+        )
+        for reduction in ("mean", "sum", "none")
+        for smoothing, weight in ((0.0, WEIGHT), (0.1, None), (0.1, WEIGHT))
+    },
+    "cross entropy of pixels": (
+        lambda x: F.cross_entropy(x, PIXELS.to(x.device), _on(WEIGHT, x), ignore_index=1),
+        (normal(4, 3, 5),),
+    ),
+    "cross entropy of probabilities": (
+        lambda x: F.cross_entropy(x, PROBABILITIES.to(x.device), label_smoothing=0.1),
+        (normal(4, 3),),
+    ),
+    "nll loss": (lambda x: F.nll_loss(x.log_softmax(1), CLASSES.to(x.device), _on(WEIGHT, x)), (normal(4, 3),)),
+    "nll loss by the arguments of before": (
+        lambda x: F.nll_loss(x.log_softmax(1), CLASSES.to(x.device), _on(WEIGHT, x), size_average=False),
+        (normal(4, 3),),
+    ),
+    **{
+        f"huber loss, {reduction}": (
+            lambda x, y, reduction=reduction: F.huber_loss(x, y, reduction=reduction, delta=0.7),
+            (normal(4, 3), normal(4, 3)),
+        )
+        for reduction in ("mean", "sum", "none")
+    },
+    "layer norm without bias": (lambda x, w: F.layer_norm(x, (3,), w), (normal(4, 3), normal(3))),
+    "layer norm without weight": (lambda x, b: F.layer_norm(x, (3,), None, b), (normal(4, 3), normal(3))),
+    "average of unlike windows": (lambda x: F.adaptive_avg_pool2d(x, (4, 5)), (normal(2, 3, 7, 3),)),
+    "average of a line": (lambda x: F.adaptive_avg_pool1d(x, 2), (normal(2, 3, 5),)),
+    "adaptive maximum": (lambda x: F.adaptive_max_pool2d(x, (2, None)), (normal(2, 3, 6, 4),)),
+    "global maximum": (lambda x: F.adaptive_max_pool1d(x, 1), (normal(2, 3, 5),)),
+    "circular padding": (lambda x: F.pad(x, (1, 2, 0, 1), mode="circular"), (normal(2, 3, 4, 5),)),
+    "channel shuffle": (lambda x: F.channel_shuffle(x, 2), (normal(2, 6, 3),)),
+    "tril": (lambda x: x.tril(-1), (normal(2, 4, 3),)),
+    "triu": (lambda x: torch.triu(x, 1), (normal(4, 3),)),
+    "diagonal": (lambda x: x.diagonal(1, -2, -1), (normal(2, 4, 3),)),
+    "diagonal below": (lambda x: torch.diagonal(x, -2), (normal(4, 3, 2),)),
+    "diag": (torch.diag, (normal(4, 4),)),
+    "trace": (torch.trace, (normal(3, 4),)),
+    "index_add": (
+        lambda x, y: x.index_add(0, torch.tensor([1, 1, 3]).to(x.device), y, alpha=2),
+        (normal(4, 3), normal(3, 3)),
+    ),
+    "index_copy": (lambda x, y: x.index_copy(-1, torch.tensor([2, 0]).to(x.device), y), (normal(4, 3), normal(4, 2))),
+    "repeat_interleave": (lambda x: x.repeat_interleave(3, -1), (normal(4, 3),)),
+    "repeat_interleave of all": (lambda x: torch.repeat_interleave(x, 2), (normal(4, 3),)),
+    "lerp": (lambda x, y: torch.lerp(x, y, 0.3), (normal(4), normal(4))),
+    "logaddexp": (torch.logaddexp, (normal(4), normal(4))),
+    "logaddexp2": (torch.logaddexp2, (normal(4, 1), normal(3))),
+    "logit": (lambda x: torch.sigmoid(x).logit(1e-3), (normal(4),)),
+    "xlogy": (lambda x, y: torch.xlogy(x.relu(), y.abs()), (normal(6), normal(6))),
+    "nan_to_num": (lambda x: (x / x.relu()).nan_to_num(posinf=5.0), (normal(6),)),
+    "exp2": (torch.exp2, (normal(4),)),
+    "logical_xor": (lambda x, y: torch.logical_xor(x > 0, y > 0).float(), (normal(4), normal(4))),
+    "hypot": (torch.hypot, (normal(4), normal(4))),
+    "addbmm": (lambda x, a, b: torch.addbmm(x, a, b, beta=0.5), (normal(2, 4), normal(3, 2, 5), normal(3, 5, 4))),
+}
+NO_GRADIENT = {"logical_xor", "nan_to_num"}
+
+
+def _on(weight: Any, x: torch.Tensor) -> Any:
+    return None if weight is None else weight.to(x.device)
+
+
+class Function(nn.Module):
+    """A model that computes one function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: List[torch.Tensor]) -> Any:
+        return self.function(*inputs)
+
+
+def on_device(model: nn.Module, x: Any) -> Any:
+    """Return what an evaluation program gives, which keeps the shape of a scalar as one element."""
+    step = EvaluationStep(model)
+    executor = backend.poptorch().inferenceModel(step)
+    try:
+        return executor(*step.arguments(x, micro_batches=1))
+    finally:
+        executor.destroy()
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_pytorch(name: str) -> None:
+    """By plain PyTorch on the host, where both can be computed."""
+    function, inputs = CASES[name]
+    found = []
+    for context in (Equivalents(), torch.no_grad() if name in NO_GRADIENT else torch.enable_grad()):
+        given = [value.clone().requires_grad_(name not in NO_GRADIENT) for value in inputs]
+        with context:
+            result = function(*given)
+        gradients = () if name in NO_GRADIENT else torch.autograd.grad((result * result).sum(), given)
+        found.append((result.detach(), *gradients))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
+@pytest.mark.parametrize("name", CASES)
+def test_they_compile(name: str) -> None:
+    """A device gives what PyTorch gives."""
+    function, inputs = CASES[name]
+    expected = function(*inputs)
+    torch.testing.assert_close(
+        on_device(Function(function), [value.clone() for value in inputs]).reshape(expected.shape),
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", ["huber loss, mean", "tril", "layer norm without bias"])
+def test_poptorch_alone_refuses_them(name: str) -> None:
+    """Else there would be no need."""
+    function, inputs = CASES[name]
+    executor = backend.poptorch().inferenceModel(Function(function))
+    with pytest.raises(Error):
+        executor([value.clone() for value in inputs])
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("layers", "bidirectional"), [(1, True), (2, False), (2, True), (1, False)])
+def test_lstms_of_several_layers_and_directions(
+    layers: int, bidirectional: bool, bias: bool, batch_first: bool
+) -> None:
+    """Outputs and both states are PyTorch's, from states of the user's own."""
+    torch.manual_seed(0)
+    lstm = nn.LSTM(3, 4, layers, bias, batch_first, bidirectional=bidirectional)
+    states = [normal(layers * (1 + bidirectional), 5, 4) for _ in range(2)]
+    x = normal(5, 6, 3) if batch_first else normal(6, 5, 3)
+    with torch.no_grad():
+        expected = lstm(x, tuple(states))
+    with Equivalents():
+        found = lstm(x, tuple(states))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class Tagger(nn.Module):
+    """A classifier of sequences with what recurrent models are published with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)
+        self.norm = nn.LayerNorm(8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(F.layer_norm(self.lstm(x)[0].mean(1), (8,), self.norm.weight))
+
+
+def test_they_train() -> None:
+    """Weights after some updates are those of plain PyTorch, with smoothed labels and weights of classes."""
+    x, y = normal(6, 4, 5, 3), torch.randint(0, 3, (6, 4), generator=RANDOM)
+    weights = []
+    for on_ipu in (False, True):
+        torch.manual_seed(0)
+        model, loss_fn = Tagger(), nn.CrossEntropyLoss(WEIGHT, label_smoothing=0.1)
+        model.norm.bias.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        if on_ipu:
+            trainer = create_ipu_trainer(model, optimizer, loss_fn)
+            trainer.run(list(zip(x, y)), max_epochs=1)
+            trainer.ipu.close()
+        else:
+            for inputs, targets in zip(x, y):
+                optimizer.zero_grad()
+                loss_fn(model(inputs), targets).backward()
+                optimizer.step()
+        weights.append(list(model.parameters()))
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_between_layers_drops_there_alone() -> None:
+    """With a probability of 1 the second layer reads zeros, in training mode."""
+    torch.manual_seed(0)
+    lstm = nn.LSTM(3, 4, 2, dropout=1.0)
+    x = normal(6, 5, 3)
+    with torch.no_grad():
+        expected = lstm(x)[0]
+        with Equivalents():
+            torch.testing.assert_close(lstm(x)[0], expected)
+            lstm.eval()
+            assert not torch.allclose(lstm(x)[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
+def test_everything_listed_is_tried() -> None:
+    """Each equivalent is that of a function in the cases above, or of LSTMs."""
+    seen = set()
+
+    class Noting(Equivalents):
+        def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+            seen.add(EQUIVALENTS.get(func))
+            return super().call(func, args, kwargs)
+
+    with Noting():
+        for function, inputs in CASES.values():
+            function(*inputs)
+    untried = {getattr(func, "__name__", str(func)) for func, each in EQUIVALENTS.items() if each not in seen}
+    assert untried == {"lstm"}
