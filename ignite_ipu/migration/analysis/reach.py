@@ -42,13 +42,16 @@ class CodeBase:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._modules: Dict[str, List[Tuple[str, str]]] = {}
+        self._modules: Dict[str, List[Tuple[str, Optional[str]]]] = {}
         self._files = set(paths)
         for path in sorted(self._files):
             stem, suffix = os.path.splitext(path)
             if suffix == ".py":
                 module = os.path.dirname(stem) if os.path.basename(stem) == "__init__" else stem
                 self._modules.setdefault(os.path.basename(module), []).append((module, path))
+        for folder in sorted({os.path.dirname(path) for path in self._files}):
+            # A package need not have an __init__.py.
+            self._modules.setdefault(os.path.basename(folder), []).append((folder, None))
 
     def reached(self, imports: Mapping[str, Iterable[Import]]) -> Dict[str, Set[str]]:
         """Return for each file those that it imports, itself or by way of others."""
@@ -70,11 +73,11 @@ class CodeBase:
             module = self._find(path, level, name[:-2] if inside else name)
             if module is None:
                 continue
-            yield from (file for each, file in self._named(module) if each == module)
+            yield from (file for each, file in self._named(module) if each == module and file is not None)
             if inside:
                 yield from (file for file in self._files if file.startswith(module + os.sep))
 
-    def _named(self, module: str) -> List[Tuple[str, str]]:
+    def _named(self, module: str) -> List[Tuple[str, Optional[str]]]:
         return self._modules.get(os.path.basename(module), [])
 
     def _find(self, path: str, level: int, name: str) -> Optional[str]:

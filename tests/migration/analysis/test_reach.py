@@ -49,6 +49,11 @@ def test_roots_that_scripts_put_on_the_path():
     assert reached("train.py", train="import x", package__init="", package__x="") == []
 
 
+def test_packages_without_an_init():
+    assert reached("a.py", a="from models.net import Net", models__net="") == ["models/net.py"]
+    assert reached("a.py", a="importlib.import_module(f'models.{n}')", models__net="") == ["models/net.py"]
+
+
 def test_the_nearest_of_several():
     files = {"one__train": "import utils", "one__utils": "", "two__utils": "", "utils": ""}
     assert reached("one/train.py", **files) == ["one/utils.py"]
