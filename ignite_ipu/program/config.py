@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, Union
@@ -50,7 +51,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         hint = " YAML takes 1e-3 for a word; write 1.0e-3." if isinstance(value, str) and "e" in value else ""
         raise OptionsError(f"{name} must be a number, got {value!r} ({type(value).__name__}).{hint}")
     return value
@@ -350,7 +351,7 @@ _DEFAULTS: Dict[str, Any] = {field.name: field.default for field in dataclasses.
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and bool(one == other))
+    return one is other or bool(one == other)
 
 
 def _file(path: Union[str, os.PathLike[str]]) -> Path:
@@ -367,7 +368,7 @@ def _plain(name: str, value: Any) -> Any:
         return value
     raise OptionsError(
         f"{name} is a {type(value).__qualname__}, which no file can hold. Give options as a mapping of setters, a "
-        "pipeline as a list of layers or as the path of a saved plan."
+        "pipeline as a list of layers."
     )
 
 

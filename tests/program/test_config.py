@@ -85,6 +85,7 @@ def test_options_are_set_by_the_names_of_their_setters():
         ({"zzz": 2}, "Choose from: accum_type"),
         ({"device_iterations": "4"}, "device_iterations must be an integer, got '4'"),
         ({"max_grad_norm": "1e-3"}, r"must be a number, got '1e-3' \(str\). YAML takes 1e-3 for a word; write 1.0e-3"),
+        ({"loss_scaling": float("nan")}, "loss_scaling must be a number, got nan"),
         ({"drop_last": "no"}, "drop_last must be True or False"),
         ({"mixed_precision": "bf16"}, "mixed_precision is 'bf16'; it must be one of: 'no', 'fp16'"),
         ({"offload": "weights"}, r"must be a list: offload=\['weights'\]"),
@@ -135,6 +136,7 @@ def test_without_pyyaml_files_are_json(tmp_path, monkeypatch):
 
 def test_what_is_said_twice_must_be_the_same():
     config = IPUConfig(device_iterations=2, drop_last=False)
+    assert IPUConfig.of(IPUConfig(max_grad_norm=1), max_grad_norm=1.0) == IPUConfig(max_grad_norm=1)
     assert IPUConfig.of(config, device_iterations=2, drop_last=True, seed=4) == dataclasses.replace(config, seed=4)
     with pytest.raises(OptionsError, match="device_iterations is 2 in the config but the arguments say 4"):
         create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), config=config, device_iterations=4)

@@ -37,6 +37,19 @@ def test_substitutions_are_listed_once_on_standard_error(script, capsys):
     assert "train.py" not in capsys.readouterr().err
 
 
+def test_settings_come_from_a_file_and_the_command_line(script, capsys, tmp_path):
+    """They are listed, too; the command line goes before the file, and a wrong file ends it."""
+    file, path = tmp_path / "ipu.json", script("print('ran')")
+    file.write_text('{"replication_factor": 4, "seed": 3}')
+    assert main(["run", "--ipu-config", str(file), "--replication-factor", "2", path]) == 0
+    assert "ignite-ipu: IPUConfig(replication_factor=2, seed=3)" in capsys.readouterr().err
+    file.write_text('{"sead": 3}')
+    assert main(["run", "--ipu-config", str(file), path]) == 2
+    assert f"{file}: There is no setting 'sead'. Did you mean 'seed'?" in capsys.readouterr().err
+    assert main(["run", "--ipu-config", str(tmp_path / "none.json"), path]) == 2
+    assert main(["run", "--replication-factor", "0", path]) == 2
+
+
 def test_the_scripts_exit_code_is_the_commands(script):
     with pytest.raises(SystemExit) as ended:
         main(["run", script("import sys; sys.exit(5)")])

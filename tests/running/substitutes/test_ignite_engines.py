@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from ignite_ipu import emulator
 from ignite_ipu.errors import RunError
@@ -52,6 +53,53 @@ print(trainer.state.iteration)
         config={"replication_factor": 2},
     )
     assert ran.output == ["2"]
+
+
+def test_a_file_of_settings_is_for_trainers_and_for_evaluators_that_have_none(run, tmp_path):
+    """Calls of two updates from two batches each; an evaluator takes as many batches with a trainer and without one."""
+    file = tmp_path / "ipu.yaml"
+    file.write_text("device_iterations: 2\ngradient_accumulation_steps: 2\nmax_grad_norm: 0.5\n")
+    ran = run(
+        HEAD
+        + """
+alone = create_supervised_evaluator(nn.Linear(3, 1), {"mse": MeanSquaredError()}, device=device)
+alone.run(data)
+trainer = make_trainer(model, optimizer, nn.MSELoss(), device=device)
+trainer.run(data, max_epochs=1)
+evaluator = create_supervised_evaluator(model, {"mse": MeanSquaredError()}, device=device)
+evaluator.run(data)
+print(alone.state.iteration, trainer.state.iteration, evaluator.state.iteration)
+print([value for row in model.weight.tolist() for value in row])
+""",
+        config=file,
+    )
+    assert ran.output[0] == "1 1 1"
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    x, y = torch.randn(16, 3), torch.randn(16, 1)
+    for rows, targets in zip(x.split(8), y.split(8)):
+        model.zero_grad()
+        torch.nn.functional.mse_loss(model(rows), targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert json.loads(ran.output[1]) == pytest.approx(model.weight[0].tolist(), rel=1e-4)
+
+
+def test_a_loop_refuses_settings_that_are_its_own_to_say(run):
+    """A written-out loop decides how many batches make an update; what it can honour, it does."""
+    loop = (
+        HEAD
+        + """
+loss_fn = nn.MSELoss()
+for x, y in data:
+    optimizer.zero_grad()
+    loss_fn(model(x.to(device)), y.to(device)).backward()
+    optimizer.step()
+"""
+    )
+    run(loop, config={"seed": 3, "offload": ["weights"]})
+    with pytest.raises(RunError, match="gradient_accumulation_steps is 2, but in a captured step the loop decides"):
+        run(loop, config={"gradient_accumulation_steps": 2})
 
 
 def test_accumulation_makes_an_iteration_of_several_batches(run):
