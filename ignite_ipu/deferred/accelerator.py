@@ -41,6 +41,7 @@ from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
+from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.settings import CaptureObserver, captured_options
 from ignite_ipu.deferred.tensor.gradient_refusals import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
@@ -267,7 +268,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             )
         # `model.parameters()` can be gone through once.
         one, all_of_them = ([parameters],) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
-        return self._model_of(one).updates.clip(all_of_them, float(max_norm), float(norm_type), parameters)
+        return self._model_of(one).clip(all_of_them, float(max_norm), float(norm_type), parameters)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Refuse: PopTorch's optimizers clip by norm only.
@@ -322,7 +323,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     def save_state(self, output_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> str:
         """Save everything as accelerate does, and the random states of the devices and the settings beside it."""
         location: str = super().save_state(output_dir, *args, **kwargs)
-        states = [model.training.random_state() for model in self._captured()]
+        states = [turn.training.random_state() for turn in self._turns()]
         with open(os.path.join(location, _RANDOM_STATE), "w", encoding="utf-8") as file:
             json.dump(states, file)
         self.config.save(location, partly=True)
@@ -342,9 +343,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             file = os.path.join(os.path.expanduser(input_dir), _RANDOM_STATE)
             states = read_device_states(file) if os.path.exists(file) else []
         super().load_state(input_dir, *args, **kwargs)
-        for model, state in zip(self._captured(), states):
+        for turn, state in zip(self._turns(), states):
             if state is not None:
-                model.training.set_random_state(state)
+                turn.training.set_random_state(state)
 
     def _newest_checkpoint(self) -> str:
         folder = os.path.join(self.project_dir, "checkpoints")
@@ -366,6 +367,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         finally:
             for model in self._captured():
                 model.session.release()
+
+    def _turns(self) -> List[Updates]:
+        return [turn for model in self._captured() for turn in model.turns]
 
     def _captured(self) -> List[CapturedModel]:
         # Models that are trained together are one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Iterable, List, TypeVar, Union
 
 import torch
@@ -90,9 +89,8 @@ def ipu_clip_grad_norm_(
     if first is None or owner is None:
         return nn.utils.clip_grad_norm_([first, *given] if first is not None else [], max_norm, norm_type, **kwargs)
     model = owner.whole
-    tensors: Iterable[torch.Tensor] = itertools.chain([first], given)
+    tensors = [first, *given]
     if not model.training.prepared:
-        tensors = list(tensors)
         others = {other.whole for other in map(owner_of, tensors) if other is not None} - {model}
         if others:
             names = " and ".join(sorted(other.name for other in {model, *others}))
@@ -100,7 +98,7 @@ def ipu_clip_grad_norm_(
                 f"ipu_clip_grad_norm_ at {current_line()} was given parameters of {names}, which are trained apart: "
                 "clip those of each by a call of its own."
             )
-    return model.updates.clip(tensors, float(max_norm), float(norm_type), parameters)
+    return model.clip(tensors, float(max_norm), float(norm_type), parameters)
 
 
 def host_step_reason(args: Any, kwargs: Any) -> str:

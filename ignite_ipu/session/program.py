@@ -341,6 +341,21 @@ class ModelProgram:
             self._executor.setOptimizer(self._link.conversion.optimizer)
             self._weights.add(self._executor, self.training)
 
+    def wait(self) -> None:
+        """Keep the compiled training program and its IPUs, while another optimizer's trains the same weights."""
+        self._weights.to_host()
+        if self._executor is not None:
+            self._weights.remove(self._executor)
+            self._classes = classes_of(self.step)
+            unwrap_tensors(self.step)
+
+    def go_on(self) -> None:
+        """Train with this program again, after `wait`, and with the weights of then."""
+        if self._executor is not None:
+            put_classes(self.step, self._classes)
+            self._weights.add(self._executor, self.training, stale=True)
+            self._weights.counters.follow(self._counted, self.micro_batches_per_replica)
+
     def _wrap(self, options: Options) -> Executor:
         poptorch, link = backend.poptorch(), self._link
         executor: Executor = (

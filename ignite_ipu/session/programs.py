@@ -36,6 +36,7 @@ class Programs:
         shared: Finds out what sessions of models with some of the same weights have trained.
         changes: Finds out whether the model is still the one that the programs were compiled from.
         trained: How the model is trained, None without a trainer.
+        waiting: Trainers of other optimizers of the same model, while it is this one's turn.
         active: The program that was called last.
         most_shapes: For how many shapes of batches there may be programs that train, and that evaluate.
         share_ipus: Whether training and inference take turns on the same IPUs; also where there are not enough.
@@ -48,15 +49,21 @@ class Programs:
         self.changes = ModelChanges(model, self.weights, self._compile_again, self.hooks)
         self.states = ModelStates(model, self.weights, self.look_again)
         self.trained: Optional[Trained] = None
+        self.waiting: List[Trained] = []
         self.evaluations: List[ModelProgram] = []
         self.active: Optional[ModelProgram] = None
         self.most_shapes = 8
         self.share_ipus = False
 
     def __iter__(self) -> Iterator[ModelProgram]:
-        if self.trained is not None:
-            yield from (self.trained.program, *self.trained.aside)
+        for trained in self.trainers:
+            yield from (trained.program, *trained.aside)
         yield from self.evaluations
+
+    @property
+    def trainers(self) -> List[Trained]:
+        """All trainers, the one whose turn it is first."""
+        return [*([] if self.trained is None else [self.trained]), *self.waiting]
 
     @contextlib.contextmanager
     def loading(self, wanted: ModelProgram) -> Iterator[None]:
@@ -151,6 +158,7 @@ class Programs:
     def close(self) -> None:
         """Let the model and its optimizer be ordinary ones again, after all programs were destroyed."""
         self.trained = self.active = None
+        self.waiting.clear()
         self.hooks.end()
         self.states.leave()
         self.evaluations.clear()

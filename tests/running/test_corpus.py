@@ -28,13 +28,10 @@ REFUSED = {
     "adagrad_ignite": ("create_supervised_trainer(", "PopTorch has no such update"),
     "dynamic_model": ("while h.abs().mean() > 0.2", "needs the value of a tensor"),
     "functional_updates": ("loss.backward()", "updated by hand"),
-    "gan": ("errD_fake.backward()", "trained through its discriminator is not supported"),
-    "gan_engine": ("loss_d.backward()", "trained through its discriminator is not supported"),
     "gradient_penalty": ("model(x)", "requires gradients"),
     "hogwild": ("model.share_memory()", "Hogwild"),
     "lbfgs": ("optimizer.step(closure)", "closure"),
     "reinforce": ("action.item()", "as in reinforcement learning"),
-    "two_optimizers": ("loss.backward()", "several captured models"),
 }
 # Why results differ by more than rounding.
 TOLERANCE = {

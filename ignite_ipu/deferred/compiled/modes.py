@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Container, List, Optional
 
 import torch
 from torch import nn
@@ -32,6 +32,9 @@ class Modes:
     Args:
         model: The user's model.
         weights: Its weights.
+
+    Attributes:
+        parameters: The model's parameters, in the order of `ModesThen.trained`.
     """
 
     def __init__(self, model: nn.Module, weights: Weights) -> None:
@@ -40,7 +43,7 @@ class Modes:
         self._state: Optional[PythonState] = None
         # What `REGISTRATIONS` had counted at the last look for other parameters.
         self._registrations = NEVER
-        self._parameters: List[torch.Tensor] = []
+        self.parameters: List[torch.Tensor] = []
         self._trained: List[bool] = []
         self._looks = -1
         self._then: Optional[ModesThen] = None
@@ -62,7 +65,7 @@ class Modes:
         if self._registrations != REGISTRATIONS.count:
             refuse_replaced(self._weights, self._model)
             self._registrations = REGISTRATIONS.count
-            self._parameters = list(self._model.parameters())
+            self.parameters = list(self._model.parameters())
             self._looks = -1
         now = ModesThen(self, state.training(), self.trained(), state.names, state.values(), state.parts)
         # The same object, where nothing has changed, is compared faster.
@@ -74,11 +77,15 @@ class Modes:
         if self._looks != self._weights.looks:
             self._looks = self._weights.looks
             with torch._C.DisableTorchFunctionSubclass():
-                self._trained = list(map(requires_grad, self._parameters))
+                self._trained = list(map(requires_grad, self.parameters))
         return self._trained
 
-    def check_trained(self, loss: Loss) -> None:
+    def check_trained(self, loss: Loss, own: Optional[Container[int]] = None) -> None:
         """Refuse to go backward when other parameters require gradients than when the model was called.
+
+        Args:
+            loss: What goes backward.
+            own: Ids of the parameters that count; None for all.
 
         Raises:
             CaptureError: They do: PyTorch has recorded the ones, and computes gradients of the others.
@@ -86,7 +93,12 @@ class Modes:
         trained = self.trained()
         for operation in loss.operations:
             modes = operation.signature.modes
-            if modes is not None and modes.trained is not trained and modes.of is self and modes.trained != trained:
+            if modes is None or modes.trained is trained or modes.of is not self or modes.trained == trained:
+                continue
+            changed = [each for each, *flags in zip(self.parameters, modes.trained, trained) if flags[0] != flags[1]]
+            if own is not None and operation.model is not None:
+                changed = [each for each in changed if id(each) in own and id(each) in operation.model.parameter_ids()]
+            if changed:
                 raise CaptureError(
                     f"Parameters were frozen or unfrozen after the model was called at {operation.line} and before "
                     f"backward() at {loss.line}. Do that before the call, or after optimizer.step()."

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import math
 import operator
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -20,13 +21,15 @@ from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, St
 from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, IPUOutOfMemoryError
-from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.optimizers import OptimizerLink, convert_optimizer
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import NEVER
+from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.tensors.rows import join_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.session.training import Trained
 
 __all__ = ["CapturedTraining"]
 
@@ -82,31 +85,32 @@ class _Compiled:
 
 
 class CapturedTraining:
-    """The captured weight updates of one model.
+    """The captured weight updates of one model by one optimizer.
 
     Args:
         session: The model's session.
         config: How to compile.
+        modes: The modes of the model.
 
     Attributes:
+        own: Ids of the parameters that this optimizer trains, where the others are another one's; None for all.
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
         optimizer: The user's optimizer, once it is known.
         compilations: How often a program was compiled.
-        prepared: Whether the optimizer has been converted, after which its constants and the clipping are settled.
-        clipped: What the parameters were told by that were found to be all when they were clipped last.
+        checked: What the parameters were told by that were found to be all when they were clipped last.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
-        modes: The modes of the model.
         gradients: The gradients of updates, for who looks at them.
         clipped: Whether the coming update is clipped so far, or one that was made early.
     """
 
-    def __init__(self, session: IPUSession, config: IPUConfig) -> None:
+    def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes) -> None:
         self.session = session
         self.config = config
         self.max_grad_norm = config.max_grad_norm
         self.optimizer: Optional[torch.optim.Optimizer] = None
+        self.own: Optional[FrozenSet[int]] = None
         self.compilations = 0
-        self.clipped: Any = None
+        self.checked: Any = None
         self.zeroed: Optional[Line] = None
         self._base = captured_options(config)
         self._replicas = int(self._base.replication_factor)
@@ -114,15 +118,27 @@ class CapturedTraining:
         self._compiled: Optional[_Compiled] = None
         # What made the last update, be it compiled for another optimizer.
         self._last: Optional[_Compiled] = None
-        self.prepared = False
         # Programs that are not used at the moment, and what they were compiled for.
         self._kept: List[Tuple[_Compiled, ModelProgram]] = []
-        self.modes = Modes(session.model, session.weights)
+        self.modes = modes
+        self._trained: Optional[Trained] = None
+        # Modes, and the same without the parameters of other optimizers.
+        self._seen: Tuple[Optional[ModesThen], Optional[ModesThen]] = (None, None)
         self.gradients = UpdateGradients(session)
         self._clips_by_call = self.clipped = False
         self._random_state: Optional[List[int]] = None
         # How often the weights had been written by the host when the program's constants were last compared with them.
         self._edits = NEVER
+
+    @property
+    def prepared(self) -> bool:
+        """True once the optimizer has been converted, after which its constants and the clipping are settled."""
+        return self._trained is not None
+
+    @property
+    def link(self) -> Optional[OptimizerLink]:
+        """Tie between the user's optimizer and the device's, None before the optimizer has been converted."""
+        return None if self._trained is None else self._trained.link
 
     @property
     def accumulates(self) -> bool:
@@ -167,14 +183,14 @@ class CapturedTraining:
 
     def random_state(self) -> Optional[List[int]]:
         """Return the device's random state, None while there is none."""
-        return self.session.random_state() if self.prepared else self._random_state
+        return self._random_state if self._trained is None else self._trained.program.read_random_state()
 
     def set_random_state(self, state: List[int]) -> None:
         """Continue a random stream with the next update."""
-        if self.prepared:
-            self.session.set_random_state(state)
-        else:
+        if self._trained is None:
             self._random_state = state
+        else:
+            self._trained.program.set_random_state(state)
 
     def change_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer make the coming updates; the one before gets its state, and the program is dropped."""
@@ -192,14 +208,18 @@ class CapturedTraining:
 
     def forget_program(self) -> None:
         """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
-        if self.prepared:
-            self._random_state = self.session.random_state()
+        if self._trained is not None:
+            self._random_state = self.random_state()
+            self.session.let_train(self._trained)
             self.session.stop_training()
-        self.prepared, self._compiled = False, None
+        self._trained, self._compiled = None, None
         self._kept.clear()
 
-    def run(self, losses: Sequence[Loss]) -> None:
+    def run(self, losses: Sequence[Loss], keeps: Callable[[Operation], bool] = lambda operation: False) -> None:
         """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
+
+        Args:
+            keeps: Tells whether gradients may flow through an operation once more, for another optimizer.
 
         Raises:
             CaptureError: It cannot be run as one device step.
@@ -208,6 +228,17 @@ class CapturedTraining:
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = _needed(batches)
         modes = self._modes_of(batches)
+        with self._others_frozen():
+            compiled, results = self._call(batches, needed, modes)
+        self.session.note_updates(1)
+        self._last = compiled
+        _settle(batches, needed, compiled, results if compiled.outputs else (results,), keeps)
+        if WAITING:
+            write_known()
+
+    def _call(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> Tuple[_Compiled, Any]:
+        """Make the device call, and return what it was compiled for and what it returns."""
+        self.session.let_train(self._trained)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
         compiled, gradients = self._compiled, self.gradients.needed()
@@ -232,19 +263,46 @@ class CapturedTraining:
                     "accumulation. (Looked for by retry helpers: CUDA out of memory.)"
                 ) from error
             raise
-        self.session.note_updates(1)
-        self._last = compiled
         self.gradients.follow(self.session.training if compiled.gradients else None)
-        _settle(batches, needed, compiled, results if compiled.outputs else (results,))
-        if WAITING:
-            write_known()
+        return compiled, results
 
-    def expects(self, loss: Loss) -> bool:
-        """Tell whether the last update was made from such a loss, of one micro-batch, and nothing else."""
+    @contextlib.contextmanager
+    def _others_frozen(self) -> Iterator[None]:
+        """Freeze the parameters that other optimizers train, in the `with` block: PopTorch would update them, too."""
+        if self.own is None:
+            yield
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            others = [
+                each for each in self.session.model.parameters() if requires_grad(each) and id(each) not in self.own
+            ]
+            for parameter in others:
+                set_requires_grad(parameter, False)
+        try:
+            yield
+        finally:
+            with torch._C.DisableTorchFunctionSubclass():
+                for parameter in others:
+                    set_requires_grad(parameter, True)
+
+    def _own_modes(self, modes: ModesThen) -> ModesThen:
+        """Return modes in which parameters of other optimizers are frozen, as they are for this one's programs."""
+        if self.own is None:
+            return modes
+        if modes is not self._seen[0]:
+            parameters = self.modes.parameters
+            trained = [known and id(each) in self.own for known, each in zip(modes.trained, parameters)]
+            self._seen = modes, modes._replace(trained=trained)
+        assert self._seen[1] is not None
+        return self._seen[1]
+
+    def expects(self, losses: Sequence[Loss]) -> bool:
+        """Tell whether the last update was made from such losses, and nothing else."""
         last = self._last
-        if last is None or last.count > 1:
+        if last is None or not losses or (last.count > 1 and len(losses) == 1):
             return False
-        return last.graph is self._graphs.micro_batch([loss]).graph
+        batches = self._graphs.micro_batches(losses)
+        return last.count == len(batches) and last.graph is batches[0].graph
 
     def _check_zeroed(self, graph: StepGraph, modes: ModesThen) -> None:
         last = self._last
@@ -265,12 +323,18 @@ class CapturedTraining:
 
     def trained_in(self, losses: Sequence[Loss]) -> Sequence[bool]:
         """Return whether each parameter has a gradient, from losses or else from the last update."""
+        modes = self.modes.now() if self._last is None else self._last.modes
         for loss in losses:
             for operation in loss.operations:
-                modes = operation.signature.modes
-                if modes is not None and modes.of is self.modes:
-                    return modes.trained
-        return (self.modes.now() if self._last is None else self._last.modes).trained
+                then = operation.signature.modes
+                if then is not None and then.of is self.modes:
+                    return self._of_own(then)
+        return self._of_own(modes)
+
+    def _of_own(self, modes: ModesThen) -> Sequence[bool]:
+        if self.own is None:
+            return modes.trained
+        return [known for known, each in zip(modes.trained, self.modes.parameters) if id(each) in self.own]
 
     def _modes_of(self, batches: Sequence[MicroBatch]) -> ModesThen:
         """Return the modes of the calls of the model.
@@ -280,24 +344,33 @@ class CapturedTraining:
         """
         first: Optional[Operation] = None
         modes: Optional[ModesThen] = None
-        for batch in batches:
-            for call in batch.operations:
-                others = call.signature.modes
-                if others is None or others is modes:
-                    continue
-                if others.of is not self.modes:
-                    # A part of a model that was called before it was known to be one.
-                    return self.modes.now()
-                if first is None or modes is None:
-                    first, modes = call, others
-                elif others != modes:
-                    raise CaptureError(
-                        f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
-                        f"between {modes.difference(others)}. The calls of one update are one program: change the "
-                        "model after optimizer.step()."
-                    )
-        assert modes is not None
-        return modes
+        calls = [call for batch in batches for call in batch.operations if call.model is not None]
+        if self.own is not None:
+            calls.sort(key=self._has_weights_of, reverse=True)
+        for call in calls:
+            others = call.signature.modes
+            if others is None or others is modes:
+                continue
+            if others.of is not self.modes:
+                # A part of a model that was called before it was known to be one.
+                return self._own_modes(self.modes.now())
+            if self.own is not None:
+                own = self._own_modes(others)
+                # Whether a model is frozen that another optimizer trains makes no difference to this one's update.
+                others = own if modes is None or self._has_weights_of(call) else own._replace(trained=modes.trained)
+            if first is None or modes is None:
+                first, modes = call, others
+            elif others != modes:
+                raise CaptureError(
+                    f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
+                    f"between {modes.difference(others)}. The calls of one update are one program: change the "
+                    "model after optimizer.step()."
+                )
+        return self._own_modes(self.modes.now()) if modes is None else modes
+
+    def _has_weights_of(self, call: Operation) -> bool:
+        assert call.model is not None and self.own is not None
+        return not self.own.isdisjoint(call.model.parameter_ids())
 
     def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> _Compiled:
         self.gradients.look_for_readers()
@@ -345,7 +418,7 @@ class CapturedTraining:
 
     def _compile(self, wanted: _Compiled) -> _Compiled:
         """Make the program that serves from now on, and return what it will be compiled for when it runs."""
-        modes = self.modes.now()
+        modes = self._own_modes(self.modes.now())
         if modes != wanted.modes:
             raise CaptureError(
                 f"The model was called at {wanted.graph.called_at}, and before the update of that call at "
@@ -380,7 +453,7 @@ class CapturedTraining:
             assert self.optimizer is not None
             arguments = {**self.config.of_optimizer(), "max_grad_norm": self.max_grad_norm}
             conversion = convert_optimizer(self.optimizer, **arguments)
-            self.session.prepare_training(step, conversion, options, share_ipus=self.config.share_ipus)
+            self._trained = self.session.prepare_training(step, conversion, options, share_ipus=self.config.share_ipus)
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:
@@ -392,7 +465,6 @@ class CapturedTraining:
             if keep:
                 self._keep()
             self.session.replace_training(step, options, keep=keep)
-        self.prepared = True
         self._compiled = wanted
         self.compilations += 1
         return wanted
@@ -453,17 +525,21 @@ def _needed(batches: Sequence[MicroBatch]) -> List[Needed]:
         for position, operation in enumerate(batch.operations):
             for reference in operation.results:
                 value = reference()
-                if value is not None and value.is_needed(device):
+                if value is not None and value.tensor is None and value.is_needed(device):
                     needed.append(((position, value.index), number, value))
     return needed
 
 
 def _settle(
-    batches: Sequence[MicroBatch], needed: Sequence[Needed], compiled: _Compiled, outputs: Sequence[torch.Tensor]
+    batches: Sequence[MicroBatch],
+    needed: Sequence[Needed],
+    compiled: _Compiled,
+    outputs: Sequence[torch.Tensor],
+    keeps: Callable[[Operation], bool],
 ) -> None:
     for batch in batches:
         for operation in batch.operations:
-            operation.finish()
+            operation.finish(keeps(operation))
     beside = []
     for place, number, value in needed:
         value.take(_part(outputs[compiled.returned[place]], value.shape.size, number, len(batches)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from typing import Any, Callable, Container, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -208,6 +208,11 @@ class Value:
         operation = self.operation
         return self.tensor is not None or (operation.number <= CLOCK.settled and operation.computable)
 
+    @property
+    def live(self) -> bool:
+        """True if the value is known, and gradients can flow through it all the same."""
+        return self.shape.requires_grad and self.known and self.operation.live
+
     def get(self) -> torch.Tensor:
         """Return the tensor.
 
@@ -281,9 +286,14 @@ class CallSignature:
         aliases: Whether some of the result may share memory with an argument.
         modes: The modes of the captured model that is called; None for a function.
         writes: Names of the buffers that the call of a captured model writes into.
+        draws: Whether the call of a captured model draws random numbers.
+        warned: Whether somebody was told that it draws them in two programs.
     """
 
-    __slots__ = ("aliases", "function", "grad", "modes", "result", "shapes", "single", "structure", "writes")
+    __slots__ = (
+        *("aliases", "draws", "function", "grad", "modes", "result", "shapes", "single", "structure", "warned"),
+        "writes",
+    )
 
     def __init__(
         self,
@@ -294,6 +304,7 @@ class CallSignature:
         shapes: Sequence[Shape],
         modes: Optional[ModesThen] = None,
         writes: Sequence[str] = (),
+        draws: bool = False,
     ) -> None:
         self.function = function
         self.structure = structure
@@ -304,6 +315,7 @@ class CallSignature:
         self.aliases = any(shape.aliases for shape in shapes)
         self.modes = modes
         self.writes = tuple(writes)
+        self.draws, self.warned = draws, False
 
 
 NORM = CallSignature(
@@ -325,9 +337,13 @@ class Operation:
         done: Whether its values are known.
         problem: Why its values will never be known.
         kept: What is of no use once nobody can run this any more; not set where there is nothing.
+        before: What was in the buffers that it writes when it ran first, by name; empty where nobody may ask.
     """
 
-    __slots__ = ("__weakref__", "done", "kept", "leaves", "line", "model", "number", "problem", "results", "signature")
+    __slots__ = (
+        *("__weakref__", "_is_live", "before", "done", "kept", "leaves", "line", "model", "number", "problem"),
+        *("results", "signature"),
+    )
     kept: List[Any]
 
     def __init__(self, signature: CallSignature, model: Optional[Captured], leaves: Sequence[Any], line: Line) -> None:
@@ -339,6 +355,8 @@ class Operation:
         self.results: Sequence[weakref.ref[Value]] = ()
         self.problem: Optional[str] = None
         self.done = False
+        self.before: Mapping[str, torch.Tensor] = {}
+        self._is_live: Optional[bool] = None
         for leaf in leaves:
             if type(leaf) is Value:
                 reference = weakref.ref(self)
@@ -397,10 +415,28 @@ class Operation:
                 value.take(tensor)
         self.finish()
 
-    def finish(self) -> None:
-        """Let go of what the results were computed from."""
-        self.leaves = ()
-        self.done = True
+    @property
+    def live(self) -> bool:
+        """True if gradients can flow through it to weights, also when its values are known."""
+        if self._is_live is None:
+            if self.signature.function is None:
+                return self.signature.grad
+            values = [leaf for leaf in self.leaves if type(leaf) is not Number and leaf.shape.requires_grad]
+            if any(type(leaf) is Input or leaf.operation.live for leaf in values):
+                return True
+            if all(leaf.operation.done for leaf in values):
+                self._is_live = False
+        return bool(self._is_live)
+
+    def finish(self, keep: bool = False) -> None:
+        """Be done.
+
+        Args:
+            keep: Whether to remember what the results were computed from, for another optimizer's update.
+        """
+        self.done, self._is_live = True, keep
+        if not keep:
+            self.leaves, self.before = (), {}
 
     def _on_host(self, leaf: Any) -> Any:
         if isinstance(leaf, Value):

@@ -36,6 +36,13 @@ class Captured(Protocol):
     def whole(self) -> Captured:
         """The captured model that runs the updates: this, or the one that it is trained as a part of."""
 
+    @property
+    def several(self) -> bool:
+        """True if several optimizers train it."""
+
+    def parameter_ids(self) -> Sequence[int]:
+        """Return the ids of its parameters."""
+
     def owns(self, name: str, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is the model's parameter or buffer of this name."""
 
@@ -63,6 +70,9 @@ class Captured(Protocol):
 
     def know_norms(self, line: Line) -> bool:
         """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
+
+    def computes_alone(self, call: Any) -> bool:
+        """Tell whether the host can compute a call before those that were made before it have run."""
 
     def called_with(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""

@@ -98,6 +98,8 @@ class Signatures:
                     key.append(own.shape)
                     leaves.append(own)
                     continue
+                if own.live:
+                    break
             elif kind is _TENSOR:
                 tensor = value
             elif kind in numbers:

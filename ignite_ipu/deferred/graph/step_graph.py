@@ -104,16 +104,24 @@ class Loss:
         value: The loss.
         operations: What it is computed from, in order.
         line: Where backward was called.
+        retained: Whether gradients may flow through the operations once more.
         call: The call of an engine's step function in which that was, None outside of these.
     """
 
-    __slots__ = ("call", "line", "operations", "value")
+    __slots__ = ("call", "line", "operations", "retained", "value")
 
-    def __init__(self, value: Value, operations: Sequence[Operation], line: Line) -> None:
+    def __init__(self, value: Value, operations: Sequence[Operation], line: Line, retained: bool = False) -> None:
         self.value = value
         self.operations = operations
         self.line = line
+        self.retained = retained
         self.call = CALLS.current
+
+    def of(self, operations: Sequence[Operation]) -> Loss:
+        """Return the same with other operations."""
+        loss = Loss(self.value, operations, self.line, self.retained)
+        loss.call = self.call
+        return loss
 
 
 class MicroBatch:
@@ -228,12 +236,12 @@ class StepGraphs:
 
 
 def ancestors(value: Value) -> List[Operation]:
-    """Return the operations that a value is computed from, in order."""
+    """Return the operations that a value is computed from, in order; known ones, if gradients can flow through them."""
     found = {value.operation: None}
     waiting = [value.operation]
     while waiting:
         for leaf in waiting.pop().leaves:
-            if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
+            if type(leaf) is Value and (leaf.tensor is None or leaf.live) and leaf.operation not in found:
                 found[leaf.operation] = None
                 waiting.append(leaf.operation)
     return sorted(found, key=by_number)

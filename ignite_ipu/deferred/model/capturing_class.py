@@ -42,7 +42,7 @@ def capturing_class(base: Any) -> Any:
     def train(self: Any, mode: bool = True) -> Any:
         capture = self.__dict__.get(CAPTURE)
         if capture is not None:
-            capture.training.modes.look_again()
+            capture.modes.look_again()
             capture.evaluation.look_again()
             if mode != self.training:
                 capture.session.end_pass(always=False)
@@ -53,7 +53,7 @@ def capturing_class(base: Any) -> Any:
         if capture is None:
             base.zero_grad(self, set_to_none)
         else:
-            capture.updates.zero_grad(set_to_none, lambda: nn.Module.parameters(self))
+            capture.whole.zero_grad(set_to_none, self)
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         if CAPTURE not in self.__dict__:

@@ -174,6 +174,7 @@ class DeviceGradients:
     Args:
         model: The user's model.
         remedy: What its loop does to clip gradients; None puts nothing on parameters.
+        own: Ids of the parameters to look after; None for all.
 
     Attributes:
         source: Weakly, what has the values of gradients.
@@ -181,15 +182,20 @@ class DeviceGradients:
         gone: The numbers of parameters whose gradients somebody has taken off, until `taken_off` tells.
     """
 
-    def __init__(self, model: nn.Module, remedy: Optional[str]) -> None:
+    def __init__(self, model: nn.Module, remedy: Optional[str], own: Optional[Collection[int]] = None) -> None:
+        self._model = model
         self.source: Callable[[], Optional[GradientSource]] = _unknown
-        self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
+        self._named: List[Tuple[str, torch.Tensor]] = _named(model, own)
         self._remedy = remedy
         self._made: List[weakref.ref[DeviceGradient]] = []
         # By the number of the parameter; None where `remove` has taken the gradient off.
         self._gradients: Dict[int, Optional[weakref.ref[DeviceGradient]]] = {}
         self.placed = remedy is None
         self.gone: Set[int] = set()
+
+    def like(self, own: Collection[int]) -> DeviceGradients:
+        """Return the same for other parameters of the model."""
+        return DeviceGradients(self._model, self._remedy, own)
 
     def of(self, parameter: torch.Tensor) -> DeviceGradient:
         """Return what stands for the gradient of a parameter."""
@@ -384,15 +390,26 @@ def _error(arguments: List[Any]) -> CaptureError:
     )
 
 
-def check_all_parameters(model: nn.Module, parameters: Iterable[torch.Tensor]) -> None:
+def _named(model: nn.Module, own: Optional[Collection[int]]) -> List[Tuple[str, torch.Tensor]]:
+    return [(name, each) for name, each in model.named_parameters() if own is None or id(each) in own]
+
+
+def check_all_parameters(
+    model: nn.Module, parameters: Iterable[torch.Tensor], own: Optional[Collection[int]] = None
+) -> None:
     """Refuse to clip the gradients of some parameters only.
+
+    Args:
+        model: The model.
+        parameters: Those whose gradients are clipped.
+        own: Ids of those that the optimizer trains; None for all.
 
     Raises:
         CaptureError: Parameters that are trained are missing.
     """
     given = set(map(id, parameters))
     with torch._C.DisableTorchFunctionSubclass():
-        named = list(model.named_parameters())
+        named = _named(model, own)
         missing = [name for name, each in named if requires_grad(each) and id(each) not in given]
     if given and missing:
         raise CaptureError(

@@ -96,6 +96,7 @@ def expected_loss(value: Value, line: Line) -> Optional[Loss]:
         scalar = not current.shape.size or max(current.shape.size) == 1
         if scalar and current.shape.requires_grad and not following and current.handle() is not None:
             last.append(current)
+    last = [each for each in last if each is not value] or last
     return Loss(last[0], ancestors(last[0]), line) if len(last) == 1 else None
 
 
@@ -143,8 +144,8 @@ def early_read_error(
 
 
 def _has_gone_backward(model: Captured, value: Value) -> bool:
-    calls = [operation for operation in ancestors(value) if operation.signature is not NORM]
-    own = {operation for operation in calls if operation.model and operation.model.whole is model}
+    calls = [each for each in ancestors(value) if each.signature is not NORM and not each.done]
+    own = {operation for operation in calls if operation.model is not None and operation.model.whole is model}
     return own <= {operation for loss in model.pending for operation in loss.operations}
 
 

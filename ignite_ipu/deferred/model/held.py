@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from typing import Set
+from typing import FrozenSet, Set
 
 import torch
 from torch import nn
 
 from ignite_ipu.program.tensors.raw import requires_grad
 
-__all__ = ["MODEL", "OPTIMIZERS", "held_parameters", "is_held", "is_trained", "release_optimizer"]
+__all__ = ["MODEL", "OPTIMIZERS", "held_by", "held_parameters", "is_held", "is_trained", "release_optimizer"]
 
 OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 MODEL = "_ignite_ipu_model"
-"""The attribute of an optimizer that holds, weakly, the captured model that it trains."""
+"""The attribute of an optimizer that holds, weakly, its updates of a captured model."""
 
 
 def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -26,7 +26,12 @@ def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 def held_parameters() -> Set[int]:
     """Return the ids of the parameters that some optimizer holds."""
-    return {id(each) for optimizer in list(OPTIMIZERS) for group in optimizer.param_groups for each in group["params"]}
+    return {each for optimizer in list(OPTIMIZERS) for each in held_by(optimizer)}
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
+    """Return the ids of the parameters that an optimizer holds."""
+    return frozenset(id(each) for group in optimizer.param_groups for each in group["params"])
 
 
 def is_held(model: nn.Module) -> bool:

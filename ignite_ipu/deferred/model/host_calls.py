@@ -39,11 +39,13 @@ class HostCall(NamedTuple):
     Attributes:
         output: What it returned.
         writes: The names of the buffers that it wrote into.
+        draws: Whether it drew random numbers of PyTorch's.
         shared: The memory of arguments and weights, some of which may be that of the output.
     """
 
     output: Any
     writes: List[str]
+    draws: bool
     shared: FrozenSet[int]
 
     def signature(self, structure: Structure, leaves: Sequence[Any], modes: ModesThen, frozen: bool) -> CallSignature:
@@ -56,7 +58,7 @@ class HostCall(NamedTuple):
         aliases = [part in self.shared or memory.count(part) > 1 for part in memory]
         pairs = zip(tensors, aliases)
         shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
-        return CallSignature(None, structure, grad, result, shapes, modes, self.writes)
+        return CallSignature(None, structure, grad, result, shapes, modes, self.writes, self.draws)
 
 
 def called_on_host(
@@ -83,6 +85,7 @@ def called_on_host(
     left_there: Dict[str, torch.Tensor] = {}
     copies: List[torch.Tensor] = []
 
+    drawn: List[bool] = []
     given: List[Any] = []
     what = f"The forward of {name}, called at {current_line()},"
 
@@ -95,9 +98,12 @@ def called_on_host(
             given[:] = args, kwargs = unflatten(structure, copies)
         except CaptureError:
             raise CaptureError(what + _CHANGES_ARGUMENT) from None
+        random = torch.get_rng_state()
         with GradientHookGuard(), ForwardGuard(), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
             output = torch.func.functional_call(model, left_there, args, kwargs)
+        if not torch.equal(random, torch.get_rng_state()):
+            drawn[:] = [True]
         held.check(buffers, left_there)
         return output
 
@@ -122,11 +128,15 @@ def called_on_host(
                 "of its own, which the loop would not see. Let it compute a new tensor (x = x - 1 instead of x -= 1, "
                 "inplace=False in its first layer)."
             )
-    writes = [path for path, buffer in buffers.items() if _was_written(buffer, before[path])]
+    written = {path for path, buffer in buffers.items() if _was_written(buffer, before[path])}
+    # Statistics of zeros may be what they were before.
+    owners = {path.rpartition(".")[0] for path in written}
+    norms = {path for path in owners if isinstance(model.get_submodule(path), _NormBase)}
+    writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
     _refuse_counters(model, {path: before[path].dtype for path in writes}, what)
     with torch._C.DisableTorchFunctionSubclass():
         shared = [tensor.untyped_storage()._cdata for tensor in (*copies, *buffers.values(), *model.parameters())]
-    return HostCall(called.result, writes, frozenset(shared))
+    return HostCall(called.result, writes, bool(drawn), frozenset(shared))
 
 
 def _refuse_counters(model: nn.Module, written: Mapping[str, torch.dtype], what: str) -> None:

@@ -68,7 +68,8 @@ def join(captures: List[CapturedModel], reason: str) -> CapturedModel:
         )
     for capture in captures:
         # What has been trained alone goes on together with the others.
-        capture.training.forget_program()
+        for turn in capture.turns:
+            turn.training.forget_program()
     whole = captures[0].like(JoinedModels(tops))
     whole.join(parts)
     return whole

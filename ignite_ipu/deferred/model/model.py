@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, cast
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gradients
 from ignite_ipu.deferred.compiled.first_calls import call_first
-from ignite_ipu.deferred.compiled.modes import ReplacedError
+from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
 from ignite_ipu.deferred.graph.owners import own, parameter_of
@@ -26,16 +26,17 @@ from ignite_ipu.deferred.graph.structure import Structure, flatten_call, unflatt
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
-from ignite_ipu.deferred.model.held import is_trained, release_optimizer
+from ignite_ipu.deferred.model.held import held_by, is_trained, release_optimizer
 from ignite_ipu.deferred.model.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.model.transforms import refuse_transforms
+from ignite_ipu.deferred.model.turns import is_statistic
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
 from ignite_ipu.deferred.settings import CaptureObserver
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
 from ignite_ipu.deferred.tensor.routing import awaits_backward
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results, deferred_values
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, all_values, as_leaf, deferred_results, deferred_values
+from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
@@ -67,7 +68,8 @@ class CapturedModel:
         path: Where in the whole's model this one is.
         session: The model's session, with the weights and the programs.
         evaluation: What runs evaluations.
-        updates: What the whole's optimizer makes of its losses.
+        turns: What each of the whole's optimizers makes of its losses; one before they are known.
+        modes: The modes of the whole's model.
         edits, buffer_writes: What was written on the host, and what calls will write with their updates.
     """
 
@@ -106,8 +108,8 @@ class CapturedModel:
         model = self.model
         self.session = IPUSession.of(model)
         self.session.refuse_second_trainer()
-        training, gradients = CapturedTraining(self.session, self.config), DeviceGradients(model, self._clip_remedy)
-        self.updates = Updates(self, training, gradients)
+        self.modes = Modes(model, self.session.weights)
+        self.turns = [Updates(self, self._new_training(), DeviceGradients(model, self._clip_remedy))]
         self.evaluation = CapturedEvaluation(self.session, self.config)
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferWrites()
@@ -148,6 +150,13 @@ class CapturedModel:
         own = (self.config, self._join, self.postponed, self._clip_remedy)
         return CapturedModel(model, *own, observer=self._observer, joins=True)
 
+    def _new_training(self) -> CapturedTraining:
+        return CapturedTraining(self.session, self.config, self.modes)
+
+    def parameter_ids(self) -> Sequence[int]:
+        """Return the ids of its parameters."""
+        return [id(parameter) for parameter in self.model.parameters()]
+
     def owns(self, name: str, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is the model's parameter or buffer of this name."""
         return self._tensors.get(name) is tensor
@@ -186,7 +195,9 @@ class CapturedModel:
 
     def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         """Tell whether the model is called with what a step has yet to compute."""
-        return any(map(awaits_backward, deferred_values((args, kwargs))))
+        return any(map(awaits_backward, deferred_values((args, kwargs)))) or (
+            torch.is_grad_enabled() and any(value.live for value in all_values((args, kwargs)))
+        )
 
     @property
     def is_frozen(self) -> bool:
@@ -197,7 +208,7 @@ class CapturedModel:
     def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: SignaturesByModes) -> Any:
         whole, line = self.whole, current_line(above=4)
         whole.edits.look()
-        modes = whole.training.modes.now()
+        modes = whole.modes.now()
         signatures = known.last if modes is known.modes else known.of(modes)
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
@@ -224,7 +235,7 @@ class CapturedModel:
                 called = self._called_on_host(structure, leaves)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 self.whole.edits.look()
-                modes = self.whole.training.modes.now()
+                modes = self.whole.modes.now()
                 signatures = known.of(modes)
                 make = functools.partial(called.signature, structure, leaves, modes, self.is_frozen)
                 signature = seen_before(signatures.templates, key, make)
@@ -266,48 +277,148 @@ class CapturedModel:
     @contextlib.contextmanager
     def _without_gradients(self) -> Iterator[None]:
         """Take gradients off for a compiler that looks at them, until the `with` block ends."""
-        self.updates.gradients.remove()
+        for turn in self.turns:
+            turn.gradients.remove()
         try:
             yield
         finally:
-            if self.pending:
-                self.updates.gradients.place(self.training.gradients.unused)
+            for turn in self.turns:
+                if turn.pending:
+                    turn.gradients.place(turn.training.gradients.unused)
 
     # -- updates --------------------------------------------------------------------------------------------------
 
     @property
-    def training(self) -> CapturedTraining:
-        """Runner of the updates."""
-        return self.updates.training
+    def updates(self) -> Updates:
+        """Updates of the optimizer; of the first of several."""
+        return self.turns[0]
 
     @property
-    def pending(self) -> List[Loss]:
+    def training(self) -> CapturedTraining:
+        """Runner of the updates of the optimizer; of the first of several."""
+        return self.turns[0].training
+
+    @property
+    def uncleared(self) -> Optional[Line]:
+        """Line of the last update, as long as its gradients have not been cleared; of several the next update asks."""
+        return None if self.several else self.turns[0].uncleared
+
+    @property
+    def several(self) -> bool:
+        """True if several optimizers train it."""
+        return len(self.turns) > 1
+
+    @property
+    def pending(self) -> Sequence[Loss]:
         """Losses that went backward since the last update."""
-        return self.updates.pending
+        return self.turns[0].pending if len(self.turns) == 1 else [loss for turn in self.turns for loss in turn.pending]
+
+    def turn_of(self, optimizer: torch.optim.Optimizer) -> Updates:
+        """Return the updates by an optimizer, which has parameters of its own where another one is known."""
+        for turn in self.turns:
+            if turn.training.optimizer is optimizer:
+                return turn
+        turn = self.turns[0]
+        if turn.training.optimizer is not None:
+            turn = Updates(self, self._new_training(), DeviceGradients(self.model, None))
+            self.turns.append(turn)
+        turn.training.optimizer = optimizer
+        if self.several:
+            losses = list(dict.fromkeys(self.pending))
+            for each in self.turns:
+                assert each.training.optimizer is not None
+                own = held_by(each.training.optimizer)
+                each.train_only(own, DeviceGradients(self.model, self._clip_remedy, own))
+                each.pending = [loss for loss in losses if each.chosen([loss])]
+        return turn
+
+    def turn_with(self, parameters: Sequence[torch.Tensor]) -> Updates:
+        """Return the updates of those parameters; of all, where one optimizer has all.
+
+        Raises:
+            CaptureError: Several optimizers train them.
+        """
+        ids, turns = {id(parameter) for parameter in parameters}, self.whole.turns
+        found = [turn for turn in turns if len(turns) == 1 or not ids.isdisjoint(turn.training.own or ())]
+        if len(found) != 1:
+            raise CaptureError(
+                f"Gradients of {self.name} are used at {current_line()} that are several optimizers', or none's: clip "
+                "those of each optimizer's parameters by a call of its own."
+            )
+        return found[0]
+
+    def clip(
+        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any = None
+    ) -> torch.Tensor:
+        """Clip the gradients of parameters in the coming update, and return their norm, as `Updates.clip` does.
+
+        Raises:
+            CaptureError: The device cannot, or these are not all that the update is of.
+        """
+        if not self.whole.several:
+            return self.whole.updates.clip(parameters, max_norm, norm_type, given)
+        tensors = list(parameters)
+        return self.whole.turn_with(tensors).clip(tensors, max_norm, norm_type)
+
+    def zero_grad(self, set_to_none: bool, model: nn.Module) -> None:
+        """Do what `zero_grad` of a model does, this or a part of it.
+
+        Raises:
+            CaptureError: It is of some of an optimizer's parameters, whose other gradients PyTorch keeps.
+        """
+        ids = {id(parameter) for parameter in nn.Module.parameters(model)}
+        for turn in self.turns:
+            own = turn.training.own
+            if own is None or ids.issuperset(own):
+                turn.zero_grad(set_to_none, lambda: nn.Module.parameters(model))
+            elif not ids.isdisjoint(own) and turn.pending:
+                raise CaptureError(
+                    f"zero_grad() of {type(model).__name__} at {current_line()} clears some of the gradients that the "
+                    f"next step of a {type(turn.training.optimizer).__name__} uses. A device's update is of all of its "
+                    "gradients: call optimizer.zero_grad()."
+                )
 
     def backward(self, loss: Loss) -> None:
-        """Take a loss that went backward."""
-        self.updates.backward(loss)
+        """Take a loss that went backward.
+
+        Raises:
+            CaptureError: It cannot be a part of the update, or no optimizer has weights that it reaches.
+        """
+        turns = [turn for turn in self.whole.turns if turn.reach is None or turn.chosen([loss])]
+        if not turns:
+            raise CaptureError(
+                f"The loss at {loss.line} trains no weights that an optimizer holds: its gradients would be used by "
+                "nobody."
+            )
+        for turn in turns:
+            turn.backward(loss)
         if self._observer is not None:
             self._observer.went_backward(self)
 
     @property
     def accumulates(self) -> Optional[bool]:
         """True if updates are made from several micro-batches, as far as the last one tells; None before the first."""
+        if self.several:
+            return False  # they are compared with the last update each time
         last = self.training.last_count
         return None if last is None else last > 1
 
     def know_norms(self, line: Line) -> bool:
         """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
-        return self.updates.show_host_gradients(line) and self.training.gradients.settle_norms()
+        return not self.several and self.updates.show_host_gradients(line) and self.training.gradients.settle_norms()
 
     def early_losses(self, value: Value) -> Optional[Sequence[Loss]]:
         """Return what has yet to go backward for the update of a value; None if no update can run for it."""
-        return self.updates.early_losses(value)
+        for turn in self.whole.turns:
+            losses = turn.early_losses(value)
+            if losses is not None:
+                self._next = turn
+                return losses
+        return None
 
     def run_early(self, losses: Sequence[Loss]) -> None:
         """Run the update before `optimizer.step()`, for a value that somebody reads."""
-        self.updates.run_early(losses)
+        self._next.run_early(losses)
 
     def refuse_read(self, value: Value, what: str) -> None:
         """Refuse a read for which no update can run.
@@ -315,6 +426,12 @@ class CapturedModel:
         Raises:
             EarlyReadError: Always.
         """
+        if self.several:
+            raise EarlyReadError(
+                f"{what} at {current_line()} asks for a value of an update by one of several optimizers before its "
+                "step(), and the host cannot compute it beside that: random numbers are drawn for it, or calls of the "
+                "model read what earlier ones write. Read it after that step()."
+            )
         raise early_read_error(self, self.postponed, value, what)
 
     def confirm(self, line: Line) -> None:
@@ -323,11 +440,23 @@ class CapturedModel:
         Raises:
             CaptureError: Gradients of the update before have not been cleared.
         """
-        self.updates.confirm(line)
+        for turn in self.turns:
+            turn.confirm(line)
 
     def computes_on_host(self, line: Line) -> bool:
         """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""
-        return self.whole.updates.computes_on_host(line)
+        turns = self.whole.turns
+        return all(turn.early is None for turn in turns) and turns[0].computes_on_host(line)
+
+    def computes_alone(self, call: Operation) -> bool:
+        """Tell whether the host can compute a call before those that were made before it have run.
+
+        It cannot where they write what this one reads; batch statistics are not read in training mode.
+        """
+        waiting = self.whole.buffer_writes.waiting
+        before = [each[2]() for number, each in waiting.items() if number < call.number]
+        names = {name for each in before if each is not None and each.model is self for name in each.signature.writes}
+        return all(is_statistic(call, name) for name in names & {*call.signature.writes})
 
     def called_with(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""
@@ -340,17 +469,20 @@ class CapturedModel:
     def join(self, parts: List[CapturedModel]) -> None:
         """Run the updates and evaluations of other captured models, which are parts of this one's model."""
         for whole in {part.whole: None for part in parts}:
-            mine, before = self.updates, whole.updates
-            mine.pending += before.pending
-            mine.early = mine.early or before.early
-            mine.uncleared = mine.uncleared or before.uncleared
             self.buffer_writes.take_over(whole.buffer_writes)
-            before.pending = []
+            for before in whole.turns:
+                optimizer = before.training.optimizer
+                mine = self.turns[0] if optimizer is None else self.turn_of(optimizer)
+                mine.pending += [loss for loss in before.pending if loss not in mine.pending]
+                mine.early = mine.early or before.early
+                mine.uncleared = mine.uncleared or before.uncleared
+                before.pending = []
         for part in parts:
             session = part.session
             if session is not self.session:
                 session.close()
-                part.updates.gradients.remove()
+                for turn in part.turns:
+                    turn.gradients.remove()
                 self._look_after(session)
             part._follow(self)
         self.parts = parts
@@ -359,7 +491,8 @@ class CapturedModel:
         """Be a part of a model from now on."""
         (self.path,) = [name for name, module in whole.model.named_modules() if module is self.model]
         self.whole = whole
-        self.session, self.updates, self.evaluation = whole.session, whole.updates, whole.evaluation
+        self.session, self.turns, self.evaluation = whole.session, whole.turns, whole.evaluation
+        self.modes = whole.modes
         self.session.serve(self.model)
 
     def close(self) -> None:
@@ -370,20 +503,23 @@ class CapturedModel:
         """
         if self.whole is not self:
             return self.whole.close()
-        if self.pending:
+        lost = [loss for loss in self.pending if not loss.value.operation.done]
+        if lost:
             _logger.warning(
                 "%s was given back before optimizer.step(): the gradients of %d losses that went backward are dropped, "
                 "where PyTorch keeps them. Call optimizer.step() or zero_grad() before.",
                 self.name,
-                len(self.pending),
+                len(lost),
             )
-        self.updates.give_up("its model was given back")
-        self.updates.gradients.remove()
+        for turn in self.turns:
+            turn.give_up("its model was given back")
+            turn.gradients.remove()
         try:
             self.session.close()
         finally:
-            if self.training.optimizer is not None:
-                release_optimizer(self.training.optimizer)
+            for turn in self.turns:
+                if turn.training.optimizer is not None:
+                    release_optimizer(turn.training.optimizer)
             for capture in (self, *self.parts):
                 release_class(capture.model)
                 # A value that the user still holds keeps this alive, but its tensors are not captured any more.

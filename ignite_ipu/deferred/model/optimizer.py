@@ -13,9 +13,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ignite_ipu.deferred.model.held import MODEL, OPTIMIZERS, is_held
+from ignite_ipu.deferred.model.held import MODEL, OPTIMIZERS, held_by, is_held
 from ignite_ipu.deferred.model.joined import join
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.tensors.raw import requires_grad
@@ -35,9 +36,8 @@ def capture_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[CapturedModel]:
     """Return what trains captured models, joined as far as they have an optimizer or a loss in common.
 
-    They know their optimizers then. Of several optimizers of one model the one counts that could train it alone; which
-    one does, its `step()` says. Frozen models that no optimizer holds become parts of the one that is trained, if one
-    is.
+    They know their optimizers then. Of several optimizers of the same weights the one counts that could train the model
+    alone; which one does, its `step()` says.
 
     Args:
         models: What a loss is computed by.
@@ -46,44 +46,57 @@ def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[Ca
     optimizers = list(OPTIMIZERS)
     for optimizer in optimizers:
         _joined(optimizer)
+    wholes = list(dict.fromkeys(model.whole for model in models))
+    if len(wholes) > 1:
+        # The trained ones come first.
+        wholes.sort(key=lambda model: not is_held(model.model) and model.is_frozen)
+        wholes = [join(wholes, f"The loss at {line} is computed by")]
     for optimizer in sorted(optimizers, key=lambda optimizer: not _trains_alone(optimizer)):
         model = _joined(optimizer)
-        if model is not None and model.training.optimizer is None:
-            captured_by(optimizer)
-    wholes = list(dict.fromkeys(model.whole for model in models))
-    trained = [model for model in wholes if is_held(model.model) or not model.is_frozen]
-    if len(wholes) == 1 or len(trained) != 1:
-        return wholes
-    frozen = [model for model in wholes if model is not trained[0]]
-    return [join([*trained, *frozen], f"The loss at {line} is computed by")]
+        if model is not None and (model.training.optimizer is None or not _overlapping(optimizer, model)):
+            model.turn_of(optimizer)
+    return wholes
 
 
-def captured_by(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
-    """Return the captured model whose parameters an optimizer holds, None if it holds no captured parameters.
+def captured_by(optimizer: torch.optim.Optimizer) -> Optional[Updates]:
+    """Return the updates of captured models by an optimizer that holds parameters of these; None if it holds none.
 
     Several models whose parameters it holds become one from then on.
 
     Raises:
         CaptureError: These models share modules, or the model has another optimizer for some of its parameters.
     """
-    known: Optional[weakref.ref[CapturedModel]] = optimizer.__dict__.get(MODEL)
-    model = None if known is None else known()
-    if model is not None and model.whole is model and model.training.prepared:
-        return model
+    known: Optional[weakref.ref[Updates]] = optimizer.__dict__.get(MODEL)
+    updates = None if known is None else known()
+    if updates is not None and updates.is_current and updates.training.prepared:
+        return updates
     model = _joined(optimizer)
     if model is None:
         return None
-    other = model.training.optimizer
-    if other is None:
-        model.training.optimizer = optimizer
-    elif other is not optimizer and not _holds_all(optimizer, model):
+    others = _overlapping(optimizer, model)
+    if others and _holds_all(optimizer, model) and not model.several:
+        updates = model.updates
+    elif others:
         raise CaptureError(
-            f"The model {model.name} has two optimizers, a {type(other).__name__} and a {type(optimizer).__name__}, "
-            "but a device step updates all weights by one. Use one optimizer with a parameter group for each part, "
-            "which may have a learning rate of its own."
+            f"The model {model.name} has two optimizers for the same weights, a {type(others[0]).__name__} and a "
+            f"{type(optimizer).__name__}. Let each have parameters of its own, or let each have all of them where one "
+            "follows the other."
         )
-    optimizer.__dict__[MODEL] = weakref.ref(model)
-    return model
+    else:
+        updates = model.turn_of(optimizer)
+        if not _holds_all(optimizer, model):
+            for other in list(OPTIMIZERS):
+                if other is not optimizer and _joined(other) is model and not _overlapping(other, model):
+                    model.turn_of(other)
+    optimizer.__dict__[MODEL] = weakref.ref(updates)
+    return updates
+
+
+def _overlapping(optimizer: torch.optim.Optimizer, model: CapturedModel) -> List[torch.optim.Optimizer]:
+    """Return the other optimizers of a model that hold some of the same parameters."""
+    own = held_by(optimizer)
+    others = [turn.training.optimizer for turn in model.turns]
+    return [each for each in others if each is not None and each is not optimizer and own & held_by(each)]
 
 
 def _joined(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
@@ -105,14 +118,14 @@ def _trains_alone(optimizer: torch.optim.Optimizer) -> bool:
 
 def _holds_all(optimizer: torch.optim.Optimizer, model: CapturedModel) -> bool:
     """Tell whether an optimizer alone could train a model."""
-    held = set(map(id, _held(optimizer)))
+    held = held_by(optimizer)
     with torch._C.DisableTorchFunctionSubclass():
         return all(id(parameter) in held for parameter in model.model.parameters() if requires_grad(parameter))
 
 
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
-    model = captured_by(self)
-    if model is None:
+    updates = captured_by(self)
+    if updates is None:
         type(self).step(self, closure)
         return
     if closure is not None:
@@ -120,12 +133,12 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
             "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
             "then step() without a closure."
         )
-    if model.training.optimizer is not self:
-        model.updates.use(self)
+    if updates.training.optimizer is not self:
+        updates.use(self)
     # Once there is a device's optimizer, one hook of this library's guards the step of the host.
-    if _global_optimizer_pre_hooks or len(self._optimizer_step_pre_hooks) > model.training.prepared:
+    if _global_optimizer_pre_hooks or len(self._optimizer_step_pre_hooks) > updates.training.prepared:
         _run_before(self, of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks))
-    model.updates.step()
+    updates.step()
     if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
         for hook in of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
             hook(self, (self,), {})
@@ -141,23 +154,23 @@ def _run_before(optimizer: torch.optim.Optimizer, hooks: Sequence[Callable[..., 
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-    model = captured_by(self)
-    if model is None:
+    updates = captured_by(self)
+    if updates is None:
         type(self).zero_grad(self, set_to_none)
         return
-    model.updates.zero_grad(
-        set_to_none, lambda: [parameter for group in self.param_groups for parameter in group["params"]]
-    )
-    if model.training.optimizer is not self:
+    updates.zero_grad(set_to_none, lambda: _held(self))
+    if updates.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
-        model.training.change_optimizer(self)
+        updates.training.change_optimizer(self)
 
 
 def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -> None:
-    model = captured_by(self)
-    if model is not None and model.training.optimizer is self:
-        model.training.forget_program()
+    updates = captured_by(self)
+    if updates is not None and updates.training.optimizer is self:
+        updates.training.forget_program()
     type(self).add_param_group(self, param_group)
+    if updates is not None:
+        updates.look_again()
 
 
 # Schedulers wrap the step of their optimizer to learn whether it was called, and warn when they find another one. The

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import weakref
-from typing import Any, Callable, Iterable, List, Optional, Protocol, Sequence
+from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Optional, Protocol, Sequence
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, keep_inputs
+from ignite_ipu.deferred.graph.operations import CLOCK, NORM, Operation, Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import Captured
-from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.reach import Reach, gradient_path
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.model.device_gradients import (
     DeviceGradient,
     DeviceGradients,
@@ -21,8 +23,9 @@ from ignite_ipu.deferred.model.device_gradients import (
     refuse_uncleared,
 )
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete, may_run_early
-from ignite_ipu.deferred.model.held import held_parameters
+from ignite_ipu.deferred.model.held import held_by, held_parameters
 from ignite_ipu.deferred.model.host_gradients import gradients_on_host
+from ignite_ipu.deferred.model.turns import Older, begin_again, forget, keep_buffers, values_of_then
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
 from ignite_ipu.deferred.tensor.tensor import deferred_results
@@ -45,8 +48,8 @@ class _Whole(Captured, Protocol):
     postponed: Callable[[], Optional[str]]
 
     @property
-    def updates(self) -> Updates:
-        """Updates of its optimizer."""
+    def turns(self) -> Sequence[Updates]:
+        """Updates of its optimizers."""
 
     @property
     def whole(self) -> _Whole:
@@ -69,6 +72,8 @@ class Updates:
         pending: Losses that went backward since the last update.
         early: The update that ran before its `optimizer.step()`, until that comes.
         uncleared: Where the last update was made, as long as its gradients have not been cleared.
+        reach: Finds what losses compute from this optimizer's weights, where there are several; else None.
+        stepped: When the last update ran, by `CLOCK`.
     """
 
     def __init__(self, model: _Whole, training: CapturedTraining, gradients: DeviceGradients) -> None:
@@ -81,6 +86,43 @@ class Updates:
         # How many losses the gradients that the host has computed are of.
         self._shown = 0
         self._told_of_host_reads = False
+        self.reach: Optional[Reach] = None
+        self.stepped = 0
+        # Weights of other optimizers before their steps, with which what is pending has been computed.
+        self._older: Dict[Updates, Older] = {}
+
+    @property
+    def is_current(self) -> bool:
+        """True unless the model is trained as a part of a larger one by now."""
+        return self._model.whole is self._model
+
+    def look_again(self) -> None:
+        """Look for the parameters that the optimizer holds, of which there may be more now."""
+        if self.reach is not None and self.training.optimizer is not None:
+            own = held_by(self.training.optimizer)
+            self.train_only(own, self.gradients.like(own))
+
+    def train_only(self, own: FrozenSet[int], gradients: DeviceGradients) -> None:
+        """Train some of the model's parameters from now on; others have optimizers of their own.
+
+        Args:
+            own: Ids of the parameters that the optimizer holds.
+            gradients: What stands for their gradients.
+        """
+        self.training.forget_program()
+        self.training.own, self.reach = own, Reach(own)
+        self.gradients.remove()
+        self.gradients = gradients
+
+    @property
+    def _others(self) -> List[Updates]:
+        return [turn for turn in self._model.turns if turn is not self]
+
+    def chosen(self, losses: Sequence[Loss]) -> List[Loss]:
+        """Return losses with the operations that this optimizer's update makes; without those that do not reach it."""
+        if self.reach is None:
+            return list(losses)
+        return [loss for loss in map(self.reach.trained, losses) if loss is not None]
 
     def backward(self, loss: Loss) -> None:
         """Take a loss that went backward."""
@@ -94,7 +136,8 @@ class Updates:
         if self.gradients.gone:
             self._follow_gradients("backward()")
         self._model.edits.look()
-        self.training.modes.check_trained(loss)
+        for chosen in self.chosen([loss]):
+            self.training.modes.check_trained(chosen, self.training.own)
         if not self.gradients.placed:
             self.gradients.refuse_those_of_before(held_parameters)
             self.gradients.place(self.training.gradients.unused)
@@ -131,7 +174,7 @@ class Updates:
             self._follow_gradients("step()")
         if self.early is not None:
             self.early.check_confirmed()
-            link = self._model.session.link
+            link = self.training.link
             if link is not None and link.changes():
                 raise self.early.error(
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
@@ -197,10 +240,23 @@ class Updates:
             self.early.check_confirmed()
             return None
         postponed = self._model.postponed
+        if self.reach is not None:
+            return self._early_losses_in_turn(value)
         if may_run_early(self._model, postponed, value):
             return ()
         loss = None if self.pending or postponed() else expected_loss(value, current_line())
-        return (loss,) if loss is not None and self.training.expects(loss) else None
+        return (loss,) if loss is not None and self.training.expects([loss]) else None
+
+    def _early_losses_in_turn(self, value: Value) -> Optional[Sequence[Loss]]:
+        """Do so where other optimizers may use the losses: the update is the one before, or none."""
+        ahead: List[Loss] = []
+        if not self.pending and self._model.postponed() is None:
+            loss = expected_loss(value, current_line())
+            ahead += [] if loss is None else [loss]
+        losses = self.chosen([*self.pending, *ahead])
+        made = {operation for loss in losses for operation in loss.operations}
+        calls = {each for each in ancestors(value) if each.signature.modes is not None and not each.done}
+        return ahead if losses and calls <= made and self.training.expects(losses) else None
 
     def run_early(self, losses: Sequence[Loss]) -> None:
         """Run the update before `optimizer.step()`, for a value that somebody reads.
@@ -212,7 +268,7 @@ class Updates:
             self._model.find_optimizer()
         # Which may train several models as one.
         whole = self._model.whole
-        updates, uncleared = whole.updates, None
+        updates, uncleared = self if self.is_current else whole.turns[0], None
         for loss in losses:
             # Gradients of the update before may still be cleared: natively there are none of this one yet.
             uncleared, updates.uncleared = updates.uncleared, None
@@ -262,15 +318,22 @@ class Updates:
         Raises:
             CaptureError: The update was made without bringing gradients back.
         """
-        if self._model.whole.updates is not self:
-            return self._model.whole.updates.gradient_of(parameter)
+        if not self.is_current:
+            return self._model.whole.turns[0].gradient_of(parameter)
         training = self.training
         if self.pending:
             line = current_line()
+            if self.reach is not None and (self.uncleared or not self.training.expects(self.chosen(self.pending))):
+                raise CaptureError(
+                    f"A gradient is read at {line} of a loss that went backward at {self.pending[-1].line}, for one of "
+                    "several optimizers, before its step(): what else its update is of is not known. Read it after "
+                    "that step()."
+                )
             training.gradients.want(str(line))
             if not self.show_host_gradients(line):
                 self.run_early(())
-                return self._model.whole.updates.gradient_of(parameter)
+                turns = self._model.whole.turns
+                return (self if self in turns else turns[0]).gradient_of(parameter)
         if not self._gone_backward():
             with torch._C.DisableTorchFunctionSubclass():
                 had = requires_grad(parameter) and id(parameter) not in training.gradients.unused
@@ -286,7 +349,7 @@ class Updates:
             False if the update can run for them: it is complete, by what is known of the loop.
         """
         complete = incomplete(self.pending, self._model.postponed) is None and self._model.accumulates is False
-        if complete or not self.computes_on_host(line):
+        if complete or self.reach is not None or not self.computes_on_host(line):
             return False
         if self._shown != len(self.pending):
             self.training.gradients.show(gradients_on_host(self._model.session.model, self.pending))
@@ -356,9 +419,9 @@ class Updates:
             parameters = list(parameters)
             told = len(parameters)
         trained = self.training.modes.trained()
-        if (told, trained) != self.training.clipped:
-            check_all_parameters(self._model.whole.session.model, parameters)
-            self.training.clipped = told, trained
+        if (told, trained) != self.training.checked:
+            check_all_parameters(self._model.whole.session.model, parameters, self.training.own)
+            self.training.checked = told, trained
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer than before make the coming updates.
@@ -379,12 +442,16 @@ class Updates:
     def _run(self) -> None:
         if self.uncleared is not None:
             refuse_uncleared(self.uncleared)
-        losses, self.pending, self._shown = self.pending, [], 0
-        if self._model.buffer_writes.waiting:
-            self._model.buffer_writes.check_update(losses, self._model)
-        self._model.edits.check(losses, self._model)
+        model, (losses, self.pending, self._shown) = self._model, (self.pending, [], 0)
+        chosen, several = self.chosen(losses), self.reach is not None
+        if model.buffer_writes.waiting:
+            model.buffer_writes.check_update(chosen, model, several)
+        model.edits.check(chosen, model)
         try:
-            self.training.run(losses)
+            if several:
+                self._run_in_turn(losses, chosen)
+            else:
+                self.training.run(losses)
         except BaseException as error:
             for loss in losses:
                 _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
@@ -395,16 +462,51 @@ class Updates:
         if not self.gradients.placed:
             self.gradients.place(unused)
 
+    def _run_in_turn(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:
+        """Run an update, and keep what the updates of other optimizers need of the operations and weights of now."""
+        weights, others = self._model.session.weights, self._others
+        for other in others:
+            other.keep_older(self)
+        path = {operation for loss in losses if not loss.retained for operation in gradient_path(loss.value)}
+        awaited = {each for other in others for loss in other.pending for each in gradient_path(loss.value)}
+
+        def keeps(operation: Operation) -> bool:
+            signature = operation.signature
+            trains = signature.grad and any(shape.requires_grad for shape in signature.shapes)
+            return trains and (operation not in path or operation in awaited)
+
+        operations = [operation for loss in chosen for operation in loss.operations]
+        values = values_of_then(operations, self._older, others)
+        values += begin_again(operations)
+        keep_buffers(operations, awaited, keeps, weights)
+        self._older.clear()
+        with weights.with_others(values) if values else contextlib.nullcontext():
+            self.training.run(chosen, keeps)
+        self.stepped = CLOCK.now
+        forget(path - awaited)
+
+    def keep_older(self, stepping: Updates) -> None:
+        """Keep the weights that another optimizer is about to change, if what is pending was computed with them."""
+        uses = stepping.reach
+        if uses is None or stepping in self._older:
+            return
+        if any(uses.uses(operation) for loss in self.chosen(self.pending) for operation in loss.operations):
+            self._older[stepping] = Older.of(self._model.session, uses.own)
+
     def give_up(self, problem: str) -> None:
         """Drop what went backward: its values will never be known, for a reason."""
         self._shown = 0
         self.training.gradients.give_up(problem)
-        for loss in self.pending:
-            _give_up(loss, problem)
-        self.pending.clear()
+        losses, self.pending = self.pending, []
+        self._older.clear()
+        awaited = {operation for other in self._others for loss in other.pending for operation in loss.operations}
+        for loss in losses:
+            _give_up(loss, problem, awaited)
+            if self.reach is not None and not loss.retained:
+                forget(set(gradient_path(loss.value)) - awaited)
 
 
-def _give_up(loss: Loss, problem: str) -> None:
+def _give_up(loss: Loss, problem: str, awaited: Container[Operation] = ()) -> None:
     for operation in loss.operations:
-        if not operation.done:
+        if not operation.done and operation not in awaited:
             operation.problem = problem

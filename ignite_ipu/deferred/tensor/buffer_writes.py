@@ -7,7 +7,8 @@ captured model.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+import weakref
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -34,15 +35,15 @@ class BufferWrites:
     """The calls of a captured model that would have written buffers by now, and wait for their update.
 
     Attributes:
-        waiting: By the number of the call, its line and the names of the buffers.
+        waiting: By the number of the call, its line, the names of the buffers and, weakly, the call.
     """
 
     def __init__(self) -> None:
-        self.waiting: Dict[int, Tuple[Line, Sequence[str]]] = {}
+        self.waiting: Dict[int, Tuple[Line, Sequence[str], weakref.ref[Operation]]] = {}
 
     def note(self, operation: Operation) -> None:
         """Note a call that writes."""
-        self.waiting[operation.number] = (operation.line, operation.signature.writes)
+        self.waiting[operation.number] = (operation.line, operation.signature.writes, weakref.ref(operation))
 
     def take_over(self, other: BufferWrites) -> None:
         """Take over the calls of a model that is a part of this one now."""
@@ -62,16 +63,21 @@ class BufferWrites:
                 "device writes it with the update. Evaluate after optimizer.step()."
             )
 
-    def check_update(self, losses: Sequence[Loss], model: Captured) -> None:
+    def check_update(self, losses: Sequence[Loss], model: Captured, several: bool = False) -> None:
         """Refuse an update that leaves out calls from before.
+
+        Args:
+            losses: What the update is of.
+            model: The model.
+            several: Whether a call may wait for the update of another optimizer, if nobody writes before it does.
 
         Raises:
             CaptureError: A call that writes is not what the losses were computed from.
         """
-        for loss in losses:
-            for operation in loss.operations:
-                self.waiting.pop(operation.number, None)
-        if self.waiting:
+        operations = [operation for loss in losses for operation in loss.operations]
+        for operation in operations:
+            self.waiting.pop(operation.number, None)
+        if self.waiting and not (several and all(_may_wait(each[2](), operations) for each in self.waiting.values())):
             first = self._first()
             self.waiting.clear()
             raise CaptureError(
@@ -82,8 +88,16 @@ class BufferWrites:
             )
 
     def _first(self) -> str:
-        line, names = next(iter(self.waiting.values()))
+        line, names, _ = next(iter(self.waiting.values()))
         return f"{line} writes buffers ({listed(names)})"
+
+
+def _may_wait(call: Optional[Operation], others: Sequence[Operation]) -> bool:
+    """Tell whether a call can write its buffers after others, in PyTorch's order."""
+    if call is None:
+        return False
+    later = [other for other in others if other.model is call.model and other.number > call.number]
+    return not any({*other.signature.writes} & {*call.signature.writes} for other in later)
 
 
 def refuse_statistics(

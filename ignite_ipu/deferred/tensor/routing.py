@@ -17,18 +17,21 @@ from ignite_ipu.program.user_code import Line, current_line
 __all__ = ["awaits_backward", "mark_loss", "run_for_read"]
 
 
-def mark_loss(value: Value) -> None:
+def mark_loss(value: Value, retained: bool = False) -> None:
     """Let a value go backward.
 
+    Args:
+        retained: Whether gradients may flow through what it is computed from once more.
+
     Raises:
-        CaptureError: It is no scalar, or was computed from no captured model or from several, or from dropped values.
+        CaptureError: It is no scalar, or was computed from no captured model, or from dropped values.
     """
     line = current_line(above=2)
     if value.early is not None:
         value.early.confirm(line)
         value.early = None
         return
-    if value.known:
+    if value.known and not value.live:
         raise CaptureError(
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
         )
@@ -54,31 +57,12 @@ def mark_loss(value: Value) -> None:
     if len(models) > 1:
         first, *rest = parts
         models = first.joined(rest, line)
-    if len(models) != 1:
-        names = " and ".join(sorted(model.name for model in models))
-        trained = list(set(_models_of(_ancestors_with_gradients(value), "backward()", line).values()))
-        if len(trained) == 1:
-            others = " and ".join(sorted(model.name for model in models if model is not trained[0]))
-            raise CaptureError(
-                f"The loss at {line} trains {trained[0].name}, and reads detached values of another captured model "
-                f"({others}), whose step has not run. Call optimizer.step() of that model before its values go into "
-                f"{trained[0].name}; or let one optimizer train both, with a parameter group for each; or, where it is "
-                "not trained, call it in eval mode under torch.no_grad(). A generator that is trained through its "
-                "discriminator is not supported."
-            )
-        raise CaptureError(
-            f"The loss at {line} was computed from several captured models ({names}). One device step trains "
-            "one model, or several by one optimizer: this pattern (a generator trained through its discriminator, "
-            "an encoder with an optimizer of its own) is not supported. Use one optimizer with a parameter group for "
-            "each model; or, where one is not trained by this loss, call it in eval mode under torch.no_grad() (a "
-            "teacher, a frozen generator)."
-        )
-    models[0].backward(Loss(value, operations, line))
+    models[0].backward(Loss(value, operations, line, retained))
 
 
 def awaits_backward(value: Value) -> bool:
     """Tell whether a value comes with a step whose loss has not gone backward."""
-    operations = ancestors(value)
+    operations = [operation for operation in ancestors(value) if not operation.done]
     called = [operation for operation in operations if operation.signature is not NORM]
     calls = {operation: operation.model.whole for operation in called if operation.model is not None}
     if any(operation.problem is not None for operation in operations):
@@ -96,14 +80,16 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
     Raises:
         EarlyReadError: That is not possible yet, or never.
     """
-    operations, line = ancestors(value), current_line()
+    operations, line = [each for each in ancestors(value) if not each.done], current_line()
     models = list(dict.fromkeys(_models_of(operations, what, line).values()))
     losses = [model.early_losses(value) for model in models]
     # Checks of distributions ask in every step, and later nobody could answer.
-    if (None in losses or any(model.accumulates is not False for model in models)) and not called_by(DISTRIBUTIONS):
+    complete = models and None not in losses and all(model.accumulates is False for model in models)
+    if not complete and not called_by(DISTRIBUTIONS):
         norms = [each for each in operations if each.signature is NORM]
         if all(each.model is not None and each.model.whole.know_norms(line) for each in norms):
-            found = value.tensor if norms and value.known else _computed_on_host(value, ancestors(value), models, line)
+            left = [each for each in ancestors(value) if not each.done]
+            found = value.tensor if norms and value.known else _computed_on_host(value, left, models, line)
             if found is not None:
                 return found
     for model, each in zip(models, losses):
@@ -141,23 +127,13 @@ def _computed_on_host(
                 output = function(*args, **kwargs)
             else:
                 assert operation.model is not None
+                if not operation.model.computes_alone(operation):
+                    return None
                 output = operation.model.called_with(structure, leaves)
             results[operation] = []
             flatten(output, results[operation])
         drawn = not torch.equal(before, torch.get_rng_state())
     return None if drawn else results[value.operation][value.index]
-
-
-def _ancestors_with_gradients(value: Value) -> List[Operation]:
-    """Return the operations through which gradients of a value flow."""
-    found = {value.operation: None}
-    waiting = [value.operation]
-    while waiting:
-        for leaf in waiting.pop().leaves:
-            if type(leaf) is Value and leaf.shape.requires_grad and leaf.operation not in found:
-                found[leaf.operation] = None
-                waiting.append(leaf.operation)
-    return list(found)
 
 
 def _models_of(operations: Sequence[Operation], what: str, line: Line) -> Dict[Captured, Captured]:

@@ -25,7 +25,7 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeferredTensor", "as_leaf", "deferred_results", "known_in", "resolved"]
+__all__ = ["DeferredTensor", "all_values", "as_leaf", "deferred_results", "known_in", "resolved"]
 
 _METADATA = words(
     "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
@@ -130,7 +130,7 @@ class DeferredTensor(torch.Tensor):
                 f"backward({name}=...) cannot be honoured: the device differentiates one scalar with respect to all "
                 "trainable weights. Call backward() without it."
             )
-        mark_loss(self.value)
+        mark_loss(self.value, bool(retain_graph))
 
     def item(self) -> Any:
         """Return the value of a tensor with one element."""
@@ -166,8 +166,13 @@ def resolved(structure: Any) -> Any:
 
 def deferred_values(structure: Any) -> List[Value]:
     """Return what nested values hold that has no value yet."""
+    return [value for value in all_values(structure) if not value.known]
+
+
+def all_values(structure: Any) -> List[Value]:
+    """Return what the deferred tensors in nested values stand for."""
     found = [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves_in(structure)]
-    return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor) and not leaf.value.known]
+    return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor)]
 
 
 def known_in(structure: Any) -> Any:
@@ -185,7 +190,7 @@ def as_leaf(value: Any, line: Line) -> Any:
         value = value.successor
     if isinstance(value, DeferredTensor):
         known = value.value
-        if not known.known:
+        if not known.known or (torch.is_grad_enabled() and known.live):
             return known
         return Input(known.get(), Shape.of(known.get(), False))
     if isinstance(value, (float, int)):
@@ -345,9 +350,12 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     if others is ARRAYS and len(leaves) > 1:
         args, leaves = with_known_indices(name, args, _on_host), []
         structure = flatten_call(args, kwargs, leaves, is_leaf)
-    if all(leaf.value.known for leaf in leaves if isinstance(leaf, DeferredTensor)):
-        return func(*known_in(args), **known_in(kwargs))
     line = current_line()
+    values = [leaf.value for leaf in leaves if isinstance(leaf, DeferredTensor)]
+    if all(value.known for value in values):
+        live = torch.is_grad_enabled() and any(value.live for value in values)
+        if not live or not _gives_gradients(func, structure, [as_leaf(leaf, line) for leaf in leaves], line):
+            return func(*known_in(args), **known_in(kwargs))
     if name in NORMALISATIONS:
         refuse_statistics(func, name, args, kwargs, line)
     leaves = [as_leaf(leaf, line) for leaf in leaves]
@@ -359,6 +367,10 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         _SIGNATURES.learn([keywords_of(func, kwargs), grad], args, numbers, signature)
     _RECORDED[func] = _RECORDED.get(func, numbers) | numbers
     return deferred_results(Operation(signature, None, leaves, line))
+
+
+def _gives_gradients(func: Callable[..., Any], structure: Any, leaves: List[Any], line: Line) -> bool:
+    return any(shape.requires_grad for shape in inferred_signature(func, structure, leaves, True, line).shapes)
 
 
 def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:

@@ -1,4 +1,4 @@
-"""Several optimizers that step in one training step."""
+"""Several optimizers of the same weights that step in one training step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from ignite_ipu.migration.program import Program
 
 
 def check(program: Program) -> Hits:
-    """Find blocks in which a second optimizer steps."""
+    """Find blocks in which a second optimizer of the same parameters steps."""
+    made = {name: call.args[0] for name, (call, _) in program.training.optimizers.items() if call.args}
+    held = {name: ast.dump(parameters) for name, parameters in made.items()}
     groups: Dict[int, List[Tuple[str, ast.Call]]] = {}
     for call, owner in program.method_calls("step"):
         if not owner or not program.training.is_optimizer(owner):
@@ -19,10 +21,11 @@ def check(program: Program) -> Hits:
         block = loops[0] if loops else program.function_of(call)
         groups.setdefault(id(block), []).append((owner, call))
     for steps in groups.values():
-        first = steps[0][0]
+        first: Dict[str, str] = {}
         for owner, call in steps:
-            if owner != first:
-                yield Hit(call, f"{owner} steps in the same training step as {first}")
+            other = first.setdefault(held.get(owner, owner), owner)
+            if other != owner:
+                yield Hit(call, f"{owner} steps on the parameters of {other} in the same training step")
                 break
 
 
@@ -30,15 +33,12 @@ RULE = Rule(
     name="several-optimizers",
     severity=Severity.ERROR,
     run=Outcome.REFUSED,
-    summary="Two or more optimizers stepping in one loop or process function, as in GANs.",
+    summary="Two optimizers of the same parameters stepping in one loop or process function.",
     rationale=(
-        "A compiled training program holds one model with one optimizer; steps that alternate cannot be expressed "
-        "in it."
+        "Each optimizer's step is a program of its own, which computes what leads to its weights: a weight has one "
+        "optimizer. Those of different parameters step in turns, as in GANs, and are not reported."
     ),
-    remedy=(
-        "Give one optimizer several parameter groups where the losses can be added up; otherwise train this model "
-        "natively."
-    ),
+    remedy=("Give each optimizer parameters of its own, or one optimizer several parameter groups."),
     example="""\
   import torch
   from torch import nn

@@ -22,6 +22,7 @@ __all__ = [
     "put_classes",
     "requires_grad",
     "set_gradient",
+    "set_requires_grad",
     "shape_of",
     "unwrap_tensors",
     "version_of",
@@ -35,6 +36,7 @@ GRADIENT: Any = _OF_TENSORS.grad
 gradient_of: Callable[[torch.Tensor], Optional[torch.Tensor]] = GRADIENT.__get__
 set_gradient: Callable[[torch.Tensor, Optional[torch.Tensor]], None] = GRADIENT.__set__
 requires_grad: Callable[[torch.Tensor], bool] = _OF_TENSORS.requires_grad.__get__
+set_requires_grad: Callable[[torch.Tensor, bool], None] = _OF_TENSORS.requires_grad.__set__
 shape_of: Callable[[torch.Tensor], torch.Size] = _OF_TENSORS.shape.__get__
 dtype_of: Callable[[torch.Tensor], torch.dtype] = _OF_TENSORS.dtype.__get__
 version_of: Callable[[torch.Tensor], int] = _OF_TENSORS._version.__get__

@@ -77,7 +77,7 @@ class _Gradients:
             raise self._journal.refuse(line, what, "it has to get the parameters of one model that a loop trains.")
         (model,) = models
         try:
-            norm = model.updates.clip(tensors, float(max_norm), float(norm_type))
+            norm = model.clip(tensors, float(max_norm), float(norm_type))
         except CaptureError as error:
             raise self._journal.refuse(line, what, str(error)) from None
         self._journal.note(line, f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
@@ -102,7 +102,7 @@ class _Gradients:
                 if (owner is not None or self._trained.trains(tensor, hidden=True)) and not self._may_look(
                     sys._getframe(1)
                 ):
-                    return self._refuse_reading() if owner is None else owner.updates.gradient(tensor)
+                    return self._refuse_reading() if owner is None else owner.turn_with([tensor]).gradient(tensor)
             return value
 
         def write(tensor: Any, value: Any) -> None:
@@ -113,7 +113,7 @@ class _Gradients:
                         self._code.current_line(), "parameter.grad = ...", "the device computes gradients itself."
                     )
                 if owner is not None:
-                    owner.updates.zero_grad()
+                    owner.turn_with([tensor]).zero_grad()
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)

@@ -195,7 +195,7 @@ class _Loops(CaptureObserver):
     def went_backward(self, model: CapturedModel) -> None:
         """Log a backward pass, and refuse one whose gradients no optimizer or the wrong update would use."""
         line = self._code.current_line()
-        if model.updates.uncleared is not None:
+        if model.uncleared is not None:
             raise self._journal.refuse(
                 line,
                 "backward()",

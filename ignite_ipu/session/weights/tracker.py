@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import weakref
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -87,9 +88,13 @@ class Weights:
         """True if the host has weights that the training program has not."""
         return self._training is not None and self._training.stale
 
-    def add(self, executor: Executor, training: bool) -> None:
-        """Take charge of an executor's weights; loading its program uploads the host's."""
-        copy = _Copy(executor)
+    def add(self, executor: Executor, training: bool, stale: bool = False) -> None:
+        """Take charge of an executor's weights; loading its program uploads the host's.
+
+        Args:
+            stale: Whether it is on its IPUs, with weights of before.
+        """
+        copy = _Copy(executor, stale)
         if training:
             self._training = copy
             self._forget_accesses()
@@ -308,6 +313,31 @@ class Weights:
             for tensor, copy in zip(self._tensors, copies):
                 plain(tensor).copy_(copy)
         self.host_changed()
+
+    @contextlib.contextmanager
+    def with_others(self, values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]) -> Iterator[None]:
+        """Have the training program called with other values of some tensors, which stay, in the `with` block.
+
+        Args:
+            values: Tensors of the model, each with what the call is to find there; None for what is there.
+        """
+        self.to_host()
+        newest = [(plain(tensor), plain(tensor).clone()) for tensor, _ in values]
+        self._put([(plain(tensor), value) for tensor, value in values if value is not None])
+        try:
+            yield
+        finally:
+            self.to_host()
+            self._put(newest)
+
+    def _put(self, values: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Write values on the host that are no edits of anybody's."""
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        for copy in self._copies():
+            copy.stale = True
+        self._versions = _count_edits(self._tensors)
 
     def to_training(self) -> bool:
         """Make the training program's copy the newest, and tell whether that took a copy."""

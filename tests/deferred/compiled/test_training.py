@@ -479,19 +479,9 @@ def test_weights_outside_the_model_are_refused() -> None:
         model(X[:8]) * scale
 
 
-def test_two_models_trained_through_each_other_are_refused() -> None:
-    """A generator trained through its discriminator is two models in one loss."""
-    generator, discriminator = nn.Linear(6, 6), network()
-    for model in (generator, discriminator):
-        capture_model(model)
-    loss = F.cross_entropy(discriminator(generator(X[:8])), Y[:8])
-    with pytest.raises(CaptureError, match=r"several captured models \(Linear and Sequential\)"):
-        loss.backward()
-
-
 @pytest.mark.parametrize("first", [False, True])
 def test_a_model_on_detached_values_of_another(first: bool) -> None:
-    """The step of the one runs before its values go into the other; else the message says so."""
+    """The step of the one runs before its values go into the other, or after both losses."""
 
     def loop(models: List[nn.Module], captures: bool) -> None:
         optimizers = [adam(model) for model in models]
@@ -512,12 +502,6 @@ def test_a_model_on_detached_values_of_another(first: bool) -> None:
     pairs = [[nn.Linear(6, 6), network()]]
     pairs.append(copy.deepcopy(pairs[0]))
     loop(pairs[0], captures=False)
-    if not first:
-        with pytest.raises(
-            CaptureError, match=r"trains Sequential, and reads detached .*\(Linear\).*optimizer\.step\(\)"
-        ):
-            loop(pairs[1], captures=True)
-        return
     loop(pairs[1], captures=True)
     for native, model in zip(*pairs):
         same_weights(native, model)
@@ -558,18 +542,6 @@ def test_teacher_and_student() -> None:
             optimizer.zero_grad()
 
     both(loop)
-
-
-def test_two_optimizers_over_one_model_are_refused() -> None:
-    """One device step updates all weights by one optimizer."""
-    model = network()
-    capture_model(model)
-    first, second = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))  # type: ignore[index]
-    for optimizer in (first, second):
-        capture_optimizer(optimizer)
-    first.zero_grad()
-    with pytest.raises(CaptureError, match="two optimizers"):
-        second.zero_grad()
 
 
 def test_closing_gives_everything_back() -> None:

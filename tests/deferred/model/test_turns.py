@@ -1,0 +1,430 @@
+"""Several optimizers that step in turns: adversarial networks, actors and critics, and parts of one model."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ignite.engine import Engine
+from torch import nn
+
+from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
+from ignite_ipu.deferred.model.capturing import captured
+from ignite_ipu.errors import CaptureError, EarlyReadError
+from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.session import IPUSession
+
+Loop = Callable[..., List[float]]
+ONES, ZEROS = torch.ones(6, 1), torch.zeros(6, 1)
+STEPS = 6
+listening: List[Engine] = []
+bce = F.binary_cross_entropy_with_logits
+
+
+def networks(kind: str) -> Tuple[nn.Module, nn.Module]:
+    """Return a generator from 4 numbers to 8, and a discriminator of these."""
+    torch.manual_seed(0)
+    spectral: Any = torch.nn.utils.spectral_norm if kind == "spectral" else lambda layer: layer
+    norm: Any = nn.BatchNorm1d if kind == "norm" else lambda size: nn.Identity()
+    bias = kind != "norm"
+    generator = nn.Sequential(spectral(nn.Linear(4, 16, bias)), norm(16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh())
+    discriminator = nn.Sequential(spectral(nn.Linear(8, 16, bias)), norm(16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+    return generator, discriminator
+
+
+def optimizers(generator: nn.Module, discriminator: nn.Module) -> Tuple[Any, Any]:
+    return (
+        torch.optim.Adam(generator.parameters(), lr=1e-2, betas=(0.5, 0.999)),
+        torch.optim.SGD(discriminator.parameters(), lr=1e-2, momentum=0.9),
+    )
+
+
+def values(*models: nn.Module) -> List[Dict[str, torch.Tensor]]:
+    return [{name: tensor.clone() for name, tensor in model.state_dict().items()} for model in models]
+
+
+def trained(loop: Loop, kind: str, prepared: bool) -> Tuple[List[float], Any]:
+    models = networks(kind)
+    both = optimizers(*models)
+    if prepared:
+        for optimizer, model in zip(both, models):
+            ipu_prepare(optimizer, model)
+    torch.manual_seed(1)
+    found = loop(*models, *both)
+    states = [[list(entries.values()) for entries in each.state_dict()["state"].values()] for each in both]
+    return found, (values(*models), states)
+
+
+def check_native(loop: Loop, kind: str = "norm") -> None:
+    """Check that losses, weights, statistics and the optimizers' states are those of PyTorch."""
+    expected, found = trained(loop, kind, False), trained(loop, kind, True)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-6)
+
+
+def discriminator_first(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    """Train as PyTorch's DCGAN example: two losses go backward, values are read in between, `fake` is used twice."""
+    found = []
+    for _ in range(STEPS):
+        D.zero_grad()
+        output = D(torch.randn(6, 8))
+        loss_real = bce(output, ONES)
+        loss_real.backward()
+        found.append(output.mean().item())
+        fake = G(torch.randn(6, 4))
+        output = D(fake.detach())
+        loss_fake = bce(output, ZEROS)
+        loss_fake.backward()
+        found.append(output.mean().item())
+        loss_D = loss_real + loss_fake
+        step_D.step()
+        G.zero_grad()
+        output = D(fake)
+        loss_G = bce(output, ONES)
+        loss_G.backward()
+        found.append(output.mean().item())
+        step_G.step()
+        found += [loss_D.item(), loss_G.item()]
+    return found
+
+
+def read_before_backward(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    """Train as Ignite's DCGAN example, which reads before backward."""
+    found = []
+    for _ in range(STEPS):
+        D.zero_grad()
+        output = D(torch.randn(6, 8))
+        loss_real = bce(output, ONES)
+        found.append(output.mean().item())
+        loss_real.backward()
+        fake = G(torch.randn(6, 4))
+        output = D(fake.detach())
+        loss_fake = bce(output, ZEROS)
+        found.append(output.mean().item())
+        loss_fake.backward()
+        step_D.step()
+        G.zero_grad()
+        output = D(fake)
+        loss_G = bce(output, ONES)
+        found.append(output.mean().item())
+        loss_G.backward()
+        step_G.step()
+        found += [(loss_real + loss_fake).item(), loss_G.item()]
+    return found
+
+
+def generator_first(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    found = []
+    for _ in range(STEPS):
+        step_G.zero_grad()
+        made = G(torch.randn(6, 4))
+        loss_G = bce(D(made), ONES)
+        loss_G.backward()
+        step_G.step()
+        step_D.zero_grad()
+        loss_D = (bce(D(torch.randn(6, 8)), ONES) + bce(D(made.detach()), ZEROS)) / 2
+        loss_D.backward()
+        step_D.step()
+        found += [loss_G.item(), loss_D.item()]
+    return found
+
+
+def several_of_one(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    """Train a critic thrice for each step of the generator."""
+    found = []
+    for number in range(STEPS):
+        step_D.zero_grad()
+        loss_D = D(G(torch.randn(6, 4)).detach()).mean() - D(torch.randn(6, 8)).mean()
+        loss_D.backward()
+        step_D.step()
+        found.append(loss_D.item())
+        if number % 3 == 0:
+            step_G.zero_grad()
+            loss_G = -D(G(torch.randn(6, 4))).mean()
+            loss_G.backward()
+            step_G.step()
+            found.append(loss_G.item())
+    return found
+
+
+def frozen_in_turns(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    """Train as pix2pix: the discriminator is frozen for the generator's step, one loss of which needs no network."""
+    found = []
+    for _ in range(STEPS):
+        wanted = torch.randn(6, 8)
+        fake = G(torch.randn(6, 4))
+        distance = F.l1_loss(fake, wanted)
+        for parameter in D.parameters():
+            parameter.requires_grad = True
+        step_D.zero_grad()
+        loss_D = (bce(D(fake.detach()), ZEROS) + bce(D(wanted), ONES)) * 0.5
+        loss_D.backward()
+        step_D.step()
+        for parameter in D.parameters():
+            parameter.requires_grad = False
+        step_G.zero_grad()
+        loss_G = bce(D(fake), ONES) + 10 * distance + F.mse_loss(fake, wanted)
+        loss_G.backward()
+        step_G.step()
+        found += [loss_D.item(), loss_G.item(), distance.item()]
+    return found
+
+
+def not_detached(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    """Train by a discriminator's loss that goes backward through the generator, too."""
+    found = []
+    for _ in range(STEPS):
+        fake = G(torch.randn(6, 4))
+        step_D.zero_grad()
+        loss_D = bce(D(fake), ZEROS) + bce(D(torch.randn(6, 8)), ONES)
+        loss_D.backward(retain_graph=True)
+        step_D.step()
+        step_G.zero_grad()
+        loss_G = bce(D(fake), ONES)
+        loss_G.backward()
+        step_G.step()
+        found += [loss_D.item(), loss_G.item()]
+    return found
+
+
+def actor_and_critic(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    """Train two losses that read each other's detached values; both go backward before both step."""
+    found = []
+    for _ in range(STEPS):
+        for optimizer in (step_G, step_D):
+            optimizer.zero_grad()
+        action, value = G(torch.randn(6, 4)), D(torch.randn(6, 8))
+        reward = action.mean(1, keepdim=True)
+        actor = (action.pow(2).mean(1, keepdim=True) * (reward - value).detach()).mean()
+        critic = F.mse_loss(value, reward.detach())
+        actor.backward()
+        critic.backward()
+        for optimizer in (step_G, step_D):
+            optimizer.step()
+        found += [actor.item(), critic.item()]
+    return found
+
+
+def one_loss(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    """Train an encoder and a head by one loss."""
+    found = []
+    for number in range(STEPS):
+        for optimizer in (step_G, step_D):
+            optimizer.zero_grad()
+        loss = F.mse_loss(D(G(torch.randn(6, 4))), torch.rand(6, 1))
+        loss.backward()
+        for optimizer in (step_G, step_D) if number % 2 else (step_D, step_G):
+            optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def with_everything(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+    """Train with schedules, clipping, evaluations, and a checkpoint that is loaded again."""
+    schedules = [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in (step_G, step_D)]
+    clip: Any = ipu_clip_grad_norm_ if captured(G) is not None else nn.utils.clip_grad_norm_
+    fixed, found = torch.randn(6, 4), []
+    kept: Any = None
+    for number in range(STEPS):
+        step_D.zero_grad()
+        fake = G(torch.randn(6, 4))
+        loss_D = bce(D(fake.detach()), ZEROS) + bce(D(torch.randn(6, 8)), ONES)
+        loss_D.backward()
+        step_D.step()
+        step_G.zero_grad()
+        loss_G = bce(D(fake), ONES)
+        loss_G.backward()
+        clip(G.parameters(), 0.05)
+        step_G.step()
+        for schedule in schedules:
+            schedule.step()
+        found += [loss_D.item(), loss_G.item(), step_G.param_groups[0]["lr"]]
+        G.eval()
+        with torch.no_grad():
+            found.append(G(fixed).abs().sum().item())
+        G.train()
+        if number == 1:
+            kept = copy.deepcopy([each.state_dict() for each in (G, D, step_G, step_D)])
+        if number == 3:
+            for each, state in zip((G, D, step_G, step_D), kept):
+                each.load_state_dict(state)
+    return found
+
+
+LOOPS = [
+    *(discriminator_first, read_before_backward, generator_first, several_of_one, frozen_in_turns, not_detached),
+    *(actor_and_critic, one_loss, with_everything),
+]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_train_to_native_numbers(loop: Loop) -> None:
+    """Losses, weights, statistics and optimizer states are PyTorch's, whatever two programs compute both."""
+    check_native(loop)
+
+
+def test_layers_that_read_what_they_write() -> None:
+    """A spectral norm goes on where the step before left it, once for each call, though two programs make that call."""
+    check_native(frozen_in_turns, "spectral")
+    with pytest.raises(EarlyReadError, match=r"item\(\) at .*test_turns\.py:\d+ asks .*read what earlier ones write"):
+        trained(discriminator_first, "spectral", True)
+
+
+def test_gradients_of_another_step_that_nobody_clears() -> None:
+    """They are part of the next update, as natively."""
+
+    def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+        found = []
+        for _ in range(STEPS):
+            step_D.zero_grad()
+            step_G.zero_grad()
+            loss_G = bce(D(G(torch.randn(6, 4))), ONES)
+            loss_G.backward()
+            step_G.step()
+            loss_D = bce(D(torch.randn(6, 8)), ONES)
+            loss_D.backward()
+            step_D.step()
+            found += [loss_G.item(), loss_D.item()]
+        return found
+
+    check_native(loop, "plain")
+    with pytest.raises(CaptureError, match=r"has written the buffer 1\.running_\w+ for another .*zero_grad"):
+        trained(loop, "norm", True)
+
+
+def test_two_optimizers_of_one_model() -> None:
+    """Parts of one model may have optimizers of their own, without a weight in common."""
+
+    def loop(*prepared: bool) -> Any:
+        model = nn.Sequential(*networks("norm"))
+        both = optimizers(model[0], model[1])
+        if prepared:
+            ipu_prepare(both[0], model)
+            ipu_prepare(both[1], model)
+        torch.manual_seed(1)
+        losses = []
+        for _ in range(STEPS):
+            loss = F.mse_loss(model(torch.randn(6, 4)), torch.rand(6, 1))
+            loss.backward()
+            for optimizer in both:
+                optimizer.step()
+            for optimizer in both:
+                optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses, values(model)
+
+    torch.testing.assert_close(loop(True), loop(), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_move_once_for_each_turn() -> None:
+    """A program that goes on moves nothing; one whose turn it is gets the weights, by way of the host."""
+    copies: List[str] = []
+
+    def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+        for number in range(12):
+            copies.append("")
+            step_D.zero_grad()
+            (D(G(torch.randn(6, 4)).detach()).mean() - D(torch.randn(6, 8)).mean()).backward()
+            step_D.step()
+            if number % 4 == 3:
+                copies.append("")
+                step_G.zero_grad()
+                (-D(G(torch.randn(6, 4))).mean()).backward()
+                step_G.step()
+            if number == 3:
+                # Both programs are on their IPUs.
+                listen(captured(G).session, copies)  # type: ignore[union-attr]
+                copies.clear()
+        return []
+
+    trained(loop, "norm", True)
+    assert copies == ["<>", "", "", "", "<>"] * 2
+
+
+def listen(session: IPUSession, copies: List[str]) -> None:
+    """Add a sign to the last entry for each copy of weights to the host or to a device."""
+    engine = Engine(lambda engine, batch: None)
+    session.listen(engine)
+    listening.append(engine)
+    for event, sign in ((IPUEvents.WEIGHTS_TO_HOST, "<"), (IPUEvents.WEIGHTS_TO_DEVICE, ">")):
+        engine.add_event_handler(event, lambda engine, sign=sign: copies.append(copies.pop() + sign))
+
+
+def test_dropout_in_both_programs_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """The second program draws anew, and training goes on."""
+
+    def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+        return generator_first(G, D, step_G, step_D) + discriminator_first(G, D, step_G, step_D)
+
+    G, D = networks("norm")
+    G = nn.Sequential(G, nn.Dropout(0.5))
+    both = optimizers(G, D)
+    for optimizer, model in zip(both, (G, D)):
+        ipu_prepare(optimizer, model)
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        generator_first(G, D, *both)
+        assert "draws random numbers anew" not in caplog.text
+        discriminator_first(G, D, *both)
+    assert caplog.text.count("draws random numbers anew") == 1
+
+
+def test_weights_that_changed_before_the_update_are_refused() -> None:
+    """What another optimizer has stepped on since it was computed cannot be computed again; PyTorch refuses, too."""
+
+    def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+        for _ in range(2):
+            loss_G = bce(D(G(torch.randn(6, 4))), ONES)
+            step_D.zero_grad()
+            bce(D(torch.randn(6, 8)), ONES).backward()
+            step_D.step()
+            step_G.zero_grad()
+            loss_G.backward()
+            step_G.step()
+        return []
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        trained(loop, "plain", False)
+    with pytest.raises(CaptureError, match=r"test_turns\.py:\d+ needs what was computed at .*test_turns\.py:\d+"):
+        trained(loop, "plain", True)
+
+
+def test_a_call_whose_statistics_nobody_wrote_is_refused() -> None:
+    """A batch that was generated to look at writes statistics natively; only updates do that on a device."""
+
+    def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+        discriminator_first(G, D, step_G, step_D)
+        G(torch.randn(6, 4))
+        return discriminator_first(G, D, step_G, step_D)
+
+    with pytest.raises(CaptureError, match=r"test_turns\.py:\d+ writes buffers .*model\.eval\(\)"):
+        trained(loop, "norm", True)
+
+
+def test_optimizers_with_a_weight_in_common_are_refused() -> None:
+    """One weight has one optimizer, or all weights have them one after another."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.SGD([*model[0].parameters(), model[1].weight], lr=0.1)
+    ipu_prepare(first, model)
+    ipu_prepare(second)
+    first.zero_grad()
+    with pytest.raises(CaptureError, match="two optimizers for the same weights"):
+        second.zero_grad()
+
+
+def test_closing_gives_everything_back() -> None:
+    """Models and optimizers are ordinary ones again, with what the programs have trained."""
+
+    def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
+        found = discriminator_first(G, D, step_G, step_D)
+        capture = captured(G)
+        if capture is not None:
+            capture.close()
+            assert captured(D) is None and type(step_G) is torch.optim.Adam and type(step_D) is torch.optim.SGD
+        return found
+
+    check_native(loop)
