@@ -36,6 +36,7 @@ from ignite_ipu.program.forward.model_libraries import (
     without_generation_cache,
 )
 from ignite_ipu.program.forward.recorder import Recorder
+from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import plain
@@ -190,7 +191,7 @@ class BatchStep(nn.Module):
             inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
             with _on_host(self) as found:
                 recorder.mark([*tensors_in(inputs), *found.variable])
-                with recorder:
+                with WeightWriteGuard(self.model), recorder:
                     result = self.forward(*inputs)
                 self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in found.counters]
                 # PyTorch does not count what normalisations write to their statistics.

@@ -10,7 +10,7 @@ from typing import Any, Callable, Hashable, List, Optional, Sequence, TypeVar
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OptionsError, listed
+from ignite_ipu.errors import OptionsError, SessionError, listed
 from ignite_ipu.optimizers import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
@@ -404,6 +404,9 @@ class ModelProgram:
             self._counted, self._written = self.step.counted, self.step.written
             if self.training:
                 self._say_if_sums_are_averaged(leaves)
+        except SessionError:
+            kept.put_back(always=True)
+            raise
         except Exception as error:
             _logger.info("%s cannot be called on the host: %s", type(self.step.model).__qualname__, error)
         kept.put_back(always=True)

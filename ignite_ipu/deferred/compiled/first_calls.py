@@ -17,8 +17,10 @@ from torch.nn.parameter import is_lazy
 from ignite_ipu.deferred.compiled.guards import HeldBuffers
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.structure import mapped
+from ignite_ipu.errors import SessionError
 from ignite_ipu.program.forward.eager import eagerly
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
+from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.session.session import IPUSession
 
@@ -37,6 +39,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
 
     Raises:
         ReplacedError: It has made some, of which the session does not know.
+        SessionError: It writes into weights.
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
@@ -45,7 +48,10 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
     try:
         with eagerly(), without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            model(*args, **kwargs)
+            with WeightWriteGuard(model):
+                model(*args, **kwargs)
+    except SessionError:
+        raise
     except RuntimeError:
         pass  # the host lacks operators in half precision that a device has; else the trace says what is wrong
     for buffer, values in buffers:

@@ -118,6 +118,7 @@ class CapturedTraining:
         self._compiled: Optional[_Compiled] = None
         # What made the last update, be it compiled for another optimizer.
         self._last: Optional[_Compiled] = None
+        self._last_count: Optional[int] = None
         # Programs that are not used at the moment, and what they were compiled for.
         self._kept: List[Tuple[_Compiled, ModelProgram]] = []
         self.modes = modes
@@ -147,8 +148,8 @@ class CapturedTraining:
 
     @property
     def last_count(self) -> Optional[int]:
-        """Number of micro-batches that the last update was made from, None before the first."""
-        return None if self._last is None else self._last.count
+        """Number of the loop's micro-batches that the last update was made from, None before the first."""
+        return self._last_count
 
     def clip(self, max_norm: float, norm_type: float) -> None:
         """Clip the gradients of the coming update.
@@ -231,7 +232,7 @@ class CapturedTraining:
         with self._others_frozen():
             compiled, results = self._call(batches, needed, modes)
         self.session.note_updates(1)
-        self._last = compiled
+        self._last, self._last_count = compiled, sum([batch.parts for batch in batches])
         _settle(batches, needed, compiled, results if compiled.outputs else (results,), keeps)
         if WAITING:
             write_known()

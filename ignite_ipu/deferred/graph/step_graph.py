@@ -132,9 +132,10 @@ class MicroBatch:
         graph: Their comparable form: one object for all micro-batches that compute the same.
         inputs: The tensors, in the order of the graph's inputs.
         numbers: The floats, in the order of the graph's numbers.
+        parts: How many of the loop's micro-batches it is, of unlike graphs.
     """
 
-    __slots__ = ("graph", "inputs", "numbers", "operations")
+    __slots__ = ("graph", "inputs", "numbers", "operations", "parts")
 
     def __init__(
         self, operations: Sequence[Operation], graph: StepGraph, inputs: Sequence[Input], numbers: Tuple[float, ...]
@@ -143,6 +144,7 @@ class MicroBatch:
         self.graph = graph
         self.inputs = inputs
         self.numbers = numbers
+        self.parts = 1
 
     def tensors(self) -> List[torch.Tensor]:
         """Return the inputs' tensors.
@@ -231,7 +233,8 @@ class StepGraphs:
                 group_of.update(dict.fromkeys(member.operations, number))
         batches = [self.micro_batch(members) for members in groups.values()]
         if len({id(batch.graph) for batch in batches}) > 1:
-            return [self.micro_batch(losses)]
+            (batch,) = batches = [self.micro_batch(losses)]
+            batch.parts = len(groups)
         return sorted(batches, key=lambda batch: batch.operations[0].number)
 
 

@@ -17,6 +17,7 @@ from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.randomness import GENERATORS
 from ignite_ipu.program.forward.recorder import Recorder
+from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.user_code import current_line
@@ -99,7 +100,7 @@ def called_on_host(
         except CaptureError:
             raise CaptureError(what + _CHANGES_ARGUMENT) from None
         random = torch.get_rng_state()
-        with GradientHookGuard(), ForwardGuard(), recorder:
+        with GradientHookGuard(), ForwardGuard(), WeightWriteGuard(model), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
             output = torch.func.functional_call(model, left_there, args, kwargs)
         if not torch.equal(random, torch.get_rng_state()):
