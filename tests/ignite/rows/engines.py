@@ -94,7 +94,7 @@ def half_precision(side):
     "supervised_training_step_apex",
     "supervised_training_step_tpu",
     support=REFUSED,
-    note="they drive other devices; so are `amp_mode` of another name, a `GradScaler` and a `device` that is no IPU",
+    note="they drive other devices; so are `amp_mode` of another name and a `device` that is no IPU",
 )
 def other_devices(side):
     model = side.model()
