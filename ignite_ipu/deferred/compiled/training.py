@@ -130,6 +130,12 @@ class CapturedTraining:
         self._random_state: Optional[List[int]] = None
         # How often the weights had been written by the host when the program's constants were last compared with them.
         self._edits = NEVER
+        self._inputs_change = False
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """True if the loop may write into what a step reads between `backward()` and the update, as it did before."""
+        return self._last is None or self._inputs_change
 
     @property
     def prepared(self) -> bool:
@@ -232,7 +238,9 @@ class CapturedTraining:
         with self._others_frozen():
             compiled, results = self._call(batches, needed, modes)
         self.session.note_updates(1)
+        first = self._last is None
         self._last, self._last_count = compiled, sum([batch.parts for batch in batches])
+        self._inputs_change |= first and any(item.changed for batch in batches for item in batch.inputs)
         _settle(batches, needed, compiled, results if compiled.outputs else (results,), keeps)
         if WAITING:
             write_known()

@@ -111,7 +111,7 @@ class Input:
         parameter: Name it has as a parameter or buffer of the captured model, None for any other tensor.
     """
 
-    __slots__ = ("_shape", "_version", "model", "parameter", "tensor")
+    __slots__ = ("_original", "_shape", "_version", "model", "parameter", "tensor")
 
     def __init__(
         self,
@@ -125,6 +125,13 @@ class Input:
         self.parameter = parameter
         self.model = model
         self._version = tensor._version if parameter is None else 0
+        # What a copy was made of, and its version then.
+        self._original: Optional[Tuple[torch.Tensor, int]] = None
+
+    @property
+    def changed(self) -> bool:
+        """True if the tensor that this is a copy of was written into since."""
+        return self._original is not None and self._original[0]._version != self._original[1]
 
     @property
     def shape(self) -> Shape:
@@ -163,16 +170,18 @@ class Input:
                 "optimizer.step()."
             )
 
-    def keep(self, copies: Dict[int, torch.Tensor]) -> None:
+    def keep(self, copies: Dict[int, torch.Tensor], every: bool = False) -> None:
         """Copy memory that is not PyTorch's, as that of a numpy array, in which others write without its notice.
 
         Args:
             copies: Those that were made before, by `id` of the tensor.
+            every: Whether to copy PyTorch's, too.
         """
         tensor = self.tensor
         if self.parameter is not None or type(tensor) is not torch.Tensor or tensor._version != self._version:
             return
-        if not _is_resizable(tensor.untyped_storage()):
+        if every or not _is_resizable(tensor.untyped_storage()):
+            self._original = tensor, tensor._version
             copy = copies.get(id(tensor))
             self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy
             self._version = self.tensor._version
@@ -447,12 +456,12 @@ class Operation:
         return leaf.value
 
 
-def keep_inputs(operations: Sequence[Operation], copies: Dict[int, torch.Tensor]) -> None:
+def keep_inputs(operations: Sequence[Operation], copies: Dict[int, torch.Tensor], every: bool = False) -> None:
     """Copy memory that is not PyTorch's of what operations read, and of what is computed from their results.
 
     Args:
         operations: Where to begin.
-        copies: As for `Input.keep`.
+        copies, every: As for `Input.keep`.
     """
     found = dict.fromkeys(operations)
     waiting = list(found)
@@ -460,7 +469,7 @@ def keep_inputs(operations: Sequence[Operation], copies: Dict[int, torch.Tensor]
         operation = waiting.pop()
         for leaf in operation.leaves:
             if type(leaf) is Input:
-                leaf.keep(copies)
+                leaf.keep(copies, every)
         for result in operation.results:
             value = result()
             for reference in () if value is None else value.consumers:

@@ -141,8 +141,9 @@ class Updates:
         if not self.gradients.placed:
             self.gradients.refuse_those_of_before(held_parameters)
             self.gradients.place(self.training.gradients.unused)
-        if self.pending or self.training.accumulates or self._model.postponed() is not None:
-            keep_inputs(loss.operations, {})
+        keeps = self.training.keeps_inputs
+        if keeps or self.pending or self.training.accumulates or self._model.postponed() is not None:
+            keep_inputs(loss.operations, {}, keeps)
         self.pending.append(loss)
 
     def _follow_gradients(self, what: str) -> None:
