@@ -435,10 +435,13 @@ _TELLS_MEMORY = pytest.mark.skipif(
 
 @_TELLS_MEMORY
 def test_input_changed_before_the_step_is_refused() -> None:
-    """A buffer that the loop reuses would train on the wrong values."""
+    """A buffer that the loop reuses would train on the wrong values, if it did not so in its first update."""
     model, optimizer = prepared()
     x = X[:8].clone()
-    F.cross_entropy(model(x), Y[:8]).backward()
+    for _ in range(2):
+        optimizer.step()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), Y[:8]).backward()
     x.zero_()
     with pytest.raises(CaptureError, match="changed in place afterwards"):
         optimizer.step()
