@@ -16,6 +16,8 @@ from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.forward.eager import eagerly
+from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
@@ -30,8 +32,8 @@ _logger = logging.getLogger("ignite_ipu")
 _OPTIONS = IPUConfig(device_iterations=1, replication_factor=1)
 _MANY = 4
 _MOST_PROGRAMS = 8
-_DRAWS = (nn.modules.dropout._DropoutNd,)
-_COUNTS = (nn.modules.batchnorm._BatchNorm,)
+_DRAWS = nn.modules.dropout._DropoutNd
+_COUNTS = nn.modules.batchnorm._BatchNorm
 
 
 class CapturedEvaluation:
@@ -53,7 +55,7 @@ class CapturedEvaluation:
         self._registrations = NEVER
         self._states: Dict[nn.Module, PythonState] = {}
         self._parts: List[List[Any]] = []
-        self._has_given_up = False
+        self._has_given_up = self._told_of_host_runs = False
 
     def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: Optional[nn.Module] = None) -> Any:
         """Return the model's output, with tensors on the host.
@@ -63,13 +65,12 @@ class CapturedEvaluation:
             model: The part of the model that is called, of those that are trained together; None for all of it.
 
         Raises:
-            CaptureError: The model is in training mode and would draw random numbers or update statistics, or its
-                weights were replaced.
+            CaptureError: The model's weights were replaced, or its code changes in every call what a program would not.
         """
         args, kwargs = resolved((args, kwargs))
         model = self._session.model if model is None else model
-        if model.training:
-            _check_deterministic(model)
+        if model.training and _draws_or_counts(model):
+            return self._run_on_host(model, args, kwargs)
         tensors: List[torch.Tensor] = []
         structure = flatten((args, kwargs), tensors)
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
@@ -104,6 +105,23 @@ class CapturedEvaluation:
         step = program.step
         assert isinstance(step, CalledStep)
         return unflatten(step.output, outputs)
+
+    def _run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        """Return what a call in training mode gives on the host: no inference program updates statistics, or draws."""
+        weights = self._session.weights
+        if not self._told_of_host_runs:
+            self._told_of_host_runs = True
+            _logger.warning(
+                "The model is called at %s in training mode without gradients, where it draws random numbers or "
+                "updates statistics, as no inference program does. Such calls run on the host, with a copy of the "
+                "weights each way. Call model.eval() before them to save both.",
+                current_line(),
+            )
+        weights.to_host()
+        with eagerly(), without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            output = model(*args, **kwargs)
+        weights.host_changed()
+        return output
 
     def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]]) -> Hashable:
         """Return what a program depends on besides the number of rows, in a comparable form."""
@@ -201,18 +219,13 @@ class CapturedEvaluation:
         return outputs
 
 
-def _check_deterministic(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if not module.training:
-            continue
-        draws = isinstance(module, _DRAWS) and module.p > 0
-        if draws or (isinstance(module, _COUNTS) and module.track_running_stats):
-            what = "draw random numbers" if draws else "update its statistics"
-            raise CaptureError(
-                f"The model was called at {current_line()} without gradients but in training mode, in which "
-                f"{name or type(module).__name__} would {what}: an inference program does neither. Call model.eval() "
-                "before evaluating."
-            )
+def _draws_or_counts(model: nn.Module) -> bool:
+    """Tell whether a call draws random numbers or updates statistics, as its modules are."""
+    for module in model.modules():
+        counts = isinstance(module, _COUNTS) and bool(module.track_running_stats)
+        if module.training and (counts or (isinstance(module, _DRAWS) and module.p > 0)):
+            return True
+    return False
 
 
 class _Evaluated(torch.autograd.Function):

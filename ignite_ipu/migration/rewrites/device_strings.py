@@ -78,6 +78,8 @@ def _wants_device(program: Program, node: ast.expr) -> bool:
         return parent.arg in _DEVICE_KEYWORDS
     if isinstance(parent, ast.Call) and node in parent.args:
         return owner_of(parent, *_DEVICE_METHODS) is not None
+    if isinstance(parent, ast.IfExp) and node is not parent.test:
+        return _wants_device(program, parent)
     if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
         return _uses_want_device(program, program.nodes(ast.Name), parent.targets[0].id)
     if isinstance(parent, ast.arguments):

@@ -168,3 +168,40 @@ def test_modes_of_sub_modules_count() -> None:
     assert torch.equal(model(X)["scores"], model(X)["scores"])
     model.net[1].train()
     assert not torch.equal(model(X)["scores"], model(X)["scores"])
+
+
+def test_calls_in_training_mode_that_keep_statistics_run_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    """As a generator's samples between updates do: outputs, statistics and the updates after are the native ones."""
+
+    def run(captured: bool) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if captured:
+            capture_model(model, IPUConfig())
+            capture_optimizer(optimizer)
+        seen = []
+        for number in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X[:8]), Y[:8]).backward()
+            optimizer.step()
+            if number % 2:
+                with torch.no_grad():
+                    seen.append(model(X[8:24]))
+        return [*seen, *model.state_dict().values()]
+
+    torch.testing.assert_close(run(captured=True), run(captured=False), rtol=1e-4, atol=1e-5)
+    assert caplog.text.count("Call model.eval() before them") == 1
+
+
+def test_dropout_in_training_mode_without_gradients_draws_what_the_host_draws() -> None:
+    """The same seed gives the same mask as natively."""
+    layers = [nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    capture_model(layers[0], IPUConfig())
+    found = []
+    for layer in layers:
+        torch.manual_seed(3)
+        with torch.no_grad():
+            found.append(layer(X))
+    torch.testing.assert_close(found[0], found[1])

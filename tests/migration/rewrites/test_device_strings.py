@@ -143,3 +143,19 @@ def second(x, *, where=host_device(), device: str = str(host_device())):
     return x.to(where), device.startswith("cuda")
 """
     assert rewritten(REWRITE, before) == after
+
+
+def test_choices_by_other_questions(rewritten):
+    """By an option or a count: the choice stays the script's, the name becomes the device that there is."""
+    before = """\
+import torch
+device = torch.device("cuda:1" if args.gpus > 1 else "cpu")
+model.to("cuda" if args.cuda else "cpu")
+"""
+    after = """\
+import torch
+from ignite_ipu import host_device
+device = torch.device(host_device("cuda:1") if args.gpus > 1 else "cpu")
+model.to(host_device() if args.cuda else "cpu")
+"""
+    assert rewritten(REWRITE, before) == after
