@@ -90,7 +90,7 @@ def test_training_and_evaluation_are_native(kind, whole):
         CROSS_ENTROPY,
         prepare_batch=prepare,
         output_transform=lambda x, y, y_pred, loss: (x, y_pred, y),
-        output_mode="Final",
+        config={"output_mode": "Final"},
         device_iterations=2,
         gradient_accumulation_steps=2,
     )

@@ -115,7 +115,7 @@ def test_clipping_is_refused_where_the_device_has_none():
     model = network()
     with pytest.raises(OptimizerError, match="max_grad_norm does not apply to RMSprop"):
         ipu(model, OPTIMIZERS["RMSprop"](model.parameters()), max_grad_norm=1.0)
-    for arguments in ({}, {"variable": ("momentum",)}):
+    for arguments in ({}, {"config": {"variable": ("momentum",)}}):
         momentum = 0.0 if arguments else 0.9
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
         with pytest.raises(OptimizerError, match=rf"with momentum={momentum} an IPU's SGD clips the velocity"):

@@ -25,7 +25,7 @@ from ignite_ipu import (
     create_ipu_evaluator,
     create_ipu_trainer,
 )
-from tests.supervised import assert_same_weights, network, pair, task
+from tests.supervised import network, pair, task
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 
@@ -54,19 +54,6 @@ def test_a_data_set_smaller_than_one_global_batch():
     """The arithmetic is explained before anything runs."""
     with pytest.raises(LoaderError, match=r"(?s)64.*256"):
         trainer_for(device_iterations=32).run(loader())
-
-
-def test_a_shape_that_changes_after_compilation():
-    """The message names the tensor and both shapes; the weights of the steps before are on the host."""
-    model, optimizer = pair()
-    trainer = trainer_for(model, optimizer)
-    x, y = task().tensors
-    with pytest.raises(BatchError, match=r"(?s)x.*\(4, 6\).*\(8, 6\)"):
-        trainer.run([(x[:8], y[:8]), (x[:4], y[:4])])
-    reference, reference_optimizer = pair()
-    CROSS_ENTROPY(reference(x[:8]), y[:8]).backward()
-    reference_optimizer.step()
-    assert_same_weights(model, reference)
 
 
 def test_no_loss():

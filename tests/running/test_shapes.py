@@ -175,18 +175,6 @@ optimizer.step()
 """,
         "Keep shapes fixed",
     ),
-    "each loss read while gradients accumulate": (
-        NET
-        + """
-for i in range(4):
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    out.append(loss.item())  # here
-    if i % 4 == 3:
-        optimizer.step()
-""",
-        "keep loss.detach() and read it after optimizer.step()",
-    ),
     "a closure": (
         NET
         + """

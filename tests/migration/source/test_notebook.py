@@ -139,7 +139,10 @@ def test_what_magics_run_is_migrated_with_the_rest(magic):
     migration = migrate_source(source)
     assert not migration.blocked
     cells = json.loads(source.encode(migration.text))["cells"]
-    assert cells[2]["source"] == f"{magic}trainer = create_ipu_trainer(model, optimizer, torch.nn.MSELoss())"
+    assert (
+        cells[2]["source"]
+        == f"{magic}trainer = create_ipu_trainer(model, optimizer, torch.nn.MSELoss(), drop_last=False)"
+    )
 
 
 def test_a_magic_in_front_of_a_part_of_a_step_stays():
