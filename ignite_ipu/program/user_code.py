@@ -7,6 +7,7 @@ import dis
 import enum
 import functools
 import importlib.util
+import inspect
 import os
 import site
 import sys
@@ -26,6 +27,7 @@ __all__ = [
     "loaded_by",
     "names_in",
     "owner_of",
+    "variables_of",
 ]
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -79,6 +81,21 @@ def current_line(above: int = 0) -> Line:
             break
         outer = frame.f_back
     return Line((frame.f_code, frame.f_lasti))
+
+
+def variables_of(frame: FrameType) -> Mapping[str, Any]:
+    """Return the variables of running code, without having its frame keep what it drops later."""
+    variables, code = frame.f_locals, frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED or not isinstance(variables, dict):
+        return variables
+    found = dict(variables)
+    # Before Python 3.13 a function's frame keeps the dictionary that it was asked for until the function returns. It
+    # is left as it is where a debugger writes from it, or somebody has it from `locals()`: besides the frame, this
+    # function and getrefcount() refer to it.
+    if frame.f_trace is None and sys.getrefcount(variables) <= 3:
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            variables.pop(name, None)
+    return found
 
 
 class Owner(enum.Enum):

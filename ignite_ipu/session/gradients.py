@@ -21,7 +21,7 @@ from ignite_ipu.backend import poptorch
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.tensors.raw import dtype_of, shape_of
-from ignite_ipu.program.user_code import Line, Owner, owner_of
+from ignite_ipu.program.user_code import Line, Owner, owner_of, variables_of
 from ignite_ipu.session.program import ModelProgram
 
 __all__ = ["anchor_gradients", "anchored_gradient", "gradient_reader", "log_cost"]
@@ -93,11 +93,12 @@ def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         owner = owner_of(frame.f_code.co_filename)
-        own = frame.f_locals.get("self")
+        variables = variables_of(frame)
+        own = variables.get("self")
         if owner is Owner.USER and linecache.getlines(frame.f_code.co_filename, frame.f_globals):
-            parts.append(("", _function_of(frame)))
-            if frame.f_locals is not frame.f_globals:
-                parts.append(("", list(frame.f_locals.values())))
+            parts.append(("", _function_of(frame, variables)))
+            if variables is not frame.f_globals:
+                parts.append(("", list(variables.values())))
         elif owner is Owner.INSTALLED:
             codes += [frame.f_code, *_methods(own)]
         elif isinstance(own, Engine):
@@ -122,9 +123,8 @@ def _methods(value: Any) -> List[CodeType]:
     return [function.__code__ for function in functions if isinstance(function, FunctionType)]
 
 
-def _function_of(frame: FrameType) -> FunctionType:
+def _function_of(frame: FrameType, variables: Mapping[str, Any]) -> FunctionType:
     """Return a function with the code and the variables of a frame."""
-    variables: Mapping[str, Any] = frame.f_locals
     cells = tuple(CellType(variables.get(name)) for name in frame.f_code.co_freevars)
     return FunctionType(frame.f_code, frame.f_globals, closure=cells)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import sysconfig
+import weakref
 
 import torch
 from ignite.engine import Engine, Events
 
 import ignite_ipu
-from ignite_ipu.program.user_code import Line, Owner, current_line, owner_of
+from ignite_ipu.program.user_code import Line, Owner, current_line, owner_of, variables_of
 
 
 def both():
@@ -81,3 +82,69 @@ def test_whose_a_file_is(tmp_path):
     assert owner_of(f"{installed}/lightning/trainer.py") is Owner.INSTALLED
     assert owner_of(str(tmp_path / ".venv/lib/python3/site-packages/tool/x.py")) is Owner.INSTALLED
     assert owner_of(str(tmp_path / "train.py")) is owner_of("<ipython-input-1>") is Owner.USER
+
+
+def look():
+    """Return the variables of the caller."""
+    return dict(variables_of(sys._getframe(1)))
+
+
+class Held:
+    """Something that can be dropped."""
+
+
+def test_what_a_function_drops_is_gone_though_its_variables_were_looked_at():
+    """A frame that has been asked for its variables would keep them, in cells and out of them, until it returns."""
+    plain, shared = Held(), Held()
+    gone = [weakref.ref(plain), weakref.ref(shared)]
+
+    def closure():
+        return shared
+
+    seen = look()
+    assert seen["plain"] is plain and seen["shared"] is closure()
+    plain = shared = seen = None
+    assert [each() for each in gone] == [None, None]
+
+
+def test_a_look_at_variables_leaves_what_others_see_of_them():
+    """Be it by locals(), from exec(), in a debugger that writes variables back, or in a class or module."""
+    value = 1
+    mine = locals()
+    look()
+    assert mine["value"] == value == locals()["value"]
+    del mine
+    if sys.version_info < (3, 13):
+        exec("made = 2")
+        look()
+        assert locals()["made"] == 2
+
+    class Body:
+        attribute = 3
+        seen = look()
+
+    assert Body.attribute == Body.seen["attribute"] == 3
+    module = {"look": look}
+    exec("kept = 4; seen = look()", module)
+    assert module["kept"] == module["seen"]["kept"] == 4
+
+
+def test_a_look_at_variables_while_a_debugger_stands_in_the_function():
+    """Python writes a traced function's variables back from what its frame keeps of them."""
+
+    def traced():
+        value = 1
+        return value + 1
+
+    def trace(frame, event, arg):
+        if frame.f_code is traced.__code__:
+            variables_of(frame)
+            return trace
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert traced() == 2
+    finally:
+        sys.settrace(before)
