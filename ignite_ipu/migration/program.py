@@ -50,9 +50,5 @@ class Program(ParsedFile):
 
     def text_of(self, node: ast.expr) -> str:
         """Return an expression's source on one line, shortened for a message."""
-        last = node.end_lineno or node.lineno
-        lines = [line.encode() for line in self.lines[node.lineno - 1 : last]]
-        lines[-1] = lines[-1][: node.end_col_offset]
-        lines[0] = lines[0][node.col_offset :]
-        line = re.sub(r"\s+", " ", b" ".join(lines).decode()).strip()
+        line = re.sub(r"\s+", " ", self.source_of(node)).strip()
         return line if len(line) <= 60 else line[:57] + "..."

@@ -205,7 +205,7 @@ class _Captures:
         while isinstance(module, ast.Subscript):
             if self._is_list(dotted(module.value) or ""):
                 fixed = isinstance(index_of(module), ast.Constant)
-                return ast.get_source_segment(self.file.source.text, module) if fixed else None
+                return self.file.source_of(module) if fixed else None
             module = module.value
         name = dotted(module)
         parts = (name or "").split(".")
@@ -289,7 +289,7 @@ class _Captures:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if not isinstance(call, ast.Call) or self.file.names.called(call) != PREPARE:
             return False
-        return {ast.get_source_segment(self.file.source.text, value) for value in call.args} >= set(names)
+        return {self.file.source_of(value) for value in call.args} >= set(names)
 
     def _own_nodes(self, scope: Scope) -> List[ast.AST]:
         """Return the nodes of a function, or of the module, without those of functions and classes in it."""

@@ -64,7 +64,7 @@ def gpu_name(file: ParsedFile, node: ast.AST) -> Optional[str]:
         name = name.args[1]
     elif name is None or str(_beginning(name)).split(":")[0] != "cuda":
         return None
-    return ast.get_source_segment(file.source.text, name)
+    return file.source_of(name)
 
 
 def _beginning(name: ast.expr) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from functools import cached_property
 from operator import attrgetter
 from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union, cast
@@ -67,6 +68,19 @@ class ParsedFile:
         if level:
             line = next((node.lineno for node in level if isinstance(node, (ast.expr, ast.stmt))), 1)
             raise SourceError(f"cannot be parsed: it nests more than {_DEEPEST} levels deep", line)
+
+    def source_of(self, node: ast.AST) -> str:
+        """Return the source of a node; lines are split once, which `ast.get_source_segment` does for each node."""
+        place = cast(ast.expr, node)
+        lines = self._lines[place.lineno - 1 : place.end_lineno]
+        lines[-1] = lines[-1][: place.end_col_offset]
+        lines[0] = lines[0][place.col_offset :]
+        return b"".join(lines).decode()
+
+    @cached_property
+    def _lines(self) -> List[bytes]:
+        """The lines of the text as Python counts them, with their ends, encoded as columns count."""
+        return [line.encode() for line in re.split("(?<=\n)|(?<=\r)(?!\n)", self.source.text)]
 
     def nodes(self, kind: Type[Node]) -> List[Node]:
         """Return the nodes of exactly one class, in the order of the text."""

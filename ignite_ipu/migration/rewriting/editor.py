@@ -103,7 +103,7 @@ class Editor:
 
     def source_of(self, node: ast.AST) -> str:
         """Return an expression's or statement's text as it stands, without the comments around it."""
-        return ast.get_source_segment(self.program.source.text, node) or ""
+        return self.program.source_of(node)
 
     def remark(self, node: ast.AST, message: str) -> None:
         """Note something at a node's line."""
