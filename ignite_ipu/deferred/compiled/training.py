@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import logging
 import math
-import operator
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CapturedStep
+from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values, place_of
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
-from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, keep_inputs
+from ignite_ipu.deferred.graph.operations import ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, StepGraphs, describe_change
 from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
@@ -25,7 +23,6 @@ from ignite_ipu.optimizers import OptimizerLink, convert_optimizer
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
-from ignite_ipu.program.tensors.rows import join_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
@@ -36,52 +33,6 @@ __all__ = ["CapturedTraining"]
 _logger = logging.getLogger("ignite_ipu")
 _MOST_CHANGES = 3
 _MOST_PROGRAMS = 8
-Place = Tuple[int, int]
-# A value that somebody may ask for after the update: which result of which operation it is, the number of its
-# micro-batch, and the value.
-Needed = Tuple[Place, int, Value]
-_place: Callable[[Needed], Place] = operator.itemgetter(0)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Compiled:
-    """Update that the current program was compiled for."""
-
-    graph: StepGraph
-    count: int
-    replicas: int
-    outputs: Tuple[Place, ...]
-    numbers: Tuple[float, ...]
-    variable: FrozenSet[int]
-    modes: ModesThen
-    gradients: bool
-
-    @functools.cached_property
-    def returned(self) -> Dict[Place, int]:
-        """Places of the values in what comes back: the loss, if it is one, is what the device's loss is."""
-        places = {place: number for number, place in enumerate(self.outputs, 1)}
-        return places if self.graph.loss is None else {**places, self.graph.loss: 0}
-
-    def serves(
-        self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen, gradients: bool
-    ) -> bool:
-        """Tell whether this program computes an update, and brings its gradients back if it has to."""
-        if self.graph is not batches[0].graph or self.count != len(batches) or self.modes != modes:
-            return False
-        if gradients and not self.gradients:
-            return False
-        for batch in batches:
-            if batch.numbers != self.numbers and not self._differ_where_they_may(batch):
-                return False
-        return self.returned.keys() >= set(map(_place, needed))
-
-    def computes_like(self, other: _Compiled) -> bool:
-        """Tell whether another program differs in what comes back or in which numbers may change alone."""
-        return self.graph is other.graph and self.count == other.count and self.modes == other.modes
-
-    def _differ_where_they_may(self, batch: MicroBatch) -> bool:
-        pairs = enumerate(zip(self.numbers, batch.numbers))
-        return all(mine == theirs or position in self.variable for position, (mine, theirs) in pairs)
 
 
 class CapturedTraining:
@@ -115,12 +66,12 @@ class CapturedTraining:
         self._base = captured_options(config)
         self._replicas = int(self._base.replication_factor)
         self._graphs = StepGraphs()
-        self._compiled: Optional[_Compiled] = None
+        self._compiled: Optional[CompiledUpdate] = None
         # What made the last update, be it compiled for another optimizer.
-        self._last: Optional[_Compiled] = None
+        self._last: Optional[CompiledUpdate] = None
         self._last_count: Optional[int] = None
         # Programs that are not used at the moment, and what they were compiled for.
-        self._kept: List[Tuple[_Compiled, ModelProgram]] = []
+        self._kept: List[Tuple[CompiledUpdate, ModelProgram]] = []
         self.modes = modes
         self._trained: Optional[Trained] = None
         # Modes, and the same without the parameters of other optimizers.
@@ -233,7 +184,7 @@ class CapturedTraining:
             IPUOutOfMemoryError: It does not fit.
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
-        needed = _needed(batches)
+        needed = needed_values(batches)
         modes = self._modes_of(batches)
         with self._others_frozen():
             compiled, results = self._call(batches, needed, modes)
@@ -241,11 +192,13 @@ class CapturedTraining:
         first = self._last is None
         self._last, self._last_count = compiled, sum([batch.parts for batch in batches])
         self._inputs_change |= first and any(item.changed for batch in batches for item in batch.inputs)
-        _settle(batches, needed, compiled, results if compiled.outputs else (results,), keeps)
+        compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)
         if WAITING:
             write_known()
 
-    def _call(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> Tuple[_Compiled, Any]:
+    def _call(
+        self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
+    ) -> Tuple[CompiledUpdate, Any]:
         """Make the device call, and return what it was compiled for and what it returns."""
         self.session.let_train(self._trained)
         if self.zeroed is not None:
@@ -260,7 +213,7 @@ class CapturedTraining:
             if self._edits != self.session.weights.edits:
                 self._edits = self.session.weights.edits
                 self.session.changes.follow_buffers(program)
-        leaves = _leaves(batches, compiled)
+        leaves = compiled.leaves(batches)
         try:
             results = self.session.prepare_call(leaves, leaves[0])(*leaves)
         except BaseException as error:
@@ -381,7 +334,7 @@ class CapturedTraining:
         assert call.model is not None and self.own is not None
         return not self.own.isdisjoint(call.model.parameter_ids())
 
-    def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> _Compiled:
+    def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> CompiledUpdate:
         self.gradients.look_for_readers()
         count, replicas = len(batches), self._replicas
         if self._compiled is None and count % replicas:
@@ -396,18 +349,18 @@ class CapturedTraining:
             for position in range(len(numbers))
             if any(batch.numbers[position] != numbers[position] for batch in batches)
         }
-        return _Compiled(
+        return CompiledUpdate(
             batches[0].graph,
             count,
             math.gcd(count, replicas),
-            tuple(sorted({*map(_place, needed)} - {batches[0].graph.loss})),
+            tuple(sorted({*map(place_of, needed)} - {batches[0].graph.loss})),
             numbers,
             frozenset(variable),
             modes,
             self.gradients.wanted,
         )
 
-    def _resume(self, kept: Tuple[_Compiled, ModelProgram]) -> _Compiled:
+    def _resume(self, kept: Tuple[CompiledUpdate, ModelProgram]) -> CompiledUpdate:
         """Let an earlier program serve from now on, and return what it was compiled for."""
         self._kept.remove(kept)
         self._keep()
@@ -425,7 +378,7 @@ class CapturedTraining:
             if len(self._kept) >= _MOST_PROGRAMS:
                 self.session.with_trainer().drop_aside(self._kept.pop(0)[1])
 
-    def _compile(self, wanted: _Compiled) -> _Compiled:
+    def _compile(self, wanted: CompiledUpdate) -> CompiledUpdate:
         """Make the program that serves from now on, and return what it will be compiled for when it runs."""
         modes = self._own_modes(self.modes.now())
         if modes != wanted.modes:
@@ -439,7 +392,7 @@ class CapturedTraining:
             self._resume(narrower)
         before = self._compiled
         if before is not None:
-            wanted = _generalised(before, wanted)
+            wanted = wanted.extended_by(before)
             self._report(before, wanted)
         if not wanted.graph.inputs and not wanted.variable:
             raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
@@ -478,7 +431,7 @@ class CapturedTraining:
         self.compilations += 1
         return wanted
 
-    def _report(self, before: _Compiled, wanted: _Compiled) -> None:
+    def _report(self, before: CompiledUpdate, wanted: CompiledUpdate) -> None:
         if before.graph.key != wanted.graph.key:
             what = describe_change(before.graph, wanted.graph)
         elif before.count != wanted.count:
@@ -499,75 +452,3 @@ class CapturedTraining:
                 "its batches the same (drop_last=True leaves out an incomplete last batch).",
                 self.compilations,
             )
-
-
-def _generalised(before: _Compiled, wanted: _Compiled) -> _Compiled:
-    """Return what is wanted, extended by what the program before could do that costs little."""
-    if before.graph.key != wanted.graph.key:
-        return wanted
-    changed = {position for position, pair in enumerate(zip(before.numbers, wanted.numbers)) if pair[0] != pair[1]}
-    return dataclasses.replace(
-        wanted,
-        outputs=tuple(sorted({*before.outputs, *wanted.outputs})),
-        variable=before.variable | wanted.variable | changed,
-        gradients=before.gradients or wanted.gradients,
-    )
-
-
-def _leaves(batches: Sequence[MicroBatch], compiled: _Compiled) -> List[torch.Tensor]:
-    """Return the inputs of the device call: those of the micro-batches, one after another."""
-    if len(batches) == 1:
-        leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in batches[0].tensors()]
-    else:
-        leaves = list(map(join_tensors, zip(*map(MicroBatch.tensors, batches))))
-    for position in sorted(compiled.variable):
-        leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
-    return leaves
-
-
-def _needed(batches: Sequence[MicroBatch]) -> List[Needed]:
-    device: Dict[Operation, None] = {}
-    for batch in batches:
-        device.update(dict.fromkeys(batch.operations))
-    needed = []
-    for number, batch in enumerate(batches):
-        for position, operation in enumerate(batch.operations):
-            for reference in operation.results:
-                value = reference()
-                if value is not None and value.tensor is None and value.is_needed(device):
-                    needed.append(((position, value.index), number, value))
-    return needed
-
-
-def _settle(
-    batches: Sequence[MicroBatch],
-    needed: Sequence[Needed],
-    compiled: _Compiled,
-    outputs: Sequence[torch.Tensor],
-    keeps: Callable[[Operation], bool],
-) -> None:
-    for batch in batches:
-        for operation in batch.operations:
-            operation.finish(keeps(operation))
-    beside = []
-    for place, number, value in needed:
-        value.take(_part(outputs[compiled.returned[place]], value.shape.size, number, len(batches)))
-        for reference in value.consumers:
-            consumer = reference()
-            if consumer is not None and not consumer.done:
-                beside.append(consumer)
-    if beside:
-        # They are computed when somebody asks, and the loop may fill its memory again before that.
-        keep_inputs(beside, {})
-    CLOCK.settled = CLOCK.now
-
-
-def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) -> torch.Tensor:
-    """Return what one micro-batch computed."""
-    if tuple(output.shape) == size:
-        # One micro-batch, or a value that does not depend on the device: it comes back once for all.
-        return output
-    if not size:
-        return output[number]
-    rows = output.shape[0] // count
-    return output[number * rows : (number + 1) * rows]

@@ -1,0 +1,141 @@
+"""Device call of a weight update: what it was compiled for, its inputs, and the values that come back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from typing import Callable, Dict, FrozenSet, List, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, keep_inputs
+from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraph
+from ignite_ipu.program.tensors.rows import join_tensors
+
+__all__ = ["CompiledUpdate", "Needed", "needed_values", "place_of"]
+
+Place = Tuple[int, int]
+# A value that somebody may ask for after the update: which result of which operation it is, the number of its
+# micro-batch, and the value.
+Needed = Tuple[Place, int, Value]
+place_of: Callable[[Needed], Place] = operator.itemgetter(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledUpdate:
+    """Update that a program was compiled for."""
+
+    graph: StepGraph
+    count: int
+    replicas: int
+    outputs: Tuple[Place, ...]
+    numbers: Tuple[float, ...]
+    variable: FrozenSet[int]
+    modes: ModesThen
+    gradients: bool
+
+    @functools.cached_property
+    def returned(self) -> Dict[Place, int]:
+        """Places of the values in what comes back: the loss, if it is one, is what the device's loss is."""
+        places = {place: number for number, place in enumerate(self.outputs, 1)}
+        return places if self.graph.loss is None else {**places, self.graph.loss: 0}
+
+    def serves(
+        self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen, gradients: bool
+    ) -> bool:
+        """Tell whether this program computes an update, and brings its gradients back if it has to."""
+        if self.graph is not batches[0].graph or self.count != len(batches) or self.modes != modes:
+            return False
+        if gradients and not self.gradients:
+            return False
+        for batch in batches:
+            if batch.numbers != self.numbers and not self._differ_where_they_may(batch):
+                return False
+        return self.returned.keys() >= set(map(place_of, needed))
+
+    def computes_like(self, other: CompiledUpdate) -> bool:
+        """Tell whether another program differs in what comes back or in which numbers may change alone."""
+        return self.graph is other.graph and self.count == other.count and self.modes == other.modes
+
+    def _differ_where_they_may(self, batch: MicroBatch) -> bool:
+        pairs = enumerate(zip(self.numbers, batch.numbers))
+        return all(mine == theirs or position in self.variable for position, (mine, theirs) in pairs)
+
+    def extended_by(self, before: CompiledUpdate) -> CompiledUpdate:
+        """Return this with what the program before could do that costs little."""
+        if before.graph.key != self.graph.key:
+            return self
+        changed = {position for position, pair in enumerate(zip(before.numbers, self.numbers)) if pair[0] != pair[1]}
+        return dataclasses.replace(
+            self,
+            outputs=tuple(sorted({*before.outputs, *self.outputs})),
+            variable=before.variable | self.variable | changed,
+            gradients=before.gradients or self.gradients,
+        )
+
+    def leaves(self, batches: Sequence[MicroBatch]) -> List[torch.Tensor]:
+        """Return the inputs of the device call: those of the micro-batches, one after another."""
+        if len(batches) == 1:
+            leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in batches[0].tensors()]
+        else:
+            leaves = list(map(join_tensors, zip(*map(MicroBatch.tensors, batches))))
+        for position in sorted(self.variable):
+            leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
+        return leaves
+
+    def settle(
+        self,
+        batches: Sequence[MicroBatch],
+        needed: Sequence[Needed],
+        outputs: Sequence[torch.Tensor],
+        keeps: Callable[[Operation], bool],
+    ) -> None:
+        """Give values what came back for them.
+
+        Args:
+            batches: The micro-batches, whose operations are done by now.
+            needed: The values.
+            outputs: What came back.
+            keeps: Tells of an operation whether another update computes it, too.
+        """
+        for batch in batches:
+            for operation in batch.operations:
+                operation.finish(keeps(operation))
+        beside = []
+        for place, number, value in needed:
+            value.take(_part(outputs[self.returned[place]], value.shape.size, number, len(batches)))
+            for reference in value.consumers:
+                consumer = reference()
+                if consumer is not None and not consumer.done:
+                    beside.append(consumer)
+        if beside:
+            # They are computed when somebody asks, and the loop may fill its memory again before that.
+            keep_inputs(beside, {})
+        CLOCK.settled = CLOCK.now
+
+
+def needed_values(batches: Sequence[MicroBatch]) -> List[Needed]:
+    """Return the values that somebody may ask for after an update."""
+    device: Dict[Operation, None] = {}
+    for batch in batches:
+        device.update(dict.fromkeys(batch.operations))
+    needed = []
+    for number, batch in enumerate(batches):
+        for position, operation in enumerate(batch.operations):
+            for reference in operation.results:
+                value = reference()
+                if value is not None and value.tensor is None and value.is_needed(device):
+                    needed.append(((position, value.index), number, value))
+    return needed
+
+
+def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) -> torch.Tensor:
+    """Return what one micro-batch computed."""
+    if tuple(output.shape) == size:
+        # One micro-batch, or a value that does not depend on the device: it comes back once for all.
+        return output
+    if not size:
+        return output[number]
+    rows = output.shape[0] // count
+    return output[number * rows : (number + 1) * rows]
