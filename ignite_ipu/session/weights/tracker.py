@@ -276,18 +276,20 @@ class Weights:
             # From now on, who has a tensor with the memory of a weight may write into the newest values.
             self._accesses.note(reads=True, brings=False)
         copied = self._download()
-        self.counters.advance()
         self._host_is_stale = False
         if copied:
             self._hooks.fire(IPUEvents.WEIGHTS_TO_HOST)
         return copied
 
     def _download(self) -> bool:
-        """Copy the newest weights, retried if need be; tells whether PopTorch had to."""
-        # After a retry it may be another executor.
-        return self._hooks.copy(
-            lambda: self._training is not None and self._training.executor.copyWeightsToHostIfNeeded()
-        )
+        """Copy the newest weights, retried if need be, and count batches; tells whether PopTorch had to."""
+        with _outside_traces():
+            # After a retry it may be another executor.
+            copied = self._hooks.copy(
+                lambda: self._training is not None and self._training.executor.copyWeightsToHostIfNeeded()
+            )
+            self.counters.advance()
+        return copied
 
     def show(self) -> None:
         """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
@@ -377,7 +379,17 @@ class Weights:
             self._lost += [name for name, before, after in pairs if before != after]
             if brings:
                 self._download()  # PopTorch would do so by itself, and nobody could retry it
-            self.counters.advance()
+
+
+@contextlib.contextmanager
+def _outside_traces() -> Iterator[None]:
+    """Keep what happens in the `with` block out of a trace by `torch.jit.trace`, whose first look at a weight it is."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
