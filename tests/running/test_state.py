@@ -174,7 +174,7 @@ def test_losses_are_the_native_ones(run, monkeypatch, name):
             "state",
         ),
         ("global calls; calls += 1; return self.layer(x) * calls", "calls"),
-        ("self.scale *= 0.5; self.count += 1; return self.layer(x) * self.scale", "count, scale"),
+        ("self.scale *= 0.5; self.count += 1; return self.layer(x) * self.scale", "scale, count"),
         ("return self.layer(x) * random.random()", "the state of random: draw with torch.rand"),
         ("return self.layer(x * np.random.rand())", "the state of numpy.random: draw with torch.rand"),
     ],

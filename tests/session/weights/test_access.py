@@ -149,7 +149,7 @@ QUESTIONS = {
     "whether it is a parameter": lambda tensor: isinstance(tensor, nn.Parameter),
     "its shape": lambda tensor: (tensor.shape, tensor.size(0), tensor.dim(), tensor.numel(), len(tensor)),
     "its type": lambda tensor: (tensor.dtype, tensor.device, tensor.is_floating_point()),
-    "whether it is trained": lambda tensor: (tensor.requires_grad, tensor.is_leaf, tensor.grad),
+    "whether it is trained": lambda tensor: (tensor.requires_grad, tensor.is_leaf, tensor.grad is None),
     "an attribute of somebody's": lambda tensor: getattr(tensor, "no_weight_decay", None),
     "its place in a dictionary": lambda tensor: {tensor: 1}[tensor],
 }
