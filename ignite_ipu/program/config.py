@@ -17,7 +17,7 @@ from ignite_ipu.errors import OptionsError, did_you_mean
 
 __all__ = ["WEIGHT_SYNC", "Configuration", "IPUConfig", "integer", "positive"]
 
-_LARGEST_FILE = 1 << 20
+_LARGEST_FILE = 1 << 16
 WEIGHT_SYNC = ("on demand", "run", "epoch", "eager")
 """When the newest weights are copied to the host: when somebody asks for them, and at the end of a run, too; of every
 epoch, too; after every device call, too."""
@@ -376,10 +376,19 @@ def _parsed(text: str, suffix: str) -> Any:
     if suffix not in _YAML:
         return json.loads(text)
     yaml = _yaml()
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # a few of them make a file of any size
+                raise OptionsError(f"it refers by *{self.peek_event().anchor} to another place; write the value out")
+            return super().compose_node(parent, index)
+
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise OptionsError(str(error)) from error
+    except (LookupError, AttributeError, TypeError) as error:  # PyYAML's own, of `!!int ""`
+        raise OptionsError(f"a value has a tag that does not fit it: {error}") from error
     return {} if content is None else content
 
 

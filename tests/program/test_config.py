@@ -117,6 +117,8 @@ def test_a_misspelt_setter_of_options_is_refused_with_the_one_that_may_be_meant(
         ("a.json", "{", r"a.json: Expecting"),
         ("a.yaml", "a: [", r"a.yaml: while parsing"),
         ("a.yaml", "!!python/object/apply:os.getcwd []", r"a.yaml: could not determine a constructor"),
+        ("a.yaml", "!!int ''", r"a.yaml: a value has a tag that does not fit it"),
+        ("a.yaml", "options: &all {a: 1}\npipeline: *all", r"a.yaml: it refers by \*all to another place"),
         ("a.yaml", "sed: 3", r"a.yaml: There is no setting 'sed'. Did you mean 'seed'"),
     ],
 )

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
+from ignite_ipu import IPUConfig, OptionsError
 from ignite_ipu.checkpoints import CheckpointError
 from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.checkpoints.resuming import load_checkpoint
@@ -233,6 +234,34 @@ def _read_table(data: bytes, path: Path) -> None:
     shared.users()
 
 
+_SETTINGS: Dict[str, Any] = {
+    "seed": 3,
+    "weight_sync": "on demand",
+    "options": {"deviceIterations": 4, "Training.gradientAccumulation": 2},
+    "max_grad_norm": 1.5,
+    "pipeline": ["0", "2"],
+}
+_SETTINGS_YAML = b"""# Settings of a run.
+seed: 3
+weight_sync: on demand
+options: {deviceIterations: 4, Training.gradientAccumulation: 2}
+max_grad_norm: 1.5
+pipeline:
+  - "0"
+  - "2"
+"""
+
+
+def _read_settings(data: bytes, path: Path, ending: str = ".json") -> None:
+    file = path.with_suffix(ending)
+    file.write_bytes(data)
+    IPUConfig.load(file)
+
+
+def _read_yaml(data: bytes, path: Path) -> None:
+    _read_settings(data, path, ".yaml")
+
+
 # -- plans, random states ---------------------------------------------------------------------------------------------
 
 
@@ -312,6 +341,15 @@ TARGETS: Dict[str, Target] = {
         (CheckpointError,),
         lambda data, drawn: damage(data, drawn),
     ),
+    "settings as JSON": Target(
+        lambda: [json.dumps(_SETTINGS).encode()],
+        _read_settings,
+        (OptionsError,),
+        lambda data, drawn: damage(data, drawn),
+    ),
+    "settings as YAML": Target(
+        lambda: [_SETTINGS_YAML], _read_yaml, (OptionsError,), lambda data, drawn: damage(data, drawn)
+    ),
     "programs": Target(lambda: [_PROGRAM], _read_program, (SourceError,), lambda data, drawn: damage(data, drawn)),
     "notebooks": Target(lambda: [_NOTEBOOK], _read_notebook, (SourceError,), lambda data, drawn: damage(data, drawn)),
 }
@@ -355,6 +393,13 @@ class _Runs:
 
     def __reduce__(self) -> Any:
         return self._call
+
+
+def _laughs(holding: bytes) -> bytes:
+    """Return YAML of which each line holds the one before nine times."""
+    lines = [b"a0: &a0 {x: 1}"]
+    lines += [b"a%d: &a%d " % (n, n) + holding % b", ".join([b"*a%d" % (n - 1)] * 9) for n in range(1, 40)]
+    return b"\n".join(lines)
 
 
 def crafted() -> Iterator[Tuple[str, str, bytes]]:
@@ -407,7 +452,7 @@ def crafted() -> Iterator[Tuple[str, str, bytes]]:
         stream = io.BytesIO()
         torch.save({"model": {"0.weight": tensor}}, stream)
         yield "checkpoints", name, stream.getvalue()
-    for target in ("options as JSON", "tables of IPUs", "plans", "random states", "notebooks"):
+    for target in ("options as JSON", "tables of IPUs", "plans", "random states", "notebooks", "settings as JSON"):
         for opening in (b"[", b'{"a":', b'{"deviceIterations":['):
             yield target, "nesting", opening * 200_000
         yield target, "digits", b'{"deviceIterations":' + b"9" * 1_000_000 + b"}"
@@ -453,6 +498,23 @@ def crafted() -> Iterator[Tuple[str, str, bytes]]:
         b"\0\xff\xfe",
     ):
         yield "options files", "a crafted line", line
+    for text in (
+        b"seed: !!python/object/apply:os.system ['true']",
+        b"seed: !!python/name:os.system",
+        *(b"[" * size for size in (60_000, 1_000_000)),
+        b"- " * 30_000,
+        b"seed: " + b"9" * 60_000,
+        b"seed: 1\n" * 8_000,
+        b"options: {" + b"a: 1, " * 10_000 + b"}",
+        *(b"seed: !!%s ''" % kind for kind in (b"int", b"float", b"bool", b"timestamp", b"binary", b"set", b"omap")),
+        b"? [seed]\n: 1",
+        b"seed: 2001-99-99",
+        b"seed: &seed [*seed]",
+        _laughs(b"[%s]"),
+        _laughs(b"{<<: [%s]}"),
+    ):
+        yield "settings as YAML", "crafted settings", text
+    yield "settings as JSON", "nesting", b"[" * 60_000
     magic = {"executables": saving.MAGIC, "caches": cache.MAGIC}
     for target, start in magic.items():
         for text in (b"[" * 500_000, b"{}", b'{"tensor":["torch.float32",[],{"bytes":[0,1e999]}]}', b"null"):

@@ -69,6 +69,11 @@ READERS: Dict[str, Dict[str, str]] = {
     "migration/source/notebook.py": {"json.loads": "notebooks"},
     "migration/source/file.py": {"open": "programs"},
     "migration/source/writing.py": {"open": "programs"},
+    "program/config.py": {
+        "open": "settings as YAML",
+        "json.loads": "settings as JSON",
+        "yaml.load": "settings as YAML",
+    },
     "pipeline/planning/plan_file.py": {"open": "plans", "json.loads": "plans"},
     "checkpoints/random_states.py": {"open": "random states", "json.loads": "random states"},
     "running/poptorch_users.py": {"open": "searched for one word, and not kept"},
