@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import resolve_name
 
 from ignite_ipu.program.function_mode import FunctionContext
 
@@ -43,7 +42,7 @@ def is_computed(name: str, arguments: Sequence[str] = ()) -> bool:
 # -- losses -----------------------------------------------------------------------------------------------------------
 
 
-def _cross_entropy(
+def _class_loss(
     func: Function,
     input: torch.Tensor,
     target: torch.Tensor,
@@ -54,28 +53,14 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Compute cross entropy with class weights or smoothed labels; targets that are probabilities compile."""
+    """Compute cross entropy or NLL with class weights or smoothed labels; targets that are probabilities compile."""
+    smooths = func is F.cross_entropy
     if target.is_floating_point() or (weight is None and not label_smoothing):
-        rest = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        rest = (weight, size_average, ignore_index, reduce, reduction, *([label_smoothing] if smooths else []))
         return func(input, target, *rest)  # type: ignore[no-any-return]
-    scores = F.log_softmax(input, _class_dimension(input))
+    scores = F.log_softmax(input, _class_dimension(input)) if smooths else input
     reduction = _reduction(size_average, reduce, reduction)
     return _picked_loss(scores, target, weight, ignore_index, reduction, label_smoothing)
-
-
-def _nll_loss(
-    func: Function,
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: Optional[torch.Tensor] = None,
-    size_average: Optional[bool] = None,
-    ignore_index: int = -100,
-    reduce: Optional[bool] = None,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    if weight is None:
-        return func(input, target, weight, size_average, ignore_index, reduce, reduction)  # type: ignore[no-any-return]
-    return _picked_loss(input, target, weight, ignore_index, _reduction(size_average, reduce, reduction), 0.0)
 
 
 def _picked_loss(
@@ -363,22 +348,21 @@ def _addbmm(
 
 
 _POOLED: Dict[Function, int] = {
-    F.adaptive_avg_pool1d: 1,
-    F.adaptive_avg_pool2d: 2,
-    F.adaptive_avg_pool3d: 3,
-    F.adaptive_max_pool1d: 1,
-    F.adaptive_max_pool2d: 2,
-    F.adaptive_max_pool3d: 3,
+    getattr(F, f"adaptive_{kind}_pool{count}d"): count for kind in ("avg", "max") for count in (1, 2, 3)
+}
+_OF_LAYERS: Dict[str, Function] = {
+    "cross_entropy": _class_loss,
+    "nll_loss": _class_loss,
+    "huber_loss": _huber_loss,
+    "layer_norm": _layer_norm,
+    **{f"adaptive_avg_pool{count}d": _adaptive_avg_pool for count in (1, 2, 3)},
+    **{f"adaptive_max_pool{count}d": _adaptive_max_pool for count in (1, 2, 3)},
+    "pad": _pad,
+    "channel_shuffle": _channel_shuffle,
 }
 EQUIVALENTS: Dict[Function, Function] = {
-    F.cross_entropy: _cross_entropy,
-    F.nll_loss: _nll_loss,
-    F.huber_loss: _huber_loss,
-    F.layer_norm: _layer_norm,
+    **{getattr(F, name): equivalent for name, equivalent in _OF_LAYERS.items()},
     torch.lstm: _lstm,
-    **{func: _adaptive_avg_pool if "avg" in func.__name__ else _adaptive_max_pool for func in _POOLED},
-    F.pad: _pad,
-    F.channel_shuffle: _channel_shuffle,
 }
 """By function: what computes the same. It is called with the function and its arguments."""
 
@@ -418,4 +402,4 @@ _LAYERS = {
     **{"LayerNorm": "layer_norm", "LSTM": "lstm", "ChannelShuffle": "channel_shuffle"},
     **{f"Adaptive{kind}Pool{n}d": f"adaptive_{kind.lower()}_pool{n}d" for kind in ("Avg", "Max") for n in (1, 2, 3)},
 }
-_NAMES = frozenset((resolve_name(func) or "").rsplit(".", 1)[-1] for func in EQUIVALENTS)
+_NAMES = frozenset((*_OF_LAYERS, *_OF_TENSORS, "lstm"))
