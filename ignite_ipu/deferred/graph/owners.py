@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -53,11 +53,8 @@ class Captured(Protocol):
     def accumulates(self) -> Optional[bool]:
         """True if updates are made from several micro-batches, as far as the last one tells; None before the first."""
 
-    def early_losses(self, value: Any) -> Optional[Sequence[Any]]:
-        """Return what has yet to go backward for the update of a value; None if no update can run for it."""
-
-    def run_early(self, losses: Sequence[Any]) -> None:
-        """Run the update before `optimizer.step()`, for a value that somebody reads."""
+    def early_update(self, value: Any, operations: Sequence[Any]) -> Optional[Callable[[], None]]:
+        """Return what runs the update of a value before its `optimizer.step()`; None if none can run for it."""
 
     def refuse_read(self, value: Any, what: str) -> None:
         """Refuse a read for which no update can run."""

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import NORM, Value
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALLS, Loss, ancestors
 from ignite_ipu.deferred.graph.structure import words
@@ -100,15 +100,15 @@ def expected_loss(value: Value, line: Line) -> Optional[Loss]:
     return Loss(last[0], ancestors(last[0]), line) if len(last) == 1 else None
 
 
-def may_run_early(model: Captured, postponed: Callable[[], Optional[str]], value: Value) -> bool:
+def may_run_early(model: Captured, postponed: Callable[[], Optional[str]], operations: Sequence[Operation]) -> bool:
     """Tell whether an update is complete but for `optimizer.step()`, and a value comes with it.
 
     Args:
         model: What would run the update.
         postponed: Returns why it cannot run yet, None if it can.
-        value: What is read.
+        operations: What the value is computed from.
     """
-    return _has_gone_backward(model, value) and incomplete(model.pending, postponed) is None
+    return _has_gone_backward(model, operations) and incomplete(model.pending, postponed) is None
 
 
 def early_read_error(
@@ -116,13 +116,14 @@ def early_read_error(
 ) -> EarlyReadError:
     """Return the error for a value of an update that is not complete; `what` says in words how it is read."""
     line = current_line()
-    if _has_gone_backward(model, value):
+    operations = ancestors(value)
+    if _has_gone_backward(model, operations):
         reason = incomplete(model.pending, postponed)
         return EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
             "loss.detach() and read it after the update."
         )
-    sampled = next((each for each in ancestors(value) if each.model is None and each.name in _SAMPLING), None)
+    sampled = next((each for each in operations if each.model is None and each.name in _SAMPLING), None)
     if sampled is not None and not value.shape.requires_grad:
         return EarlyReadError(
             f"{what} at {line} asks for a value of the training step before the step has run: it was sampled from what "
@@ -143,8 +144,8 @@ def early_read_error(
     )
 
 
-def _has_gone_backward(model: Captured, value: Value) -> bool:
-    calls = [each for each in ancestors(value) if each.signature is not NORM and not each.done]
+def _has_gone_backward(model: Captured, operations: Sequence[Operation]) -> bool:
+    calls = [each for each in operations if each.signature is not NORM and not each.done]
     own = {operation for operation in calls if operation.model is not None and operation.model.whole is model}
     return own <= {operation for loss in model.pending for operation in loss.operations}
 

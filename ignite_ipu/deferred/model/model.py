@@ -407,18 +407,13 @@ class CapturedModel:
         """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
         return not self.several and self.updates.show_host_gradients(line) and self.training.gradients.settle_norms()
 
-    def early_losses(self, value: Value) -> Optional[Sequence[Loss]]:
-        """Return what has yet to go backward for the update of a value; None if no update can run for it."""
+    def early_update(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
+        """Return what runs the update of a value before its `optimizer.step()`; None if none can run for it."""
         for turn in self.whole.turns:
-            losses = turn.early_losses(value)
+            losses = turn.early_losses(value, operations)
             if losses is not None:
-                self._next = turn
-                return losses
+                return functools.partial(turn.run_early, losses)
         return None
-
-    def run_early(self, losses: Sequence[Loss]) -> None:
-        """Run the update before `optimizer.step()`, for a value that somebody reads."""
-        self._next.run_early(losses)
 
     def refuse_read(self, value: Value, what: str) -> None:
         """Refuse a read for which no update can run.

@@ -15,7 +15,7 @@ from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.operations import CLOCK, NORM, Operation, Value, keep_inputs
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.reach import Reach, gradient_path
-from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.device_gradients import (
     DeviceGradient,
     DeviceGradients,
@@ -231,7 +231,7 @@ class Updates:
         self.uncleared = None
         self.training.zeroed = None if set_to_none else current_line()
 
-    def early_losses(self, value: Value) -> Optional[Sequence[Loss]]:
+    def early_losses(self, value: Value, operations: Sequence[Operation]) -> Optional[Sequence[Loss]]:
         """Return what has yet to go backward for an update that a value comes with; None if no update can run for it.
 
         Raises:
@@ -242,13 +242,13 @@ class Updates:
             return None
         postponed = self._model.postponed
         if self.reach is not None:
-            return self._early_losses_in_turn(value)
-        if may_run_early(self._model, postponed, value):
+            return self._early_losses_in_turn(value, operations)
+        if may_run_early(self._model, postponed, operations):
             return ()
         loss = None if self.pending or postponed() else expected_loss(value, current_line())
         return (loss,) if loss is not None and self.training.expects([loss]) else None
 
-    def _early_losses_in_turn(self, value: Value) -> Optional[Sequence[Loss]]:
+    def _early_losses_in_turn(self, value: Value, operations: Sequence[Operation]) -> Optional[Sequence[Loss]]:
         """Do so where other optimizers may use the losses: the update is the one before, or none."""
         ahead: List[Loss] = []
         if not self.pending and self._model.postponed() is None:
@@ -256,7 +256,7 @@ class Updates:
             ahead += [] if loss is None else [loss]
         losses = self.chosen([*self.pending, *ahead])
         made = {operation for loss in losses for operation in loss.operations}
-        calls = {each for each in ancestors(value) if each.signature.modes is not None and not each.done}
+        calls = {each for each in operations if each.signature.modes is not None and not each.done}
         return ahead if losses and calls <= made and self.training.expects(losses) else None
 
     def run_early(self, losses: Sequence[Loss]) -> None:

@@ -82,9 +82,9 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
     """
     operations, line = [each for each in ancestors(value) if not each.done], current_line()
     models = list(dict.fromkeys(_models_of(operations, what, line).values()))
-    losses = [model.early_losses(value) for model in models]
+    updates = [model.early_update(value, operations) for model in models]
     # Checks of distributions ask in every step, and later nobody could answer.
-    complete = models and None not in losses and all(model.accumulates is False for model in models)
+    complete = models and None not in updates and all(model.accumulates is False for model in models)
     if not complete and not called_by(DISTRIBUTIONS):
         norms = [each for each in operations if each.signature is NORM]
         if all(each.model is not None and each.model.whole.know_norms(line) for each in norms):
@@ -92,11 +92,11 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
             found = value.tensor if norms and value.known else _computed_on_host(value, left, models, line)
             if found is not None:
                 return found
-    for model, each in zip(models, losses):
-        if each is None:
+    for model, run in zip(models, updates):
+        if run is None:
             model.refuse_read(value, what)
         else:
-            model.run_early(each)
+            run()
     return None
 
 
