@@ -54,7 +54,10 @@ RULE = Rule(
     severity=Severity.ERROR,
     run=Outcome.HANDLED,
     summary="p.grad, gradient hooks, retain_graph and torch.autograd.grad outside forward.",
-    rationale="Gradients never leave the device: .grad stays None on the host, and hooks never run.",
+    rationale=(
+        "Gradients are the device's: what `run` and captured loops look at is brought back with each update, but in a "
+        "program of PopTorch's own .grad stays None, hooks never run, and nothing written into gradients counts."
+    ),
     remedy=(
         "For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor). Penalties on "
         "gradients cannot run on an IPU."

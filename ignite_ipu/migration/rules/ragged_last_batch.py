@@ -16,7 +16,7 @@ def check(program: Program) -> Hits:
         if value is not None and constant(value) is not False:
             continue
         if not replaced:
-            yield Hit(call, f"{name} is trained from, and a smaller last batch does not fit the compiled step")
+            yield Hit(call, f"{name} is trained from, and a smaller last batch is a program of its own")
         else:
             # The engine replaces the loader by one that drops it, and still evaluates every sample.
             yield Hit(
@@ -33,8 +33,8 @@ RULE = Rule(
     run=Outcome.UNCHANGED,
     summary="A DataLoader that an IPU's trainer or ipu_train_batch trains from, without drop_last=True.",
     rationale=(
-        "All batches of a compiled program have one shape; the samples of an incomplete last batch are dropped in "
-        "training, or the call fails. A loop that ipu_prepare captures compiles another program for it."
+        "All batches of a compiled program have one shape: a trainer drops the samples of an incomplete last batch; "
+        "ipu_train_batch and a loop that ipu_prepare captures compile another program for it."
     ),
     remedy="Say drop_last=True, so that native runs drop them too.",
     example="""\
