@@ -26,6 +26,7 @@ BELOW = {room: {name for lower in FLOORS[:floor] for name in lower} for floor, r
 ASKS_THE_EMULATOR = {
     "ignite_ipu.migration.trial.": "ignite_ipu.emulator.inspection",
     "ignite_ipu.migration.analysis.operators": "ignite_ipu.emulator.trace.operators.table",
+    "ignite_ipu.program.options": "ignite_ipu.emulator.options.popart",
 }
 MODULES = imports()
 DOCS = Path(__file__).parents[1] / "docs"

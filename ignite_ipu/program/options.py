@@ -5,14 +5,16 @@ The options that the user gave are completed in a copy. Where arguments contradi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
-from typing import Any, Iterable, Mapping, Optional, Tuple
+import re
+from typing import Any, Iterable, Iterator, Mapping, Optional, Tuple
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OptionsError, did_you_mean
+from ignite_ipu.errors import OptionsError, did_you_mean, nearest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig, positive
 
@@ -21,6 +23,7 @@ __all__ = [
     "check_ipus",
     "evaluation_options",
     "is_simulated",
+    "misspelt_settings_named",
     "output_mode",
     "own_options",
     "training_options",
@@ -194,6 +197,28 @@ def own_options(config: IPUConfig) -> Options:
             f"PopTorch in use ({backend.name()}). Create them with ignite_ipu.backend.poptorch().Options()."
         )
     return fresh
+
+
+@contextlib.contextmanager
+def misspelt_settings_named() -> Iterator[None]:
+    """Have a compilation that PopTorch refuses for a name given to `_Popart.set` say which one may be meant.
+
+    Raises:
+        OptionsError: There is one that is like it.
+    """
+    try:
+        yield
+    except Exception as error:
+        wrong = re.search(r"Unknown \w+ option ([\w.]+)", str(error))
+        if wrong is None:
+            raise
+        from ignite_ipu.emulator.options.popart import KNOWN
+
+        names = {name for kind in KNOWN.values() for name in kind}
+        near = None if wrong[1] in names else nearest(wrong[1], names)
+        if near is None:
+            raise
+        raise OptionsError(f"{error} Did you mean _Popart.set({near!r}, ...)?") from error
 
 
 def _check_setter(options: Options, name: str) -> None:

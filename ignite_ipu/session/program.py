@@ -18,7 +18,7 @@ from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.module_state import Trainable, modes_kept, modes_of
-from ignite_ipu.program.options import check_ipus, output_mode
+from ignite_ipu.program.options import check_ipus, misspelt_settings_named, output_mode
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.program.tensors.rows import row_count, select_rows
@@ -387,7 +387,7 @@ class ModelProgram:
         before, kept = attributes.values(), ModuleAttributes(self.step)
         try:
             placed = contextlib.nullcontext() if self._placed is None else self._placed.applied()
-            with placed:
+            with placed, misspelt_settings_named():
                 executor.compile(*leaves)
         except BaseException:
             kept.put_back()

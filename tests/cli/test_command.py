@@ -174,6 +174,7 @@ def test_python_dash_m_is_the_same_command():
     ("words", "meant"),
     [
         (["chek", "."], "check"),
+        (["migarte", "."], "migrate"),
         (["run", "--quite", "train.py"], "--quiet"),
         (["launch", "--instances", "2", "--launcher", "poprum", "train.py"], "poprun"),
     ],

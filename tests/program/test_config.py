@@ -110,6 +110,16 @@ def test_a_misspelt_setter_of_options_is_refused_with_the_one_that_may_be_meant(
             create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), options={name: 2})
 
 
+def test_a_misspelt_setting_of_the_back_end_is_refused_with_the_one_that_may_be_meant():
+    """PopTorch takes every name until it compiles, and then names none, be it in a mapping or an object."""
+    options = poptorch.Options()
+    options._Popart.set("autoRecomputaion", 3)
+    for said in (options, {"_Popart.set": ["autoRecomputaion", 3]}):
+        trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), options=said)
+        with pytest.raises(OptionsError, match=r"autoRecomputaion.*Did you mean _Popart.set\('autoRecomputation'"):
+            trainer.run(DataLoader(task(), batch_size=4))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
