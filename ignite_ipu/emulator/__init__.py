@@ -2,98 +2,31 @@
 
 `import ignite_ipu.emulator as poptorch` gives what `import poptorch` gives on a machine with Graphcore's SDK; `install`
 makes `import poptorch` itself work. `NOT_IN_POPTORCH` lists the names of `__all__` that are the emulator's own.
+
+Its names are imported when the first is asked for, so that what needs only the table of operators
+imports no torch, as `ignite-ipu check` does.
 """
 
 from __future__ import annotations
 
-from ignite_ipu.emulator import enums, ops, optim, options, profiling, testing
-from ignite_ipu.emulator.compiler.tracing import isRunningOnIpu, registerPostCompileHook, registerPreCompileHook
-from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader
-from ignite_ipu.emulator.device.device import Counters, counters
-from ignite_ipu.emulator.device.faults import Fault, inject_faults
-from ignite_ipu.emulator.device.machine import ipuHardwareIsAvailable, ipuHardwareVersion, poptorchAtExit
-from ignite_ipu.emulator.enums import *  # noqa: F403
-from ignite_ipu.emulator.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
-from ignite_ipu.emulator.executor.executor import PoplarExecutor
-from ignite_ipu.emulator.executor.load import load
-from ignite_ipu.emulator.executor.saving import importPoptorchMetadataFromFile
-from ignite_ipu.emulator.executor.wrappers import inferenceModel, trainingModel
-from ignite_ipu.emulator.files.trust import trust_pickled_models
-from ignite_ipu.emulator.installation import Installation, install, run_script
-from ignite_ipu.emulator.logs import logger, setLogLevel
-from ignite_ipu.emulator.ops import *  # noqa: F403
-from ignite_ipu.emulator.ops.introspection import accessAttributes, getIpuTensorId
-from ignite_ipu.emulator.options import *  # noqa: F403
-from ignite_ipu.emulator.trace import autocasting
-from ignite_ipu.emulator.trace.annotations import module_repr, print
-from ignite_ipu.emulator.trace.autocasting import autocast
-from ignite_ipu.emulator.trace.operators import support as operators
-from ignite_ipu.emulator.values.custom_types import ICustomArgParser, registerCustomArgParser
-from ignite_ipu.emulator.version import __version__
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, List
 
-NOT_IN_POPTORCH = frozenset(
-    [
-        "Counters",
-        "Fault",
-        "Installation",
-        "counters",
-        "inject_faults",
-        "install",
-        "operators",
-        "register_custom_op",
-        "run_script",
-        "testing",
-        "trust_pickled_models",
-        "unregister_custom_op",
-    ]
-)
-"""`testing` is PopTorch's, but must be imported by itself there."""
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.api import *  # noqa: F403
+    from ignite_ipu.emulator.api import NOT_IN_POPTORCH as NOT_IN_POPTORCH
 
-__all__ = [
-    "AsynchronousDataAccessor",
-    "Counters",
-    "DataLoader",
-    "Error",
-    "Fault",
-    "ICustomArgParser",
-    "Installation",
-    "PoplarExecutor",
-    "RecoverableError",
-    "UnrecoverableError",
-    "__version__",
-    "accessAttributes",
-    "autocast",
-    "autocasting",
-    "counters",
-    "createPoptorchError",
-    "enums",
-    "getIpuTensorId",
-    "importPoptorchMetadataFromFile",
-    "inferenceModel",
-    "inject_faults",
-    "install",
-    "ipuHardwareIsAvailable",
-    "ipuHardwareVersion",
-    "isRunningOnIpu",
-    "load",
-    "logger",
-    "module_repr",
-    "operators",
-    "ops",
-    "optim",
-    "options",
-    "poptorchAtExit",
-    "print",
-    "profiling",
-    "registerCustomArgParser",
-    "registerPostCompileHook",
-    "registerPreCompileHook",
-    "run_script",
-    "setLogLevel",
-    "testing",
-    "trainingModel",
-    "trust_pickled_models",
-]
-__all__ += enums.__all__
-__all__ += ops.__all__
-__all__ += options.__all__
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name not in ("__all__", "__version__"):
+        raise AttributeError(name)  # what the import system asks of each module
+    api = import_module(f"{__name__}.api")
+    globals().update({each: getattr(api, each) for each in (*api.__all__, "__all__", "NOT_IN_POPTORCH")})
+    try:
+        return globals()[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *import_module(f"{__name__}.api").__all__})

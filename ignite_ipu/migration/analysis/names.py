@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib
+import contextlib
+import importlib.util
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 # Where a class is defined -> where it is documented.
@@ -29,7 +31,7 @@ _CANONICAL: Tuple[Tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 _MOVES_AND_MODES = ("to", "cuda", "cpu", "float", "half", "double", "eval", "train", "requires_grad_")
-# Their modules are imported to learn what a star stands for.
+# Their modules are read to learn what a star stands for.
 _LIBRARIES = ("torch", "ignite")
 # A name in these sub-modules is documented with the sub-module in it.
 _KEPT = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
@@ -149,15 +151,30 @@ class Names:
 
 @lru_cache(maxsize=None)
 def _star_names(module: str) -> FrozenSet[str]:
-    """Return what `from module import *` binds, of the libraries whose names rules know; nothing is run for others."""
-    if module.split(".")[0] not in _LIBRARIES:
+    """Return what `from module import *` binds, of the libraries whose names rules know, as their text says it."""
+    top, *inner = module.split(".")
+    if top not in _LIBRARIES:
         return frozenset()
-    try:
+    if module == "torch":  # most of its names come from its extension
         found = importlib.import_module(module)
-    except ImportError:
+        return frozenset(getattr(found, "__all__", vars(found)))
+    spec = importlib.util.find_spec(top)  # which runs nothing: there is no package around it
+    place = Path(spec.origin).parent.joinpath(*inner) if spec is not None and spec.origin else Path()
+    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    if not path.is_file():
         return frozenset()
-    public = [name for name in vars(found) if not name.startswith("_")]
-    return frozenset(getattr(found, "__all__", public))
+    names: Set[str] = set()
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            package = [top, *inner][: len(inner) + path.match("__init__.py") + 1 - node.level] if node.level else []
+            names |= _star_names(".".join([*package, *filter(None, [node.module])]))
+        elif isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__all__":
+            with contextlib.suppress(ValueError):
+                return frozenset(ast.literal_eval(node.value))
+        else:
+            inside = Names([node] if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else walk(node))
+            names.update(name for name in (*inside.bound, *inside.imports) if not name.startswith("_"))
+    return frozenset(names)
 
 
 def index_of(node: ast.Subscript) -> ast.expr:

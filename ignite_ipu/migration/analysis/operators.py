@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Iterator, Optional, Tuple
+from typing import Dict, FrozenSet, Iterator, Optional, Tuple
 
+from ignite_ipu.emulator.trace.operators import table as operator_table
+from ignite_ipu.emulator.trace.operators.table import Restriction
 from ignite_ipu.migration.analysis.literals import literals
 from ignite_ipu.migration.analysis.names import Names, argument, constant, has_hidden_arguments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
-
-if TYPE_CHECKING:
-    from ignite_ipu.emulator.trace.operators.table import Restriction
 
 _NO_OPERATORS = (
     "torch.nn.init.",
@@ -24,6 +23,24 @@ _NO_OPERATORS = (
 )
 # Moves, and what takes values to the host, are other rules' business.
 _OTHER_RULES = frozenset(("cuda", "from_numpy", "item"))
+# Functions that `run` computes by others (`program/forward/equivalents.py`, which imports torch), wholly, or where one
+# of these arguments is in the way ("" for none); and the layers that are made of them.
+_POOLS = {f"Adaptive{kind}Pool{n}d": f"adaptive_{kind.lower()}_pool{n}d" for kind in ("Avg", "Max") for n in (1, 2, 3)}
+COMPUTED: Dict[str, Optional[FrozenSet[str]]] = {
+    **dict.fromkeys(("huber_loss", "channel_shuffle", *_POOLS.values())),
+    **dict.fromkeys(("tril", "triu", "diagonal", "diag", "trace", "index_add", "index_copy", "repeat_interleave")),
+    **dict.fromkeys(("lerp", "logaddexp", "logaddexp2", "logit", "xlogy", "nan_to_num", "exp2", "logical_xor")),
+    **dict.fromkeys(("hypot", "addbmm")),
+    "cross_entropy": frozenset(("weight", "label_smoothing")),
+    "nll_loss": frozenset(("weight",)),
+    "layer_norm": frozenset(("", "weight", "bias")),
+    "lstm": frozenset(("num_layers", "bias", "has_biases", "bidirectional", "dropout")),
+    "pad": frozenset(("mode",)),
+}
+_LAYERS = {
+    **{"CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "HuberLoss": "huber_loss"},
+    **{"LayerNorm": "layer_norm", "LSTM": "lstm", "ChannelShuffle": "channel_shuffle", **_POOLS},
+}
 
 
 @dataclass(frozen=True)
@@ -47,9 +64,6 @@ def problem(name: str) -> Optional[Problem]:
 
     None for what does, and for names that are no operators: there is nothing to compile.
     """
-    # Imported here: the emulator imports torch, which files without a model do not need.
-    from ignite_ipu.emulator.trace.operators import table as operator_table
-
     plain = operator_table.undecorated(name)
     last = name.rsplit(".", 1)[1]
     if name.startswith(_NO_OPERATORS) or plain in _OTHER_RULES:
@@ -68,16 +82,15 @@ def problem(name: str) -> Optional[Problem]:
 
 def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:
     """Tell whether `run` computes by others a function or layer that PopTorch refuses, wholly or by a restriction."""
-    from ignite_ipu.program.forward.equivalents import is_computed
-
-    arguments = () if restriction is None else restriction.argument or ("",)
-    return is_computed(name, arguments)
+    plain = name.rsplit(".", 1)[1]
+    plain = _LAYERS.get(plain, plain)
+    arguments = COMPUTED.get(plain, frozenset())
+    met = () if restriction is None else restriction.argument or ("",)
+    return arguments is None or not arguments.isdisjoint(met)
 
 
 def is_made_here(names: Names, call: ast.Call) -> bool:
     """Tell whether a call's first tensor is one that the same expression creates: a constant, computed on the host."""
-    from ignite_ipu.emulator.trace.operators import table as operator_table
-
     method = isinstance(call.func, ast.Attribute) and names.resolve(call.func) is None
     subject = call.func.value if method and isinstance(call.func, ast.Attribute) else argument(call, "input", 0)
     name = None if subject is None else names.called(subject)
@@ -91,8 +104,6 @@ def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[T
         file: The file.
         name: The function's, method's (`Tensor.x`) or layer's full name.
     """
-    from ignite_ipu.emulator.trace.operators import table as operator_table
-
     method = name.startswith("Tensor.") and not operator_table.restrictions_of(name)
     listed = f"torch.{name.split('.', 1)[1]}" if method else name
     order = operator_table.positions(_order_of(listed, call))
@@ -113,8 +124,6 @@ def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[T
 
 def is_loss(name: str) -> bool:
     """Tell whether a function or layer is a loss, which models leave to the code around them."""
-    from ignite_ipu.emulator.trace.operators import table as operator_table
-
     plain = operator_table.undecorated(name)
     return plain in operator_table.GROUPS["losses"] or plain.lower().endswith("loss")
 

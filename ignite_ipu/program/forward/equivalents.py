@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 
 from ignite_ipu.program.function_mode import FunctionContext
 
-__all__ = ["EQUIVALENTS", "Equivalents", "is_computed"]
+__all__ = ["EQUIVALENTS", "Equivalents"]
 
 Function = Callable[..., Any]
 
@@ -28,15 +28,6 @@ class Equivalents(FunctionContext):
         """Return what the function returns."""
         equivalent = EQUIVALENTS.get(func)
         return func(*args, **kwargs) if equivalent is None else equivalent(func, *args, **kwargs)
-
-
-def is_computed(name: str, arguments: Sequence[str] = ()) -> bool:
-    """Tell whether a function or layer of this full name is computed, if one of these arguments stands in the way."""
-    plain = name.rsplit(".", 1)[1]
-    plain = _LAYERS.get(plain, plain)
-    if plain in _ARGUMENTS:
-        return bool(_ARGUMENTS[plain].intersection(arguments))
-    return plain in _NAMES
 
 
 # -- losses -----------------------------------------------------------------------------------------------------------
@@ -388,18 +379,3 @@ _OF_TENSORS: Dict[str, Function] = {
 }
 for _name, _equivalent in _OF_TENSORS.items():
     EQUIVALENTS[getattr(torch, _name)] = EQUIVALENTS[getattr(torch.Tensor, _name)] = _equivalent
-
-# What is in the way of functions that PopTorch compiles in part.
-_ARGUMENTS: Dict[str, FrozenSet[str]] = {
-    "cross_entropy": frozenset(("weight", "label_smoothing")),
-    "nll_loss": frozenset(("weight",)),
-    "layer_norm": frozenset(("", "weight", "bias")),
-    "lstm": frozenset(("num_layers", "bias", "has_biases", "bidirectional", "dropout")),
-    "pad": frozenset(("mode",)),
-}
-_LAYERS = {
-    **{"CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "HuberLoss": "huber_loss"},
-    **{"LayerNorm": "layer_norm", "LSTM": "lstm", "ChannelShuffle": "channel_shuffle"},
-    **{f"Adaptive{kind}Pool{n}d": f"adaptive_{kind.lower()}_pool{n}d" for kind in ("Avg", "Max") for n in (1, 2, 3)},
-}
-_NAMES = frozenset((*_OF_LAYERS, *_OF_TENSORS, "lstm"))

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from ignite_ipu.emulator.trace.operators import table as operator_table
-from ignite_ipu.migration.analysis.operators import problem, refused_arguments
+from ignite_ipu.migration.analysis.operators import COMPUTED, problem, refused_arguments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.source.file import Source
+from ignite_ipu.program.forward.equivalents import EQUIVALENTS
 
 NAMES = sorted(
     {
@@ -116,3 +117,8 @@ def test_every_refused_name_is_an_operator_of_pytorch():
     unknown = {name for name in public if not hasattr(torch.ops.aten, name) and not hasattr(nn.functional, name)}
     methods = {name for name in unknown if not hasattr(torch.Tensor, name) and not hasattr(torch.Tensor, f"{name}_")}
     assert methods <= {"lshift", "rshift", "item", "lu", "pdist"} | {n for n in methods if n.endswith("_with_indices")}
+
+
+def test_what_run_computes_by_others_is_listed():
+    """`check` lists it, to import no torch."""
+    assert {func.__name__ for func in EQUIVALENTS} == set(COMPUTED)
