@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.placing.placement import layers_per_ipu as layers_per_ipu
     from ignite_ipu.pipeline.placing.request import Pipeline as Pipeline
     from ignite_ipu.pipeline.placing.request import PipelineRequest as PipelineRequest
+    from ignite_ipu.pipeline.planning.annotating import annotated_source as annotated_source
     from ignite_ipu.pipeline.planning.comparison import Comparison as Comparison
     from ignite_ipu.pipeline.planning.comparison import compare as compare
     from ignite_ipu.pipeline.planning.drawing import draw_memory as draw_memory
@@ -65,6 +66,7 @@ _MODULES = {
     "placing.configure": "configure",
     "placing.placement": "Placement layers_per_ipu",
     "placing.request": "Pipeline PipelineRequest",
+    "planning.annotating": "annotated_source",
     "planning.comparison": "Comparison compare",
     "planning.drawing": "draw_memory draw_plan draw_scaling draw_schedule",
     "planning.plan": "Plan StagePlan",

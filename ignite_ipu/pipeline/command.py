@@ -6,13 +6,16 @@ import argparse
 import re
 import sys
 from dataclasses import replace
-from typing import Any, Tuple
+from pathlib import Path
+from typing import Any, Callable, Tuple
 
 from torch import nn
 
+from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.errors import PlanError, UserError
 from ignite_ipu.pipeline.costs.machine import BOW, MK2, Machine
+from ignite_ipu.pipeline.planning.annotating import annotated_source
 from ignite_ipu.pipeline.planning.comparison import compare
 from ignite_ipu.pipeline.planning.drawing import draw_scaling
 from ignite_ipu.pipeline.planning.plan import Plan, text_table
@@ -60,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pod", type=int, metavar="IPUS", help="also scale the best plan by replicas up to this many IPUs"
     )
     parser.add_argument("--save", metavar="FILE", help="write the best plan as JSON, for ignite_ipu.pipeline.load_plan")
+    parser.add_argument(
+        "--annotate",
+        metavar="FILE",
+        help="write a copy of the model's source in which poptorch.BeginBlock says where the best plan's stages begin, "
+        "and ipu_options() returns its options",
+    )
     parser.add_argument("--picture", metavar="FILE", help="write schedule and memory as a picture")
     parser.add_argument("--pod-picture", metavar="FILE", help="write the scaling of --pod as a picture")
     parser.add_argument(
@@ -75,7 +84,9 @@ def main(args: argparse.Namespace) -> int:
     if args.target.endswith(".json"):
         return _show(args)
     try:
-        model, inputs, optimizer = _build(args.target)
+        with blamed_on(args.target):
+            factory = load_factory(args.target)
+        model, inputs, optimizer = _build(args.target, factory)
         profile = measure(model, inputs, granularity=args.granularity, training=not args.inference, fake=not args.real)
         machine = _machine(args)
         comparison = compare(
@@ -99,6 +110,12 @@ def main(args: argparse.Namespace) -> int:
     _present(best, args)
     if args.save:
         save_plan(best, args.save)
+    if args.annotate:
+        try:
+            _annotate(best, model, factory, Path(args.annotate))
+        except (PlanError, UserError, OSError) as error:
+            print(error, file=sys.stderr)
+            return 2
     if args.pod:
         scaling = scale(
             profile,
@@ -115,8 +132,20 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _annotate(best: Plan, model: nn.Module, factory: Callable[[], Any], out: Path) -> None:
+    source, text = annotated_source(best, model, factory)
+    if out.exists() and out.samefile(source):
+        raise UserError(f"{out} is the model's source itself: --annotate writes a copy, to another file.")
+    with whole_file(out) as file:
+        file.write(text.encode())
+    print(f"\n{out} is {source} with the plan in it: train with options=ipu_options().")
+
+
 def _show(args: argparse.Namespace) -> int:
     """Print a plan that was saved."""
+    if args.annotate:
+        print("--annotate needs the model: MODULE:FACTORY.", file=sys.stderr)
+        return 2
     try:
         saved = load_plan(args.target)
     except (PlanError, OSError) as error:
@@ -143,15 +172,15 @@ def _machine(args: argparse.Namespace) -> Machine:
     return machine
 
 
-def _build(target: str) -> Tuple[nn.Module, Any, Any]:
+def _build(target: str, factory: Callable[[], Any]) -> Tuple[nn.Module, Any, Any]:
     """Call the factory.
 
     Raises:
-        UserError: It cannot be found, or fails.
+        UserError: It fails.
         PlanError: It returns something else.
     """
     with blamed_on(target):
-        built = load_factory(target)()
+        built = factory()
     if isinstance(built, tuple) and len(built) in (2, 3) and isinstance(built[0], nn.Module):
         return built[0], built[1], built[2] if len(built) == 3 else None
     raise PlanError(

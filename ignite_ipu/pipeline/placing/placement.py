@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import (
     TYPE_CHECKING,
     Any,
+    Collection,
     Dict,
     Iterable,
     List,
@@ -28,7 +29,7 @@ from ignite_ipu.pipeline.costs.checks import (
 )
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.placing.applied import AppliedPlacement, Start, order_text
-from ignite_ipu.pipeline.profiling.layers import Granularity, layer_names, select_layers
+from ignite_ipu.pipeline.profiling.layers import Granularity, layer_names, names_of, select_layers
 from ignite_ipu.pipeline.profiling.profile import Profile
 
 if TYPE_CHECKING:
@@ -116,9 +117,10 @@ class Placement:
             model: The model it speaks of.
             spec: A plan or a placement, taken as it is; or a list, in one of these forms. Layer names, or indices into
                 `select_layers(model, granularity)` of which the first is 0: a stage begins at each, on the next IPU; a
-                pair `(layer, ipu)` says the IPU. Or layers per IPU, where one or more -1 share what the others leave,
-                as `[4, -1, -1, 4]`: earlier wildcards get the odd ones. The two lists of numbers cannot be confused,
-                since no IPU gets 0 layers.
+                pair `(layer, ipu)` says the IPU. A name may be a range, `layers.0-3`: the stage has these of their
+                container, and the next one in it begins behind them. Or layers per IPU, where one or more -1 share what
+                the others leave, as `[4, -1, -1, 4]`: earlier wildcards get the odd ones. The two lists of numbers
+                cannot be confused, since no IPU gets 0 layers.
             execution: One of `EXECUTIONS`.
             granularity: Which modules count as layers for indices and layers per IPU.
             loss_ipu: IPU of the loss, if it is not to stay with the last stage.
@@ -296,7 +298,7 @@ def layers_per_ipu(counts: Sequence[int], layers: int) -> List[int]:
 def _starts(model: nn.Module, entries: Sequence[Entry], granularity: Granularity) -> List[Start]:
     names = layer_names(model, granularity)
     known = {*names, *(name for name, _ in model.named_modules() if name)}
-    starts = []
+    starts, ranges = [], []
     for number, entry in enumerate(entries):
         layer, ipu = entry if isinstance(entry, tuple) else (entry, number)
         if isinstance(layer, int):
@@ -306,12 +308,36 @@ def _starts(model: nn.Module, entries: Sequence[Entry], granularity: Granularity
                 )
             layer = names[layer]
         module, _, call = layer.partition("#")
+        held = names_of(model, module)
+        if held != [module]:
+            ranges.append((module, held))
+            module = held[0]
         if module not in known:
             raise PlanError(f"{type(model).__name__} has no layer named {layer!r}. Its layers are: {', '.join(names)}.")
         if call and not (call.isdigit() and int(call) > 1):
             raise PlanError(f"Layer {layer!r} names no call; the second call of a module ends in #2, the third in #3.")
         starts.append(Start(module, ipu, int(call) - 1 if call else 0))
+    for text, held in ranges:
+        _check_range(text, held, {*known}, [start.layer for start in starts])
     return starts
+
+
+def _check_range(text: str, held: Sequence[str], known: Collection[str], starts: Sequence[str]) -> None:
+    """Refuse a range that says something else than where the stages begin."""
+    container, _, last = held[-1].rpartition(".")
+    follower = f"{container}.{int(last) + 1}".lstrip(".")
+    inside = [
+        layer for layer in starts if layer != held[0] and any(f"{layer}.".startswith(f"{each}.") for each in held)
+    ]
+    if inside:
+        raise PlanError(
+            f"{text!r} is one stage's, but another one begins at {inside[0]!r}. Let the ranges not overlap."
+        )
+    if follower in known and follower not in starts:
+        raise PlanError(
+            f"{text!r} ends before {follower!r}, at which no stage begins, so that it would run with them. Name it, or "
+            "make the range longer."
+        )
 
 
 def _execution_order(model: nn.Module, starts: Iterable[Start], granularity: Granularity) -> List[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Dict, List, Sequence, Union
 
 from torch import nn
 
-from ignite_ipu.errors import PlanError
+from ignite_ipu.errors import PlanError, did_you_mean
 
 Granularity = Union[str, int, Sequence[str]]
-"""`"blocks"`, `"leaves"`, a depth of 1 or more, or the qualified names themselves."""
+"""`"blocks"`, `"leaves"`, a depth of 1 or more, or the qualified names themselves, ranges such as `layers.0-3`, too."""
 
 
 def select_layers(model: nn.Module, granularity: Granularity = "blocks") -> List[str]:
@@ -20,7 +21,7 @@ def select_layers(model: nn.Module, granularity: Granularity = "blocks") -> List
         granularity: `"blocks"` opens containers, whatever holds a `ModuleList`, and single wrappers, and keeps their
             items whole, which gives transformer layers and residual blocks. `"leaves"` takes the modules without
             children. A number takes the modules at that depth, and leaves above it. A sequence of names is taken as it
-            is.
+            is; `layers.0-3` in it are `layers.0` to `layers.3`.
 
     Raises:
         PlanError: A name that the model does not have, a repeated name, or an unknown granularity.
@@ -45,6 +46,22 @@ def layer_names(model: nn.Module, granularity: Granularity = "blocks") -> List[s
         PlanError: As `select_layers`.
     """
     return [name or type(model).__name__ for name in select_layers(model, granularity)]
+
+
+def names_of(model: nn.Module, name: str) -> List[str]:
+    """Return the layers that a name stands for: itself, or those of a range such as `layers.0-3`.
+
+    Raises:
+        PlanError: A range of layers that the model does not have, or that ends before it begins.
+    """
+    known = dict(model.named_modules())
+    numbers = None if name in known else re.fullmatch(r"(.*?)(\d+)-(\d+)", name)
+    if numbers is None:
+        return [name]
+    first, last = int(numbers[2]), int(numbers[3])
+    if f"{numbers[1]}{last}" not in known or first > last:
+        raise PlanError(f"{type(model).__name__} has no layers {name!r}.{did_you_mean(name, filter(None, known))}")
+    return [f"{numbers[1]}{number}" for number in range(first, last + 1)]
 
 
 def _children(module: nn.Module) -> Dict[str, nn.Module]:
@@ -97,7 +114,7 @@ def _at_depth(module: nn.Module, depth: int, prefix: str = "") -> List[str]:
 def _checked_names(model: nn.Module, names: Sequence[str]) -> List[str]:
     known = dict(model.named_modules())
     seen: List[str] = []
-    for name in names:
+    for name in (name for given in names for name in names_of(model, given)):
         if name not in known:
             near = ", ".join(_at_depth(model, 2)[:20])
             inside = f"Names near the top: {near}." if near else "It has no modules inside."

@@ -98,6 +98,21 @@ def test_descriptions_that_cannot_be(spec, words):
         Placement.of(Net(), spec)
 
 
+def test_a_range_says_what_a_stage_has_and_is_held_to_it():
+    """It begins at the first of them; one that leaves some out, or overlaps with another, is refused."""
+    model = Net()
+    spec = ["embed", "blocks.0-3", ("blocks.4-5", 2), "head"]
+    assert Placement.of(model, spec).starts == Placement.of(model, ["embed", "blocks.0", "blocks.4", "head"]).starts
+    for wrong, message in (
+        (["embed", "blocks.0-3", "head"], "'blocks.0-3' ends before 'blocks.4', at which no stage begins"),
+        (["embed", "blocks.0-3", "blocks.3-5"], "another one begins at 'blocks.3'"),
+        (["embed", "blocks.0-9"], r"no layers 'blocks.0-9'\. Did you mean"),
+        (["embed", "blocks.3-2"], "no layers 'blocks.3-2'"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            Placement.of(model, wrong)
+
+
 @pytest.mark.parametrize("spec", [[0], [1], [-1], ["Linear"], [("Linear", 0)]])
 def test_a_model_without_children_is_its_own_layer(opened, spec):
     """It has the name of its class, as when it is measured."""

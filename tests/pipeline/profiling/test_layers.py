@@ -65,3 +65,9 @@ def test_names_are_checked():
 def test_unknown_granularity_is_refused(granularity):
     with pytest.raises(PlanError, match=f"granularity is {granularity!r}"):
         select_layers(Model(), granularity)
+
+
+def test_a_list_of_names_may_have_ranges():
+    assert select_layers(Model(), ["embed", "encoder.layer.0-2", "head"]) == BLOCKS
+    with pytest.raises(PlanError, match=r"no layers 'encoder.layer.1-7'\. Did you mean 'encoder.layer.1'"):
+        select_layers(Model(), ["encoder.layer.1-7"])
