@@ -1,6 +1,6 @@
-"""Throughput of the asynchronous data loader over that of torch's loader with the same workers, printed as a table.
+"""Throughput of the asynchronous data loader over that of torch's loader with the same workers, as ratios of time.
 
-Run `python tests/benchmarks/bench_data.py`. A ratio above 1 means that the asynchronous loader is faster. "Reads" only
+"Read alone" only
 takes the items, so its ratio is that of the two pipelines; "computes" works for about as long as loading takes, as a
 model does, so that loading ahead pays.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any, Iterable, Tuple
+from typing import Any, Iterable, Iterator, Tuple
 
 import torch
 from torch.utils.data import Dataset, TensorDataset
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from ignite_ipu.emulator.data import DataLoader, set_poisoning
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.options import Options
+from tests.benchmarks.measures import Measure
 
 REPEATS = 5
 
@@ -72,18 +73,12 @@ def compare(dataset: Any, batch_size: int, workers: int, poison: bool) -> Tuple[
     return ratios[0], ratios[1]
 
 
-def main() -> None:
-    """Print the table."""
-    torch.set_num_threads(1)
+def measures() -> Iterator[Measure]:
+    """Yield the rows of the table: the time of torch's loader is 1."""
     rows = TensorDataset(torch.rand(20_000, 32), torch.arange(20_000))
     cases = [("rows of 32 numbers", rows, 128), ("pictures 3x64x64", Augmented(2_000), 64)]
-    print(f"{'data set':<20} {'workers':>7} {'poison':>6} {'reads':>7} {'computes':>9}")
     for name, dataset, batch_size in cases:
         for workers in (0, 1, 2):
-            for poison in (True, False):
-                reads, computes = compare(dataset, batch_size, workers, poison)
-                print(f"{name:<20} {workers:>7} {'on' if poison else 'off':>6} {reads:>7.2f} {computes:>9.2f}")
-
-
-if __name__ == "__main__":
-    main()
+            reads, computes = compare(dataset, batch_size, workers, poison=False)
+            yield Measure(f"asynchronous loader / torch's, {name}, {workers} workers, read alone", 1 / reads, 1.1)
+            yield Measure(f"asynchronous loader / torch's, {name}, {workers} workers, computing", 1 / computes, 1.0)

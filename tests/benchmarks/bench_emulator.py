@@ -1,22 +1,15 @@
-"""A wrapped model's time over plain eager PyTorch's, with and without torch.compile, and how much memory weights take.
+"""What the emulator costs over plain PyTorch, which does the same: forward, backward, and the optimizer's update.
 
-Run `python tests/benchmarks/bench_emulator.py`; `--compile` adds the column of torch.compile, which takes minutes,
-`--memory` measures a model of 100 million parameters in a process of its own, `--faults` what it brings that freed
-memory is kept. Ratios below 1 mean that the emulator is faster. The eager side does what one training call does:
-forward, backward, and the same optimizer's update. Both run in one thread, whose CPU time is compared, so that other
-processes disturb less; "first" is wall-clock time.
+With whole-step compilation, too; and what memory training takes, in a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import resource
-import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 from unittest import mock
 
 import torch
@@ -24,8 +17,29 @@ import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
+from tests.benchmarks.measures import Measure, ratio, seconds
+from tests.benchmarks.models import batches, executor_of, perceptron
 
-REPEATS = 41
+COMPILED = {"IGNITE_IPU_EMULATOR_COMPILE": "inductor"}
+
+
+def measures() -> Iterator[Measure]:
+    """Yield the rows of the table."""
+    for name in MODELS:
+        yield training(f"emulator / plain PyTorch, training, {name}", name, 1.0)
+    for name in MODELS:
+        yield inference(f"emulator / plain PyTorch, inference, {name}", name)
+    for name in MODELS:
+        with mock.patch.dict(os.environ, COMPILED):
+            yield training(f"emulator with whole-step compilation / plain PyTorch, training, {name}", name, 0.7)
+            taken = seconds(wrapped_step(MODELS[name](), *batch_of(name)), time.perf_counter)
+        yield Measure(f"first step with whole-step compilation, {name}", taken, 10, "s")
+    yield from flat_in_device_iterations()
+    resident, moments = memory_in_a_process(100_000_000)
+    # Host and device have the weights, and while gradients are there one of both has them once more.
+    yield Measure(
+        "memory of training with Adam, host and device / weights and moments twice", resident / (2 + moments), 1.15
+    )
 
 
 class Mlp(nn.Module):
@@ -91,17 +105,29 @@ def eager_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[
     return step
 
 
-def wrapped_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Tuple[Callable[[], Any], float]:
-    """Return one call of the wrapped model, and the seconds until its first result was there."""
+def wrapped_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
+    """Return one call of the wrapped model."""
     options = poptorch.Options().showCompilationProgressBar(False)
     executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
-    start = time.perf_counter()
-    executor(x, y)
-    return lambda: executor(x, y), time.perf_counter() - start
+    return lambda: executor(x, y)
 
 
-def inference_steps(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return one evaluation by plain PyTorch and one by the wrapped model."""
+def times(count: int, step: Callable[[], Any]) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(count):
+            step()
+
+    return run
+
+
+def training(title: str, name: str, aim: float) -> Measure:
+    x, y = batch_of(name)
+    ours, theirs = (times(10, make(MODELS[name](), x, y)) for make in (wrapped_step, eager_step))
+    return ratio(title, ours, theirs, aim, 10, 21)
+
+
+def inference(title: str, name: str) -> Measure:
+    (x, y), model = batch_of(name), MODELS[name]()
     model.eval()
     executor = poptorch.inferenceModel(model, poptorch.Options().showCompilationProgressBar(False))
 
@@ -109,48 +135,37 @@ def inference_steps(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Tuple
         with torch.no_grad():
             model(x, y)
 
-    return eager, lambda: executor(x, y)
+    return ratio(title, times(20, lambda: executor(x, y)), times(20, eager), 1.0, 20, 21)
 
 
-def ratio(ours: Callable[[], Any], theirs: Callable[[], Any]) -> float:
-    """Return the median of the ratios of times taken in turns, so that whatever else the machine does hits both."""
-    for step in (ours, theirs):
-        for _ in range(3):
-            step()
-    found = []
-    for repeat in range(REPEATS):
-        times = {}
-        for step in (ours, theirs) if repeat % 2 else (theirs, ours):
-            start = time.thread_time()
-            for _ in range(3):
-                step()
-            times[step] = time.thread_time() - start
-        found.append(times[ours] / times[theirs])
-    return statistics.median(found)
+def flat_in_device_iterations() -> Iterator[Measure]:
+    rows, width, total = 8, 256, 256
+    ((x, y),) = batches(1, rows * total, width)
+
+    def epoch(iterations: int) -> Callable[[], None]:
+        executor = executor_of(perceptron(width, 4), options=poptorch.Options().deviceIterations(iterations))
+        size = rows * iterations
+
+        def run() -> None:
+            for start in range(0, len(x), size):
+                executor(x[start : start + size], y[start : start + size])
+
+        return run
+
+    single = epoch(1)
+    for iterations in (16, 256):
+        name = f"deviceIterations {iterations} / 1, time per micro-batch"
+        yield ratio(name, epoch(iterations), single, 1.0, total)
 
 
-def compare(name: str, with_compile: bool) -> str:
-    """Return a row of the table."""
-    x, y = batch_of(name)
-    training, first = wrapped_step(MODELS[name](), x, y)
-    row = f"{name:<12} {ratio(training, eager_step(MODELS[name](), x, y)):>9.2f}"
-    eager, wrapped = inference_steps(MODELS[name](), x, y)
-    row += f" {ratio(wrapped, eager):>10.2f} {first:>10.2f}"
-    if with_compile:
-        os.environ["IGNITE_IPU_EMULATOR_COMPILE"] = "inductor"
-        training, first = wrapped_step(MODELS[name](), x, y)
-        row += f" | {ratio(training, eager_step(MODELS[name](), x, y)):>8.2f} {first:>10.1f}"
-        eager, wrapped = inference_steps(MODELS[name](), x, y)
-        start = time.perf_counter()
-        wrapped()
-        first = time.perf_counter() - start
-        row += f" {ratio(wrapped, eager):>10.2f} {first:>10.1f}"
-        del os.environ["IGNITE_IPU_EMULATOR_COMPILE"]
-    return row
+def memory_in_a_process(parameters: int) -> Tuple[float, float]:
+    command = [sys.executable, "-m", __name__, str(parameters)]
+    resident, moments = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-2:]
+    return float(resident), float(moments)
 
 
-def memory(parameters: int) -> None:
-    """Print what one training process takes, in units of the weights: at its peak, and at rest."""
+def memory(parameters: int) -> Tuple[float, float]:
+    """Return what training takes in units of the weights, and what Adam's state is of it; in a process of its own."""
     width = 5000  # matrices so large that the allocator gives them back to the system when they are freed
     layers = [nn.Linear(width, width, bias=False) for _ in range(parameters // width**2)]
     model = nn.Sequential(*layers, _Loss())
@@ -160,40 +175,7 @@ def memory(parameters: int) -> None:
     for _ in range(2):
         executor(torch.ones(1, width))
     moments = executor._program.memory()["optimizer_state"]  # type: ignore[union-attr]
-    resident = _resident() - before
-    print(
-        f"{weights // 4:,} parameters: host and device weights {(resident - moments) / weights:.2f} x, Adam's state "
-        f"{moments / weights:.2f} x, together {resident / weights:.2f} x the weights"
-    )
-
-
-def faults(width: int, keep: bool) -> None:
-    """Print what a step takes when the C library keeps the memory that it frees, or does not."""
-    if not keep:
-        mock.patch("ignite_ipu.emulator.runtime.executable.keep_freed_memory").start()
-    x, y = torch.randn(64, width), torch.randint(0, 10, (64,))
-    layers = [part for _ in range(3) for part in (nn.Linear(width, width), nn.ReLU())]
-    step, _ = wrapped_step(_WithLoss(nn.Sequential(*layers, nn.Linear(width, 10))), x, y)
-    for _ in range(5):
-        step()
-    count, start = _faults(), time.thread_time()
-    for _ in range(100):
-        step()
-    taken, count = (time.thread_time() - start) * 10, (_faults() - count) // 100
-    print(f"width {width}, {'kept' if keep else 'not kept':<9}{taken:8.2f} ms {count:8} page faults a step")
-
-
-def _faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-class _WithLoss(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.model(x), y)
+    return (_resident() - before) / weights, moments / weights
 
 
 class _Loss(nn.Module):
@@ -206,36 +188,5 @@ def _resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def main() -> None:
-    """Print the tables that the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--compile", action="store_true", help="add torch.compile")
-    parser.add_argument("--memory", action="store_true", help="measure 100 million parameters")
-    parser.add_argument("--faults", action="store_true", help="measure the page faults of steps")
-    parser.add_argument("--only-faults", type=int, nargs=2, metavar=("WIDTH", "KEEP"), help=argparse.SUPPRESS)
-    parser.add_argument("--only-memory", type=int, default=0, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    if args.only_memory:
-        memory(args.only_memory)
-        return
-    if args.only_faults:
-        faults(args.only_faults[0], bool(args.only_faults[1]))
-        return
-    columns = f"{'training':>9} {'inference':>10} {'first (s)':>10}"
-    compiled = f" | {'training':>8} {'first (s)':>10} {'inference':>10} {'first (s)':>10}"
-    if args.compile:
-        print(f"{'':<12} {'operators':^31} | torch.compile")
-    print(f"{'model':<12} {columns}" + (compiled if args.compile else ""))
-    for name in MODELS:
-        print(compare(name, args.compile), flush=True)
-    if args.memory:
-        subprocess.run([sys.executable, __file__, "--only-memory", "100000000"], check=True)
-    if args.faults:
-        for width in (640, 1024):
-            for keep in ("0", "1") * 3:
-                subprocess.run([sys.executable, __file__, "--only-faults", str(width), keep], check=True)
-
-
 if __name__ == "__main__":
-    main()
+    print(*memory(int(sys.argv[1])))

@@ -1,148 +1,83 @@
-"""What the shim costs over a hand-written PopTorch loop, and the emulator over plain PyTorch.
-
-Run `python -m tests.benchmarks engines`. Each ratio is the median over rounds in which both sides run in turn.
-"""
+"""What the shim costs over a hand-written PopTorch loop: a step, an epoch over a loader, a switch to evaluation."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from typing import Any, Callable, List, Tuple
+from typing import Iterator, Tuple
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
-import ignite_ipu.emulator as poptorch
-from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.engines.engine import IPUTrainer
+from tests.benchmarks.measures import Measure, Work, ratio, ratio_of_fresh
+from tests.benchmarks.models import batches, perceptron, poptorch_loop, width_for
 
-ROUNDS = 15
-Run = Callable[[], Any]
-
-
-class WithLoss(nn.Module):
-    """What somebody writes for PopTorch by hand."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.model(x), y)
+ROWS = 32
 
 
-def perceptron(width: int, layers: int) -> nn.Module:
-    torch.manual_seed(0)
-    hidden = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
-    return nn.Sequential(*hidden, nn.Linear(width, 10))
+def measures() -> Iterator[Measure]:
+    """Yield the rows of the table."""
+    yield step("engine / hand-written PopTorch, step of 5 ms", width_for(5e-3, ROWS, 6), 6, ROWS, 20)
+    yield step("engine / hand-written PopTorch, 200 small layers", 32, 200, 8, 10)
+    for milliseconds, aim in ((0.4, 1.10), (2.4, 1.03), (9, 1.01)):
+        yield epoch(milliseconds, aim)
+    yield evaluation_after_training()
 
 
-def batches(count: int, rows: int, width: int) -> List[Tuple[torch.Tensor, torch.Tensor]]:
-    return [(torch.randn(rows, width), torch.randint(0, 10, (rows,))) for _ in range(count)]
-
-
-def ratio(ours: Run, theirs: Run) -> Tuple[float, float, float]:
-    """Return the median ratio, and the median milliseconds of both sides."""
-    ours(), theirs()
-    mine, other, ratios = [], [], []
-    for number in range(ROUNDS):
-        order = (ours, theirs) if number % 2 else (theirs, ours)
-        times = {}
-        for run in order:
-            start = time.perf_counter()
-            run()
-            times[run] = time.perf_counter() - start
-        mine.append(times[ours])
-        other.append(times[theirs])
-        ratios.append(times[ours] / times[theirs])
-    return statistics.median(ratios), 1e3 * statistics.median(mine), 1e3 * statistics.median(other)
-
-
-def row(name: str, aim: str, result: Tuple[float, float, float], steps: int) -> None:
-    value, mine, other = result
-    print(f"{name:58}{mine / steps:10.3f}{other / steps:10.3f}{value:9.3f}   {aim}", flush=True)
-
-
-def shim_against_poptorch(name: str, width: int, layers: int, rows: int, steps: int) -> None:
+def step(name: str, width: int, layers: int, rows: int, steps: int) -> Measure:
+    """Measure an engine's step, on batches that are there."""
     data = batches(steps, rows, width)
-    by_hand = perceptron(width, layers)
-    executor = poptorch.trainingModel(
-        WithLoss(by_hand), optimizer=poptorch.optim.SGD(by_hand.parameters(), lr=1e-4, momentum=0.9)
-    )
-    model = perceptron(width, layers)
+
+    def make() -> Tuple[Work, Work]:
+        trainer = trainer_of(perceptron(width, layers))
+
+        def engine() -> None:
+            for batch in data:
+                trainer._process_function(trainer, batch)
+
+        return engine, poptorch_loop(perceptron(width, layers), data)
+
+    return ratio_of_fresh(name, make, 1.02, steps)
+
+
+def epoch(milliseconds: float, aim: float) -> Measure:
+    """Measure whole epochs of a trainer over a loader, with Ignite's events."""
+    poptorch, width, steps = backend.poptorch(), width_for(milliseconds * 1e-3, ROWS), 100
+    samples = ROWS * steps
+    dataset = TensorDataset(torch.randn(samples, width), torch.randint(0, 10, (samples,)))
+
+    def make() -> Tuple[Work, Work]:
+        trainer = trainer_of(perceptron(width))
+        loader = torch.utils.data.DataLoader(dataset, batch_size=ROWS, shuffle=True)
+        by_hand = poptorch.DataLoader(poptorch.Options(), dataset, batch_size=ROWS, shuffle=True)
+        return lambda: trainer.run(loader, max_epochs=1), poptorch_loop(perceptron(width), by_hand)
+
+    name = f"engine / hand-written PopTorch, data loading included, step of {milliseconds} ms"
+    return ratio_of_fresh(name, make, aim, steps, fresh=3)
+
+
+def trainer_of(model: nn.Module) -> IPUTrainer:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    trainer = create_ipu_trainer(model, optimizer, nn.functional.cross_entropy)
-    step = trainer._process_function
-
-    def loop() -> None:
-        for x, y in data:
-            executor(x, y).item()
-
-    def engine() -> None:
-        for batch in data:
-            step(trainer, batch)
-
-    row(name, "<= 1.02", ratio(engine, loop), steps)
+    return create_ipu_trainer(model, optimizer, nn.functional.cross_entropy)
 
 
-def emulator_against_eager(name: str, model: Callable[[], nn.Module], data: List[Any]) -> None:
-    eager = model()
-    eager_optimizer = torch.optim.SGD(eager.parameters(), lr=1e-4, momentum=0.9)
-    inner = model()
-    executor = poptorch.trainingModel(
-        WithLoss(inner), optimizer=poptorch.optim.SGD(inner.parameters(), lr=1e-4, momentum=0.9)
-    )
-
-    def loop() -> None:
-        for x, y in data:
-            eager_optimizer.zero_grad()
-            nn.functional.cross_entropy(eager(x), y).backward()
-            eager_optimizer.step()
-
-    def device() -> None:
-        for x, y in data:
-            executor(x, y)
-
-    row(name, "<= 1.05", ratio(device, loop), len(data))
-
-
-def flat_in_device_iterations() -> None:
-    rows, width, total = 8, 256, 256
-    x, y = torch.randn(rows * total, width), torch.randint(0, 10, (rows * total,))
-    runs = {}
-    for iterations in (1, 16, 256):
-        model = perceptron(width, 4)
-        options = poptorch.Options().deviceIterations(iterations)
-        executor = poptorch.trainingModel(
-            WithLoss(model), options, poptorch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9)
-        )
-        size = rows * iterations
-
-        def run(executor: Any = executor, size: int = size) -> None:
-            for start in range(0, len(x), size):
-                executor(x[start : start + size], y[start : start + size])
-
-        runs[iterations] = run
-    for iterations in (16, 256):
-        result = ratio(runs[iterations], runs[1])
-        row(f"deviceIterations {iterations} / 1, time per micro-batch", "within 5 %, or less", result, total)
-
-
-def evaluation_after_training() -> None:
+def evaluation_after_training() -> Measure:
+    """Measure what evaluating costs beside the evaluation: the weights go to the host and to the other program."""
     model = perceptron(2048, 5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    trainer = create_ipu_trainer(model, optimizer, nn.functional.cross_entropy)
+    trainer = trainer_of(model)
     evaluator = create_ipu_evaluator(model)
-    ((x, y),) = batches(1, 1, 2048)
+    (batch,) = batches(1, 1, 2048)
     session = trainer.ipu
-    trainer._process_function(trainer, (x, y))
-    evaluator._process_function(evaluator, (x, y))
+    trainer._process_function(trainer, batch)
+    evaluator._process_function(evaluator, batch)
     sources = [torch.randn_like(parameter) for parameter in perceptron(2048, 5).parameters()]
     targets = [torch.empty_like(source) for source in sources]
 
     def switch() -> None:
         session.weights.trained()
         assert session.training is not None and session.training.executor is not None
-        session.training.executor._weight_copies.device_is_newer = True
+        session.training.executor._weight_copies.device_is_newer = True  # type: ignore[attr-defined]
         session.weights.to_inference()
 
     def copy() -> None:
@@ -151,37 +86,4 @@ def evaluation_after_training() -> None:
                 target.copy_(source)
 
     size = sum(source.numel() * source.element_size() for source in sources)
-    row(f"one switch to evaluation / memcpy both ways of {size >> 20} MiB", "about 1", ratio(switch, copy), 1)
-
-
-def main() -> None:
-    """Print the table."""
-    torch.set_num_threads(1)
-    poptorch.setLogLevel("ERR")
-    print(f"{'':58}{'ms':>10}{'ms':>10}{'ratio':>9}   aim")
-    shim_against_poptorch("shim / hand-written PopTorch, step of about 5 ms", 512, 6, 32, 20)
-    shim_against_poptorch("shim / hand-written PopTorch, step of about 50 ms", 1024, 8, 128, 4)
-    shim_against_poptorch("shim / hand-written PopTorch, 200 small layers", 32, 200, 8, 10)
-    images = [(torch.randn(16, 1, 28, 28), torch.randint(0, 10, (16,))) for _ in range(10)]
-
-    def convolutions() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(1, 16, 3),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(32 * 12 * 12, 10),
-        )
-
-    emulator_against_eager("emulator / plain PyTorch, MLP", lambda: perceptron(512, 6), batches(20, 32, 512))
-    emulator_against_eager("emulator / plain PyTorch, CNN", convolutions, images)
-    flat_in_device_iterations()
-    evaluation_after_training()
-
-
-if __name__ == "__main__":
-    main()
+    return ratio(f"a switch to evaluation / two memcpys of {size >> 20} MiB", switch, copy, 1.1)

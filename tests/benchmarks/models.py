@@ -1,0 +1,67 @@
+"""Models, batches and hand-written PopTorch loops that benchmarks compare with."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import backend
+from tests.benchmarks.measures import seconds
+
+Batch = Tuple[torch.Tensor, torch.Tensor]
+
+
+class WithLoss(nn.Module):
+    """What somebody writes for PopTorch by hand."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.model(x), y)
+
+
+def perceptron(width: int, layers: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    hidden = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(width, 10))
+
+
+def batches(count: int, rows: int, width: int) -> List[Batch]:
+    return [(torch.randn(rows, width), torch.randint(0, 10, (rows,))) for _ in range(count)]
+
+
+def executor_of(model: nn.Module, **options: Any) -> Any:
+    """Return an executor that trains by SGD, as written by hand."""
+    poptorch = backend.poptorch()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    return poptorch.trainingModel(WithLoss(model), optimizer=optimizer, **options)
+
+
+def poptorch_loop(model: nn.Module, data: Any) -> Callable[[], None]:
+    """Return a pass of a hand-written loop over data."""
+    executor = executor_of(model)
+
+    def run() -> None:
+        for x, y in data:
+            executor(x, y).item()
+
+    return run
+
+
+def width_for(wanted: float, rows: int, layers: int = 3) -> int:
+    """Return the width of a perceptron whose hand-written steps take about this many seconds on this machine."""
+    taken: Dict[int, float] = {}
+    width, steps = 64, 10
+    while True:
+        loop = poptorch_loop(perceptron(width, layers), batches(steps, rows, width))
+        loop()
+        taken[width] = statistics.median(seconds(loop) / steps for _ in range(5))
+        if taken[width] > wanted:
+            return min(taken, key=lambda width: abs(taken[width] - wanted))
+        width += max(32, width // 8 // 32 * 32)
