@@ -271,29 +271,50 @@ def test_what_one_step_cannot_do_is_refused_at_its_line(run, name):
     assert f"script.py:{line}" in str(refused.value)
 
 
-def test_files_written_within_the_loop_need_no_PopTorch(run, tmp_path):
-    """Of a model with buffers, its state as weights only and whole, as on a GPU."""
-    ran = run(
-        f"""
-        import torch
+def test_files_written_within_the_loop_are_the_native_ones(run, tmp_path, monkeypatch):
+    """Of states, of whole models and of their parts: loading one needs the same classes, so weights only do, too."""
+    script = """
+        import copy, cloudpickle, joblib, pickle, torch
         from torch import nn
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device)
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.rnn, self.norm, self.head = nn.LSTM(4, 4, bidirectional=True), nn.BatchNorm1d(8), nn.Linear(8, 4)
+            def forward(self, x):
+                return self.head(self.norm(self.rnn(x)[0]))
+        def own(*args):
+            return None
+        model = Net().to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = model._register_state_dict_hook(own)
         for step in range(2):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(torch.randn(8, 4, device=device)), torch.zeros(8, 4, device=device)).backward()
             optimizer.step()
-            torch.save(model.state_dict(), "{tmp_path}/state.pt")
-            torch.save(model, "{tmp_path}/whole.pt")
-        state = torch.load("{tmp_path}/state.pt", weights_only=True)
-        print(all(torch.equal(value, model.state_dict()[name]) for name, value in state.items()))
+            handle.remove()
+            handle = model._register_state_dict_hook(own)
+            for name, value in dict(model=model, part=model.norm, state=model.state_dict(), copied=copy.deepcopy(model),
+                                    among={"model": model}, shallow=copy.copy(model)).items():
+                torch.save(value, f"PLACE/{name}.pt")
+            for number, write in enumerate((joblib.dump, cloudpickle.dump, pickle.dump)):
+                with open(f"PLACE/{number}.pickle", "wb") as file:
+                    write(model, file)
         """
-    )
-    assert ran.output == ["True"]
-    for name in ("state", "whole"):
-        with zipfile.ZipFile(tmp_path / f"{name}.pt") as archive:
-            data = archive.read(f"{name}/data.pkl")
-        assert not [
-            value for code, value, _ in pickletools.genops(data) if "ipu" in str(value) or "poptorch" in str(value)
-        ]
+    needed = {}
+    for kind in ("native", "emulator"):
+        place = tmp_path / kind
+        place.mkdir()
+        monkeypatch.setenv("IGNITE_IPU_BACKEND", kind)
+        run(script.replace("PLACE", str(place)))
+        for path in place.glob("*.pt"):
+            with zipfile.ZipFile(path) as archive:
+                needed.setdefault(path.name, []).append(_needed(archive.read(f"{path.stem}/data.pkl")))
+        for path in place.glob("*.pickle"):
+            assert b"ignite_ipu" not in path.read_bytes() and b"poptorch" not in path.read_bytes()
+    assert len(needed) == 6 and all(native == ipu for native, ipu in needed.values())
+
+
+def _needed(data):
+    """Return what a pickle's loading looks up or makes anew, in its order."""
+    return [(code.name, value) for code, value, _ in pickletools.genops(data) if code.name in ("GLOBAL", "NEWOBJ")]

@@ -56,17 +56,21 @@ def capturing_class(base: Any) -> Any:
             capture.whole.zero_grad(set_to_none, self)
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
-        if CAPTURE not in self.__dict__:
-            return base.__reduce_ex__(self, protocol)
+        made = base.__reduce_ex__(self, protocol)
+        if CAPTURE not in self.__dict__ or isinstance(made, str):
+            return made
         # Copies and files are of the original class, and capture nothing.
-        getstate = getattr(self, "__getstate__", None)
-        state = getstate() if getstate is not None else self.__dict__
-        if isinstance(state, dict):
-            state = {key: value for key, value in state.items() if key != CAPTURE}
-        return object.__new__, (base,), state
+        function, args, *rest = made
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {key: value for key, value in rest[0].items() if key != CAPTURE}
+        return (function, tuple(base if value is capturing else value for value in args), *rest)
+
+    def class_of(self: Any) -> Any:
+        return base if CAPTURE in self.__dict__ else type(self)  # which pickle compares with what is reduced to
 
     members = {
         "__call__": call,
+        "__class__": property(class_of, object.__dict__["__class__"].__set__),
         "__doc__": base.__doc__,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,

@@ -8,7 +8,7 @@ nothing else: an attribute that was set in it holds a tensor without values, wit
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from torch import nn
 
@@ -50,7 +50,7 @@ class ModuleAttributes:
             new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
             if not new and not always:
                 continue
-            left += (f"{path}.{name}" for name in new)
+            left += (f"{path}.{name}" for name in new if not self._showed_weights(before.get(name)))
             for name in now.keys() - before.keys():
                 del own[name]
             for name, (value, contents) in before.items():
@@ -66,6 +66,13 @@ class ModuleAttributes:
                 "call. On the host these attributes are put back, and are not the newest.",
                 ", ".join(left),
             )
+
+    def _showed_weights(self, before: Optional[Tuple[Any, Any]]) -> bool:
+        """Tell whether an attribute held weights alone, as a recurrent layer's list: put back it shows the newest."""
+        shown = [] if before is None else tensors_in(before[1])
+        owned = [own[kind].values() for _, own, _ in self._before for kind in _TENSORS_OF_MODULES]
+        weights = {id(each) for values in owned for each in values}
+        return bool(shown) and all(id(tensor) in weights for tensor in shown)
 
 
 def _is_as_before(own: _Own, before: _Own) -> bool:

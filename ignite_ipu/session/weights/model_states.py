@@ -1,12 +1,12 @@
-"""State dictionaries of a model: one that is loaded is the newest, and one that was handed out stays the newest."""
+"""State dictionaries that a model hands out, and that stay the newest."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, List, Optional, Sequence
+from collections.abc import MutableMapping
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from torch import nn
 
@@ -77,7 +77,9 @@ def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState
 
 
 class ModelStates:
-    """Tells a model's weights when something is loaded into the model, and when a state handed out is read.
+    """Has the states that a model and its parts hand out show the newest weights.
+
+    What is loaded into a model, PyTorch writes into its tensors, which is noticed there.
 
     Args:
         before: A bound method, held weakly: called before a state is handed out.
@@ -88,7 +90,7 @@ class ModelStates:
         self.leave = _follow(model, weights, self._before)
 
     def follow(self) -> None:
-        """Tell it again, after `leave`."""
+        """Do so again, after `leave`."""
         if not self.leave.alive:
             self.leave = _follow(self._model, self._weights, self._before)
 
@@ -96,51 +98,62 @@ class ModelStates:
 def _follow(
     model: nn.Module, weights: Weights, before: Callable[[], Optional[Callable[[], None]]]
 ) -> weakref.finalize[Any, Weights]:
-    shows = _ShowsNewest(weights, before)
-    handles = [model.register_load_state_dict_post_hook(_NotesLoading(weights))]  # type: ignore[no-untyped-call]
-    handles += [module._register_state_dict_hook(shows) for module in model.modules()]  # type: ignore[no-untyped-call]
-    leave = weakref.finalize(weights, _remove, handles)
+    shows, hooked = functools.partial(_show_newest, weakref.ref(weights), before), []
+    for module in model.modules():
+        if not isinstance(module._state_dict_hooks, _StateDictHooks):
+            module._state_dict_hooks = _StateDictHooks(module._state_dict_hooks)  # type: ignore[assignment]
+        hooked.append(module._state_dict_hooks.of_devices)  # type: ignore[attr-defined]
+        hooked[-1].append(shows)
+    leave = weakref.finalize(weights, _remove, shows, hooked)
     leave.atexit = False
     return leave
 
 
-class _Hook:
-    """A hook of a model that is on a device."""
+class _StateDictHooks(MutableMapping):  # type: ignore[type-arg]
+    """A module's own hooks, which copies and files have, then those that are there while it is on a device."""
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weakref.ref(weights)
+    def __init__(self, own: Any) -> None:
+        self.own, self.of_devices = own, []  # type: Any, List[Callable[..., Any]]
 
-    def __reduce__(self) -> Any:
-        # A pickle or a copy of the model is on no device. In its place goes something that does nothing when it is
-        # called, and that can be loaded where this library is not installed.
-        return getattr, (contextlib.nullcontext(), "__exit__")
+    def __getitem__(self, key: Any) -> Any:
+        return self.own[key]
 
+    def __setitem__(self, key: Any, hook: Any) -> None:
+        self.own[key] = hook
 
-class _NotesLoading(_Hook):
-    """Notices `model.load_state_dict`: what it loads is the newest."""
+    def __delitem__(self, key: Any) -> None:
+        del self.own[key]
 
-    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
-        weights = self._weights()
-        if weights is not None:
-            weights.host_changed()
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.own)
 
+    def __len__(self) -> int:
+        return len(self.own)
 
-class _ShowsNewest(_Hook):
-    """Has `module.state_dict()` return a `LiveState`."""
+    def values(self) -> Any:
+        """Return the hooks that `module.state_dict()` calls."""
+        return [*self.own.values(), *self.of_devices]
 
-    def __init__(self, weights: Weights, before: Callable[[], Optional[Callable[[], None]]]) -> None:
-        super().__init__(weights)
-        self._before = before
-
-    def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: Any) -> Optional[LiveState]:
-        if prefix:
-            return None  # it is a part of a larger one
-        before = self._before()
-        if before is not None:
-            before()
-        return live_state(state, self._weights)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.own.__reduce_ex__(protocol)
 
 
-def _remove(handles: List[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+def _show_newest(
+    known: Callable[[], Optional[Weights]],
+    before: Callable[[], Optional[Callable[[], None]]],
+    module: nn.Module,
+    state: Any,
+    prefix: str,
+    metadata: Any,
+) -> Optional[LiveState]:
+    if prefix:
+        return None  # it is a part of a larger one
+    call = before()
+    if call is not None:
+        call()
+    return live_state(state, known)
+
+
+def _remove(hook: Any, hooked: List[List[Any]]) -> None:
+    for hooks in hooked:
+        hooks.remove(hook)

@@ -78,6 +78,20 @@ def test_models_train_are_evaluated_and_run_on_the_host_afterwards(make, caplog)
     torch.testing.assert_close(model(x), native(x), rtol=1e-5, atol=1e-6)
 
 
+def test_nothing_is_said_of_lists_of_weights(caplog):
+    """A recurrent layer keeps one: it shows the weights themselves, which are the newest whenever they are read."""
+
+    class Recurrent(nn.LSTM):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x[:, None])[0][:, 0]
+
+    model = Recurrent(6, 3)
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        trainer_of(create_ipu_trainer, model).run(loader())
+    assert "are put back" not in caplog.text
+    assert all(map(torch.equal, model._flat_weights, model.parameters()))
+
+
 def test_collections_are_emptied_again():
     model = Keeps()
     trainer = trainer_of(create_ipu_trainer, model)
