@@ -40,7 +40,17 @@ def test_losses_are_the_native_ones(run, monkeypatch, change, due):
     assert found == pytest.approx(json.loads(run(text).output[-1]), rel=1e-4)
 
 
-def test_a_change_that_no_update_before_has_seen_is_refused(run):
-    """At the line of the update; nothing was copied for a loop that did not do that in its first update."""
-    with pytest.raises(RunError, match=r"shape \(4, 6\) was used in the training step at .*script\.py:12 and changed"):
-        run(SCRIPT.format(change="number > 3 and buffer.add_(1)", due="True"))
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ("number > 3 and buffer.add_(1)", r"at .*script\.py:11 or .*script\.py:14"),
+        ("if number > 3: buffer[0].view(-1)[:2] += 1", r"at .*script\.py:11 or .*script\.py:14"),
+        ("number > 3 and (lambda other: other.zero_())(target)", r"\(through another name, or in a function"),
+    ],
+)
+def test_a_change_that_no_update_before_has_seen_is_refused(run, change, place):
+    """With the lines of its use and of what writes: nothing was copied, as the first update did no such thing."""
+    with pytest.raises(
+        RunError, match=rf"was used in the training step at .*script\.py:12 and changed in place afterwards {place}"
+    ):
+        run(SCRIPT.format(change=change, due="True"))

@@ -14,6 +14,7 @@ import torch
 
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
+from ignite_ipu.deferred.graph.writes import describe_writes
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line
 
@@ -157,17 +158,17 @@ class Input:
             with torch._C.DisableTorchFunctionSubclass():
                 self.tensor = self.tensor.detach()
         if self.tensor._version != self._version:
+            use = f"A tensor of shape {self.shape.size} was used"
+            change = f"changed in place afterwards{describe_writes(self.tensor)}"
             if late:
                 raise CaptureError(
-                    f"A tensor of shape {self.shape.size} was used at {line} for a value that is no part of the loss, "
-                    "and changed in place afterwards. Such a value is computed when it is first read, and now its "
-                    "tensor holds something else. Read the value before you write into the tensor, as by item() right "
-                    "after optimizer.step(); or compute it from a copy, tensor.clone()."
+                    f"{use} at {line} for a value that is no part of the loss, and {change}. Such a value is computed "
+                    "when it is first read, and now its tensor holds something else. Read the value before you write "
+                    "into the tensor, as by item() right after optimizer.step(); or compute it from tensor.clone()."
                 )
             raise CaptureError(
-                f"A tensor of shape {self.shape.size} was used in the training step at {line} and changed in "
-                "place afterwards, before the step ran with optimizer.step(). Change a copy of it, or change it after "
-                "optimizer.step()."
+                f"{use} in the training step at {line} and {change}, before the step ran with optimizer.step(). Change "
+                "a copy of it, or change it after optimizer.step()."
             )
 
     def keep(self, copies: Dict[int, torch.Tensor], every: bool = False) -> None:
