@@ -17,9 +17,10 @@ import os
 import re
 import sys
 import traceback
-from typing import Any, Dict, Iterator, NamedTuple, NoReturn, Optional, Protocol, Sequence, TextIO, cast
+from typing import Any, Dict, Iterator, NamedTuple, NoReturn, Optional, Protocol, Sequence, cast
 
 import ignite_ipu
+from ignite_ipu.cli.terminal import use_colour
 from ignite_ipu.errors import UserError, nearest
 
 EXIT_DONE = 0
@@ -169,15 +170,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         traceback.print_exc()
         _complain("this is a bug in ignite-ipu; please report it with the output of `ignite-ipu env`")
         return EXIT_BUG
-
-
-def use_colour(stream: TextIO) -> bool:
-    """Return whether to colour what is written to `stream`: NO_COLOR forbids, FORCE_COLOR demands, else a terminal."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _complain(message: str) -> None:

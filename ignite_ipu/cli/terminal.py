@@ -6,19 +6,32 @@ forbids it, the same text is written without styles.
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, Iterable, Iterator, List, NamedTuple, Optional, Sequence, TextIO, Tuple, TypeVar
-
-from ignite_ipu.cli.command import use_colour
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    TextIO,
+    Tuple,
+    TypeVar,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["Line", "following", "plain", "write_lines"]
+__all__ = ["Line", "Progress", "following", "plain", "use_colour", "write_lines"]
 
 Item = TypeVar("Item")
-_FEW = 8
+_DELAY_SECONDS = 1.0
+_FORMAT = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 
 
 class Line(NamedTuple):
@@ -31,6 +44,15 @@ class Line(NamedTuple):
 
     parts: Sequence[Tuple[str, str]]
     indent: int = 0
+
+
+def use_colour(stream: TextIO) -> bool:
+    """Return whether to colour what is written to `stream`: NO_COLOR forbids, FORCE_COLOR demands, else a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def plain(lines: Iterable[Line]) -> str:
@@ -76,22 +98,59 @@ def _folded(text: Text, console: Console, width: int) -> List[Text]:
     return folded
 
 
-def following(items: Sequence[Item], what: str, stream: Optional[TextIO] = None) -> Iterator[Item]:
-    """Yield the items, with a bar on a terminal that shows how far they have come and goes away at the end.
+class Progress:
+    """A bar on a terminal that says after a second how far work has come, and what is being done; none elsewhere.
+
+    Args:
+        what: The work, in a word or two.
+        total: Of how many parts it is.
+        stream: Where the bar is shown; standard error by default.
+    """
+
+    def __init__(self, what: str, total: int, stream: Optional[TextIO] = None) -> None:
+        stream = sys.stderr if stream is None else stream
+        self._begun = 0
+        self._bar: Any = None
+        if not stream.isatty() or os.environ.get("TERM") == "dumb":
+            return
+        from tqdm import tqdm
+
+        # Without the thread that watches bars, which outlives them; every part asks for itself whether it is time.
+        kind = type("Bar", (tqdm,), {"monitor_interval": 0})
+        shown = {"delay": _DELAY_SECONDS, "miniters": 0, "leave": False, "dynamic_ncols": True}
+        self._bar = kind(total=total, desc=what, file=stream, bar_format=_FORMAT, **shown)
+
+    def show(self, doing: str) -> None:
+        """Say which part is worked on now: all that were shown before are done."""
+        if self._bar is not None:
+            self._bar.n = self._begun
+            self._bar.set_postfix_str(doing, refresh=False)
+            self._bar.update(0)
+        self._begun += 1
+
+    def clear(self) -> None:
+        """Take the bar off the screen until the next part, so that others may write there."""
+        if self._bar is not None:
+            self._bar.clear()
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def following(items: Sequence[Item], what: str, name: Callable[[Item], str] = str) -> Iterator[Item]:
+    """Yield the items, while a bar shows how far they have come.
 
     Args:
         items: What is worked on.
         what: What is done to them, in a word or two.
-        stream: Where the bar is shown; standard error by default.
+        name: Gives what an item is called.
     """
-    stream = sys.stderr if stream is None else stream
-    wanted = len(items) >= _FEW and stream.isatty() and use_colour(stream)
-    console = _console(stream) if wanted else None
-    if console is None:
-        yield from items
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield from progress.track(items, description=what)
+    progress = Progress(what, len(items))
+    try:
+        for item in items:
+            progress.show(name(item))
+            yield item
+    finally:
+        progress.close()

@@ -86,7 +86,7 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
     found = discover(paths)
     report = Report(skipped=found.skipped)
     with _without_collections():
-        for path, _ in following(found.files, "Checking"):
+        for path, _ in following(found.files, "Checking", lambda file: str(file[0])):
             report.files += 1
             try:
                 source = read_source(path)

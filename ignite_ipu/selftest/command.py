@@ -7,11 +7,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, TextIO
+from typing import Any, Dict, List, Optional, Sequence
 
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
-from ignite_ipu.cli.terminal import Line, write_lines
+from ignite_ipu.cli.terminal import Line, Progress, write_lines
 from ignite_ipu.errors import BackendError, UserError, did_you_mean, nearest
 from ignite_ipu.selftest.promise import Promise
 from ignite_ipu.selftest.report import FAILED, Outcome, closing_lines, content, machine, row
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         ipus = available()
     except (BackendError, ValueError) as error:
         raise UserError(str(error)) from error
-    progress = _Progress(sys.stderr, len(chosen))
+    progress = Progress("Checking", len(chosen))
     # Asked for once, and only if somebody reads it: it starts the SDK's own tools.
     found = machine() if args.report is not None or args.format == "json" else {}
     started = time.perf_counter()
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
     with runner.quick_collections():
         for promise in chosen:
-            progress.show(promise)
+            progress.show(promise.name)
             # What takes the process down leaves behind which program was running.
             _write(args.report, report(running=promise))
             outcomes.append(runner.run(promise, ipus))
@@ -82,6 +82,7 @@ def main(args: argparse.Namespace) -> int:
             if args.format == "table":
                 write_lines([row(outcomes[-1], width)], sys.stdout)
                 sys.stdout.flush()
+    progress.close()
     if args.format == "json":
         print(json.dumps(report(), indent=2))
     else:
@@ -113,23 +114,3 @@ def _write(path: Optional[Path], report: Dict[str, Any]) -> None:
             file.write(json.dumps(report, indent=2).encode())
     except OSError as error:
         raise UserError(f"The report cannot be written to {path}: {error.strerror}. Name another file.") from error
-
-
-class _Progress:
-    """A line on a terminal that says which program is running; nothing anywhere else."""
-
-    def __init__(self, stream: TextIO, count: int) -> None:
-        self._stream = stream if stream.isatty() else None
-        self._count = count
-        self._number = 0
-
-    def show(self, promise: Promise) -> None:
-        self._number += 1
-        if self._stream is not None:
-            self._stream.write(f"\r\033[K[{self._number}/{self._count}] {promise.name} ...")
-            self._stream.flush()
-
-    def clear(self) -> None:
-        if self._stream is not None:
-            self._stream.write("\r\033[K")
-            self._stream.flush()

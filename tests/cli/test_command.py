@@ -12,7 +12,8 @@ from importlib import import_module
 import pytest
 
 from ignite_ipu.cli import command as cli
-from ignite_ipu.cli.command import COMMANDS, Command, main, use_colour
+from ignite_ipu.cli.command import COMMANDS, Command, main
+from ignite_ipu.cli.terminal import use_colour
 from ignite_ipu.errors import UserError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import sys
 
@@ -67,7 +68,6 @@ def test_without_rich_the_text_is_the_same(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert written(io.StringIO()) == plain(LINES) + "\n"
-    assert list(following(range(20), "Checking", Terminal())) == [*range(20)]
 
 
 def test_brackets_and_names_of_styles_are_text():
@@ -77,14 +77,24 @@ def test_brackets_and_names_of_styles_are_text():
     assert "[red]x[0][/red] :smile:" in stream.getvalue()
 
 
-def test_progress_is_shown_on_a_terminal_and_goes_away(monkeypatch):
-    pytest.importorskip("rich")
-    stream = Terminal()
-    assert list(following(range(20), "Checking", stream)) == [*range(20)]
-    assert "Checking" in stream.getvalue()
+def followed(stream, monkeypatch):
+    """Return what is written while two items are followed."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert list(following(["a.py", "b.py"], "Checking")) == ["a.py", "b.py"]
+    return stream.getvalue()
 
 
-@pytest.mark.parametrize(("items", "stream"), [(range(20), io.StringIO()), (range(2), Terminal())])
-def test_progress_is_not_shown_in_a_pipe_or_for_little_work(items, stream):
-    assert list(following(items, "Checking", stream)) == [*items]
-    assert stream.getvalue() == ""
+def test_progress_says_on_a_terminal_what_is_being_done_and_goes_away(monkeypatch):
+    monkeypatch.setattr("ignite_ipu.cli.terminal._DELAY_SECONDS", 0)
+    monkeypatch.setattr("tqdm.std.time", itertools.count().__next__)
+    shown = followed(Terminal(), monkeypatch)
+    assert "Checking: 0/2" in shown
+    assert "a.py" in shown
+    assert "Checking: 1/2" in shown
+    assert shown.split("\r")[-2].strip() == ""
+
+
+@pytest.mark.parametrize(("stream", "term"), [(io.StringIO(), "xterm"), (Terminal(), "dumb"), (Terminal(), "xterm")])
+def test_progress_is_not_shown_in_a_pipe_or_in_the_first_second(stream, term, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    assert followed(stream, monkeypatch) == ""

@@ -60,9 +60,7 @@ def main(args: argparse.Namespace) -> int:
     found = discover(args.paths)
     if args.output is not None:
         _check_output(args.paths, args.output)
-    # A diff on the same terminal shows well enough how far things have come.
-    paths = following(found.files, "Migrating") if args.output is not None or args.in_place else found.files
-    read = [_read(path) for path, _ in paths]
+    read = [_read(path) for path, _ in following(found.files, "Migrating", lambda file: str(file[0]))]
     migrations, groups = decide_together([each.migration for each in read])
     failures = [f"skipped: {path} {reason}" for path, reason in found.skipped]
     skipped = len(failures)

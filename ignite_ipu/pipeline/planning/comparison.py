@@ -7,6 +7,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from torch.optim import Optimizer
 
+from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.costs.memory import Strategy
@@ -98,26 +99,28 @@ def compare(
     plans: List[Plan] = []
     refusals: List[str] = []
     most = min(total // (replicas or 1), machine.ipus_per_process)
+    tried: List[Tuple[int, int, Strategy]] = []
     for count in [ipus_per_replica] if ipus_per_replica else _powers(most):
         copies = replicas or max(1, total // count)
-        for strategy in only or tuple(strategies(profile, state, count, copies)):
-            try:
-                plans.append(
-                    plan(
-                        profile,
-                        count,
-                        replicas=copies,
-                        available=ipus,
-                        strategy=strategy,
-                        optimizer=state,
-                        machine=machine,
-                        global_batch=global_batch,
-                        accumulation=accumulation,
-                        device_iterations=device_iterations,
-                    )
+        tried += [(count, copies, each) for each in only or strategies(profile, state, count, copies)]
+    for count, copies, strategy in following(tried, "Planning", lambda each: f"{each[1]} x {each[0]} IPUs"):
+        try:
+            plans.append(
+                plan(
+                    profile,
+                    count,
+                    replicas=copies,
+                    available=ipus,
+                    strategy=strategy,
+                    optimizer=state,
+                    machine=machine,
+                    global_batch=global_batch,
+                    accumulation=accumulation,
+                    device_iterations=device_iterations,
                 )
-            except PlanError as error:
-                refusals.append(str(error))
+            )
+        except PlanError as error:
+            refusals.append(str(error))
     if not plans:
         raise PlanError(f"{profile.model} cannot be planned for {ipus} IPUs: " + " ".join(sorted(set(refusals))))
     return Comparison(tuple(sorted(plans, key=lambda p: (not p.fits, -p.throughput))))
