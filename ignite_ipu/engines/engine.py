@@ -220,7 +220,7 @@ class IPUTrainer(IPUEngine):
         if start is _Start.LOADED_END:
             return self._end_again()
         if data is not None:
-            self.ipu.note_data(self._loaders().explain(data))
+            self.explain(data)
         returned: Any = super().run(data, *args, **kwargs)
         state: State = returned
         if returned is None:
@@ -229,6 +229,11 @@ class IPUTrainer(IPUEngine):
         else:
             self._ends.add(state.iteration)
         return state
+
+    def explain(self, data: Iterable[Any]) -> str:
+        """Return what `print(trainer.ipu)` says, with the arithmetic of an epoch over `data`; nothing is compiled."""
+        self.ipu.note_data(self._loaders().explain(data))
+        return repr(self.ipu)
 
     def _start(self, *args: Any, **kwargs: Any) -> _Start:
         """Return what a run with these arguments starts from."""

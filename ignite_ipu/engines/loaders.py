@@ -133,7 +133,9 @@ class Loaders:
         samples = _sample_count(data, self._training)
         if samples is None:
             return f"{geometry.explain()}."
-        return f"{geometry.explain()}. {geometry.explain_epoch(samples, self._drop_last)}."
+        text = f"{geometry.explain()}. {geometry.explain_epoch(samples, self._drop_last)}."
+        updates = geometry.updates_per_epoch(samples, self._drop_last)
+        return f"{text} {updates} weight updates per epoch." if self._training else text
 
     @property
     def _micro_batches(self) -> int:

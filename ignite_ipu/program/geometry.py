@@ -114,6 +114,11 @@ class BatchGeometry:
         """Return the device calls in one pass over `samples` samples; an incomplete last one counts unless dropped."""
         return samples // self.global_batch_size if drop_last else -(-samples // self.global_batch_size)
 
+    def updates_per_epoch(self, samples: int, drop_last: bool = True) -> int:
+        """Return the weight updates in one pass over `samples` samples, that by an incomplete rest unless dropped."""
+        calls, rest = divmod(samples, self.global_batch_size)
+        return calls * self.updates_per_call + (0 if drop_last else -(-rest // self.accumulated_batch_size))
+
     def samples_dropped(self, samples: int) -> int:
         """Return how many of `samples` samples are left over when the last, incomplete call is dropped."""
         return samples % self.global_batch_size

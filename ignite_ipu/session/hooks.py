@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
+from collections import Counter
 from typing import Any, Callable, ContextManager, Optional, Protocol, Sequence, TypeVar
 
 from ignite.engine import Engine
@@ -53,6 +54,7 @@ class SessionHooks:
         shows_gradients: Whether steps bring gradients back, and `parameter.grad` has them.
         withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that; None where
             they may be shown.
+        fired: How often each event was.
     """
 
     def __init__(self) -> None:
@@ -63,6 +65,7 @@ class SessionHooks:
         self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.withheld: Optional[Callable[[], None]] = None
         self.shows_gradients = False
+        self.fired: Counter[IPUEvents] = Counter()
 
     def show_gradients(self) -> None:
         """Note that `parameter.grad` has gradients."""
@@ -116,6 +119,7 @@ class SessionHooks:
     def fire(self, event: IPUEvents) -> None:
         """Fire an event on every engine of the session."""
         _logger.debug("%s", event.value)
+        self.fired[event] += 1
         for engine in list(self.engines):
             # Handlers of the event that is being handled may still ask which one that is.
             last = engine.last_event_name

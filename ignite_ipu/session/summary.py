@@ -7,12 +7,22 @@ from typing import List, Optional
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.pipeline.placing.placement import Placement
+from ignite_ipu.pipeline.units import bytes_text
+from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import output_mode
+from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs
 from ignite_ipu.session.training import Trained
 
 __all__ = ["summarise"]
+
+_AGAIN = (
+    "at first use; again when parameters are frozen or unfrozen, and when modules, modes, Python values or whole "
+    "numbers in buffers change; for up to %d shapes of batches"
+)
 
 
 def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
@@ -26,6 +36,9 @@ def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
         lines += _training(programs.trained, programs, data)
     lines += [f"  evaluation  {program.calls.factors(', ')}" for program in programs.evaluations]
     lines.append(f"  weights     {_weights(programs)}")
+    lines.append(f"  compiled    {_AGAIN % programs.most_shapes}")
+    if programs.hooks.fired[IPUEvents.COMPILE_COMPLETED]:
+        lines.append(f"  so far      {_so_far(programs)}")
     return "\n".join(lines)
 
 
@@ -39,12 +52,45 @@ def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List
         f"  IPUs        {_ipus(program, programs)}",
     ]
     if program.placing is not None and program.placing.placement is not None:
-        lines.append(f"  layers      {program.placing.placement}")
+        lines += _pipeline(program.placing, program.placing.placement, program.calls)
     lines.append(
         f"  optimizer   {conversion.kind.name}, variable: {', '.join(sorted(conversion.variable)) or 'nothing'}; "
-        f"constant: {', '.join(sorted(conversion.constant)) or 'nothing'}"
+        f"constant, and refused when changed: {', '.join(sorted(conversion.constant)) or 'nothing'}"
     )
     return lines
+
+
+def _pipeline(placing: Placing, placement: Placement, calls: BatchGeometry) -> List[str]:
+    """Return where layers run, in which order stages work, and what is planned or estimated of time and memory."""
+    stages, plan, micro_batches = placement.stages, placing.plan, calls.gradient_accumulation
+    schedule = f"{stages} stages, {placement.execution}"
+    if placement.execution == "pipelined" and stages > 1:
+        slots = micro_batches + stages - 1
+        schedule += (
+            f": {micro_batches} micro-batches per weight update take {slots} slots, {(stages - 1) / slots:.0%} of them "
+            "to fill and drain"
+        )
+    lines = [f"  layers      {placement}", f"  schedule    {schedule}"]
+    if plan is not None:
+        factors = calls.device_iterations, calls.gradient_accumulation, calls.replication_factor
+        if (plan.device_iterations, plan.accumulation, plan.replicas) == factors:
+            lines[1] += f"; estimated {plan.throughput:,.0f} samples/s, bubble {plan.iteration.bubble:.0%}"
+        held = ", ".join(bytes_text(memory.total) for memory in plan.memory_per_ipu)
+        usable = bytes_text(plan.machine.usable_memory)
+        lines.append(f"  memory      {held} by IPU of a replica, estimated: at most {plan.fullest:.0%} of {usable}")
+    return lines
+
+
+def _so_far(programs: Programs) -> str:
+    fired, trained = programs.hooks.fired, programs.trained
+    parts = [f"{fired[IPUEvents.COMPILE_COMPLETED]} compilations"]
+    if trained is not None:
+        parts.append(f"{programs.weights.updates[0]} training calls, {trained.link.steps} updates of the optimizer")
+    parts.append(
+        f"copies of the weights: {fired[IPUEvents.WEIGHTS_TO_HOST]} to the host, "
+        f"{fired[IPUEvents.WEIGHTS_TO_DEVICE]} to devices"
+    )
+    return "; ".join(parts)
 
 
 def _batch(program: ModelProgram) -> str:

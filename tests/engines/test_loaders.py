@@ -399,7 +399,8 @@ def test_geometry_and_explanation() -> None:
     loader: Any = DataLoader(Numbers(50), batch_size=2)
     assert loaders.geometry(loader) == BatchGeometry(2, device_iterations=2, gradient_accumulation=3)
     assert loaders.geometry(loaders.swap(loader)) == loaders.geometry(loader)
-    assert loaders.explain(loader).endswith("50 samples / 12 per device call = 4 steps per epoch, 2 samples dropped.")
+    explained = "50 samples / 12 per device call = 4 steps per epoch, 2 samples dropped. 8 weight updates per epoch."
+    assert loaders.explain(loader).endswith(explained)
     assert loaders.geometry([torch.zeros(12)]) is None
     assert loaders.explain([torch.zeros(12)]) == "Ready batches: one item is one device call."
 

@@ -117,3 +117,4 @@ def test_explain_epoch() -> None:
     assert geometry.explain_epoch(20, drop_last=False) == (
         "20 samples / 8 per device call = 3 steps per epoch, the last with 4 samples"
     )
+    assert (geometry.updates_per_epoch(21), geometry.updates_per_epoch(21, drop_last=False)) == (4, 4 + 2)
