@@ -6,7 +6,6 @@ import functools
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
-from ignite.engine import Engine
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from ignite.metrics import Metric
 from ignite.metrics.metric import reinit__is_reduced, sync_all_reduce
@@ -15,7 +14,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
-from ignite_ipu.engines.steps import call_model, unchanged
+from ignite_ipu.engines.steps import IPUStep, call_model, unchanged
 from ignite_ipu.errors import BatchError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
@@ -162,11 +161,16 @@ def create_ipu_averages_evaluator(
     module = functools.partial(AveragesStep, session.model, averages, model_fn)
     evaluation = Evaluation(session.inference, module, lambda: current().options)
 
-    def step(engine: Engine, batch: Any) -> Dict[str, Any]:
+    def run(batch: Any) -> Dict[str, Any]:
         program = evaluation.program()
         return _sums(session, program, averages, *prepare_batch(batch, device=None, non_blocking=False))
 
-    evaluator = IPUEngine(step, session, lambda: current().loaders)
+    def compile(batch: Any) -> ModelProgram:
+        program = evaluation.program()
+        x, y = prepare_batch(batch, device=None, non_blocking=False)
+        return session.inference.compile(program, x, y, torch.ones(row_count((x, y))))
+
+    evaluator = IPUEngine(IPUStep(run, evaluation.program, compile), session, lambda: current().loaders)
     for name in averages:
         _Mean(name).attach(evaluator, name)
     return evaluator

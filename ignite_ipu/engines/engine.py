@@ -11,18 +11,21 @@ from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, S
 import torch
 from ignite.engine import Engine, Events, State
 from ignite.handlers import Checkpoint
+from torch.utils.data import DataLoader
 
-from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
+from ignite_ipu.checkpoints.random_states import random_states_kept, read_random_states, write_random_states
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values
 from ignite_ipu.engines.resume.deterministic import DeterministicRuns
 from ignite_ipu.engines.resume.position import DataPosition
-from ignite_ipu.engines.steps import Step
+from ignite_ipu.engines.steps import IPUStep
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.executables import Executable, PathLike
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["DeterministicIPUTrainer", "IPUEngine", "IPUTrainer"]
@@ -50,8 +53,9 @@ class IPUEngine(Engine):
 
     config = IPUConfig()
 
-    def __init__(self, process_function: Step, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
+    def __init__(self, process_function: IPUStep, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
         super().__init__(process_function)
+        self._step = process_function
         self.ipu = session
         self._loaders = loaders
         self._owns_batches = True
@@ -72,6 +76,52 @@ class IPUEngine(Engine):
     def set_data(self, data: Any) -> None:
         """Go on with other data, as `Engine.set_data` does."""
         super().set_data(self._swapped(data))
+
+    def compile(self, batch: Any) -> None:
+        """Compile the program for batches like this one, ahead of `run`, which then does not compile it.
+
+        Weights, buffers, the optimizer's state and random numbers stay as they are. With an offline target
+        (`options.useOfflineIpuTarget()`) no IPUs are needed; otherwise they are taken.
+
+        Args:
+            batch: What fills a device call, as the engine's loader yields it, or the `DataLoader` that `run` will be
+                given, of which the first such batch is taken.
+
+        Raises:
+            LoaderError: The data is smaller than one device call.
+            Exception: What a run raises for such a batch, and what PopTorch refuses to compile.
+        """
+        self._compiled(batch)
+
+    def compile_and_export(self, path: PathLike, batch: Any) -> None:
+        """Compile as `compile` does, and write the executable to a file, for `load_executable`.
+
+        Beside it comes `path` with `.json` behind it, which says what the program was compiled from. Weights are in
+        neither: they are in checkpoints.
+
+        Raises:
+            OSError: The files cannot be written.
+            Exception: As for `compile`.
+        """
+        self._compiled(batch).export(path)
+
+    def load_executable(self, path: PathLike) -> None:
+        """Take the program from what `compile_and_export` wrote, with the first batch, instead of compiling it.
+
+        The batch, the model, the optimizer and the options are then compared with what the executable was made from.
+        PopTorch's file is a pickle on machines with the SDK: load only what you trust.
+
+        Raises:
+            SessionError: The files are not there, or the program is compiled already. With the first batch: it is the
+                executable of something else.
+        """
+        self._step.program().take(Executable(path))
+
+    def _compiled(self, batch: Any) -> ModelProgram:
+        if isinstance(batch, DataLoader):
+            with random_states_kept(batch.generator, getattr(batch.sampler, "generator", None)):
+                batch = next(iter(self._swapped(batch)))
+        return self._step.compile(batch)
 
     def _swapped(self, data: Any) -> Any:
         loaders = self._loaders()
@@ -120,7 +170,7 @@ class IPUTrainer(IPUEngine):
 
     def __init__(
         self,
-        process_function: Step,
+        process_function: IPUStep,
         session: IPUSession,
         loaders: Callable[[], Loaders],
         calls: Optional[Callable[[], Sequence[BatchGeometry]]] = None,

@@ -155,7 +155,7 @@ def create_ipu_trainer(
     conversion = convert_optimizer(optimizer, **settings.of_optimizer())
     session.prepare_training(step, conversion, training, request, settings.share_ipus)
     last_calls = None if drop_last else LastCalls(session)
-    process = ipu_training_step(session, train=None if last_calls is None else last_calls.train, **on_host)
+    process = ipu_training_step(session, last_calls=last_calls, **on_host)
     loaders = Loaders(training, training=True, drop_last=drop_last, mode=mode, rewindable=deterministic)
     engine = DeterministicIPUTrainer if deterministic else IPUTrainer
     trainer = engine(process, session, lambda: loaders, None if last_calls is None else lambda: last_calls.made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -12,6 +12,7 @@ from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
 from ignite_ipu.session.processes import connected
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["LastCalls", "refuse_to_train_all"]
@@ -44,15 +45,29 @@ class LastCalls:
             self._whole = session.with_trainer().program.geometry
             self.made = [self._whole] if self._whole else []
             return result
-        self.made, results, start = self._whole.parts(samples), [], 0
-        for part in self.made:
-            stop = start + part.global_batch_size
-            x_of_part, y_of_part = row_range((x, y), start, stop)
-            results.append(session.train(x_of_part, y_of_part, part))
-            start = stop
+        self.made = self._whole.parts(samples)
+        results = [session.train(*call) for call in self._cut(x, y)]
         x, y, y_pred = join_rows([result[:3] for result in results])
         losses = [result[3] * part.global_batch_size for result, part in zip(results, self.made)]
         return x, y, y_pred, torch.stack(losses).sum() / samples
+
+    def compile(self, x: Any, y: Any) -> ModelProgram:
+        """Compile the programs for a batch of at most a device call's samples, and return the last."""
+        if self._whole is None or row_count((x, y)) >= self._whole.global_batch_size:
+            program = self._session.compile(x, y)
+            if self._whole is None:
+                self._refuse_sums(x, y)
+            self._whole = program.geometry
+            return program
+        self.made = self._whole.parts(row_count((x, y)))
+        return [self._session.compile(*call) for call in self._cut(x, y)][-1]
+
+    def _cut(self, x: Any, y: Any) -> Iterator[Tuple[Any, Any, BatchGeometry]]:
+        start = 0
+        for part in self.made:
+            x_of_part, y_of_part = row_range((x, y), start, start + part.global_batch_size)
+            yield x_of_part, y_of_part, part
+            start += part.global_batch_size
 
     def _refuse_sums(self, x: Any, y: Any) -> None:
         program = self._session.with_trainer().program

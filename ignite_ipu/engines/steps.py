@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional
 
 import torch
 from ignite.engine import Engine
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from torch import nn
 
+from ignite_ipu.engines.last_calls import LastCalls
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.session.inference import Evaluation
+from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["ipu_evaluation_step", "ipu_training_step"]
+__all__ = ["IPUStep", "ipu_evaluation_step", "ipu_training_step"]
 
 PrepareBatch = Callable[..., Any]
-Step = Callable[[Engine, Any], Any]
+
+
+class IPUStep:
+    """Step function of an engine: called with it and a batch, it makes device calls.
+
+    Args:
+        run: Makes the device calls for a batch, and returns the engine's output.
+        program: Gives the program.
+        compile: Compiles the program for a batch and returns it; no device call is made.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Any], Any],
+        program: Callable[[], ModelProgram],
+        compile: Callable[[Any], ModelProgram],
+    ) -> None:
+        self._run, self.program, self.compile = run, program, compile
+
+    def __call__(self, engine: Engine, batch: Any) -> Any:
+        """Return the engine's output for a batch."""
+        return self._run(batch)
 
 
 def call_model(model: nn.Module, x: Any) -> Any:
@@ -48,8 +71,8 @@ def ipu_training_step(
     non_blocking: bool = False,
     prepare_batch: PrepareBatch = _ignite_prepare_batch,
     output_transform: Callable[[Any, Any, Any, torch.Tensor], Any] = loss_item,
-    train: Optional[Callable[[Any, Any], Tuple[Any, Any, Any, torch.Tensor]]] = None,
-) -> Step:
+    last_calls: Optional[LastCalls] = None,
+) -> IPUStep:
     """Return the step function of a trainer, for an `Engine` of your own.
 
     As Ignite's, it begins by putting the model in training mode; a module of the loss stays in its own.
@@ -60,18 +83,21 @@ def ipu_training_step(
         prepare_batch: Called with `batch, device=None, non_blocking`; returns inputs and targets.
         output_transform: Called with `x, y, y_pred, loss`; returns the engine's `state.output`. Targets and inputs are
             the ones that belong to the predictions, the loss is the mean over the micro-batches that come back.
-        train: Makes the device calls; `session.train` unless given.
+        last_calls: Makes the device calls instead of the session, also smaller ones.
     """
-    make = train or session.train
+    calls = last_calls or session
 
-    def step(engine: Engine, batch: Any) -> Any:
+    def prepared(batch: Any) -> Any:
         program = session.training
         if program is not None:
             program.set_modes()
-        x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
-        return output_transform(*make(x, y))
+        return prepare_batch(batch, device=None, non_blocking=non_blocking)
 
-    return step
+    def run(batch: Any) -> Any:
+        x, y = prepared(batch)
+        return output_transform(*calls.train(x, y))
+
+    return IPUStep(run, lambda: session.with_trainer().program, lambda batch: calls.compile(*prepared(batch)))
 
 
 def ipu_evaluation_step(
@@ -86,7 +112,7 @@ def ipu_evaluation_step(
     model_fn: Callable[[nn.Module, Any], Any] = call_model,
     half: bool = False,
     model: Optional[nn.Module] = None,
-) -> Step:
+) -> IPUStep:
     """Return the step function of an evaluator, for an `Engine` of your own; it always uses the newest weights.
 
     As Ignite's, it begins by putting the model in evaluation mode.
@@ -108,9 +134,14 @@ def ipu_evaluation_step(
     module = functools.partial(EvaluationStep, evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
     evaluation = Evaluation(session.inference, module, options or session.inference.options, pipeline)
 
-    def step(engine: Engine, batch: Any) -> Any:
+    def run(batch: Any) -> Any:
         program = evaluation.program()
         x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
         return output_transform(*session.inference.evaluate(program, x, y))
 
-    return step
+    def compile(batch: Any) -> ModelProgram:
+        program = evaluation.program()
+        x, _ = prepare_batch(batch, device=None, non_blocking=non_blocking)
+        return session.inference.compile(program, x)
+
+    return IPUStep(run, evaluation.program, compile)

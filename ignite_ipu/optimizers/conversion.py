@@ -76,6 +76,19 @@ class Conversion:
         device: object = self.optimizer
         return device is self.source
 
+    def compiled_in(self) -> Dict[str, str]:
+        """Return in words, by name, what a compiled program has of the optimizer."""
+        groups, whole = self.optimizer.param_groups, vars(self.optimizer)
+        names = {*self.constant, *self.kind.structural, *self.kind.device_arguments} - self.variable
+        found = {f"its {name}": repr([group.get(name, whole.get(name)) for group in groups]) for name in sorted(names)}
+        sizes = [len(group["params"]) for group in groups]
+        return {
+            "the optimizer": self.kind.name,
+            "its groups": repr(sizes),
+            "what may change": repr(sorted(self.variable)),
+            **found,
+        }
+
 
 def convert_optimizer(
     optimizer: Any,

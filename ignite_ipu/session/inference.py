@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ignite_ipu.errors import RowsError
 from ignite_ipu.pipeline.placing.request import PipelineRequest
-from ignite_ipu.poptorch_types import Options
+from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import check_ipus, evaluation_options
@@ -218,12 +218,33 @@ class Inference:
         return call() if guard is None else guard.evaluate(program, call)
 
     def _infer(self, program: ModelProgram, layout: BatchLayout, leaves: Sequence[Any], x: Any) -> Any:
+        self._follow(program, layout)
+        return self.call(program, leaves, x)
+
+    def _follow(self, program: ModelProgram, layout: BatchLayout) -> None:
         programs = self.programs
         programs.hooks.check_evaluation()
         programs.weights.notice_edits()
         programs.changes.follow(program)
         program.step.settle(layout)
-        return self.call(program, leaves, x)
+
+    def compile(self, program: ModelProgram, *parts: Any) -> ModelProgram:
+        """Compile the program for batches like this one, ahead of the first `infer`, and return it.
+
+        It comes to its IPUs with the newest weights, unless its target is an offline one.
+
+        Args:
+            parts: The parts of a batch, filled up here if need be.
+
+        Raises:
+            Exception: What `infer` raises for such a batch, except of the device call.
+        """
+        piece, _ = next(split_rows(parts, program.rows_for(row_count(parts))))
+        layout, leaves = program.step.flattened(piece, program.micro_batches)
+        program = self._for_shapes(program, layout)
+        self._follow(program, layout)
+        self._loaded(program, leaves, piece)
+        return program
 
     def _for_shapes(self, program: ModelProgram, layout: BatchLayout) -> ModelProgram:
         """Return the program for batches of a layout, for which the others of its kind give their IPUs back."""
@@ -245,16 +266,20 @@ class Inference:
 
     def call(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Any:
         """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""
+        programs, executor = self.programs, self._loaded(program, leaves, x)
+        programs.active = program
+        programs.weights.to_inference(executor)
+        program.note_call()
+        return executor(*leaves)
+
+    def _loaded(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Executor:
         programs, executor = self.programs, program.executor
         programs.shared.take_over()
         if executor is None or not executor.isAttachedToDevice():
             with programs.loading(program):
                 programs.weights.to_host()  # loading uploads the host's
                 executor = program.load(leaves, x)
-        programs.active = program
-        programs.weights.to_inference(executor)
-        program.note_call()
-        return executor(*leaves)
+        return executor
 
 
 def _compiled_from(options: Options) -> Dict[str, Any]:

@@ -1,11 +1,11 @@
-"""`ModelProgram`: a module that is compiled on first use, and `CompiledProgram`: what PopTorch has made of it."""
+"""`ModelProgram`: a module that is compiled on first use."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-from typing import Any, Callable, Hashable, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 import torch
 
@@ -15,21 +15,21 @@ from ignite_ipu.optimizers import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
-from ignite_ipu.program.module_state import Trainable, modes_kept, modes_of
+from ignite_ipu.program.module_state import Trainable
 from ignite_ipu.program.options import check_ipus, misspelt_settings_named, output_mode
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.program.tensors.rows import row_count, select_rows
+from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.executables import Executable, PathLike, export
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.placement import Placed, Placing
 from ignite_ipu.session.weights.batch_counters import Counted, counted_by_norms
-from ignite_ipu.session.weights.compiled_buffers import CompiledBuffers
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["CompiledProgram", "ModelProgram"]
+__all__ = ["ModelProgram"]
 
 _logger = logging.getLogger("ignite_ipu")
 # In the place of a random state that nobody knows any more.
@@ -93,6 +93,7 @@ class ModelProgram:
         self._executor: Optional[Executor] = None  # without a program in it after a compilation that failed
         self._compiled: Optional[CompiledProgram] = None
         self._placed: Optional[Placed] = None
+        self._file: Optional[Executable] = None
         self._random_state: Optional[List[int]] = None
         self._classes: List[type] = []
         self._counted: Counted = []
@@ -200,6 +201,8 @@ class ModelProgram:
     def load(self, leaves: Sequence[Any], batch: Any) -> Executor:
         """Bring the program to its IPUs, compiled for this batch if it has not been compiled yet.
 
+        With an offline target (`options.useOfflineIpuTarget()`) it has none, and is compiled alone.
+
         Returns:
             The executor.
 
@@ -215,6 +218,8 @@ class ModelProgram:
         if not executor.isCompiled():
             self._compile(executor, leaves)
             self.geometry = self._geometry_of(batch)
+        if executor.options.connection_type == backend.poptorch().ConnectionType.Never:
+            return executor  # compiled for IPUs that are elsewhere
         if self.training:
             self._weights.counters.follow(self._counted, self.micro_batches_per_replica)
         self._hooks.fire(IPUEvents.DEVICE_ATTACHING)
@@ -225,6 +230,31 @@ class ModelProgram:
         if self._random_state is not None:
             executor.rng_state, self._random_state = self._random_state, None
         return executor
+
+    def export(self, path: PathLike) -> None:
+        """Write the compiled program to a file; see `Executable`.
+
+        Raises:
+            SessionError: It is not compiled.
+            OSError: It cannot be written.
+        """
+        compiled = self.compiled
+        if compiled is None:
+            raise SessionError("There is no compiled program to export: compile it for a batch first.")
+        export(path, compiled.executor, self.step, self._link, compiled.retrace.fingerprint())
+
+    def take(self, executable: Executable) -> None:
+        """Load an executable in the place of the next compilation.
+
+        Raises:
+            SessionError: The program is compiled already.
+        """
+        if self.compiled is not None:
+            raise SessionError(
+                f"{executable.path} comes too late: the program is compiled already. Load it before the first batch, "
+                "or call trainer.ipu.release() first."
+            )
+        self._file = executable
 
     def detach(self) -> None:
         """Give the IPUs back and keep the compiled program; what only the device knew is saved on the host."""
@@ -388,7 +418,10 @@ class ModelProgram:
         try:
             placed = contextlib.nullcontext() if self._placed is None else self._placed.applied()
             with placed, misspelt_settings_named():
-                executor.compile(*leaves)
+                if self._file is None:
+                    executor.compile(*leaves)
+                else:
+                    self._file.give_to(executor, self.step, self._link)
         except BaseException:
             kept.put_back()
             self.step.forget_layout()
@@ -416,6 +449,13 @@ class ModelProgram:
             self._check_own_statistics()
         python = python if python.complete else self.step.python_state()
         self._compiled = CompiledProgram(executor, self.step, self.training, self._weights, python, changed, retrace)
+        if self._file is not None:
+            try:
+                self._file.check(retrace.fingerprint())
+            except SessionError:
+                self.destroy()
+                raise
+            self._file = None
         self._hooks.fire(IPUEvents.COMPILE_COMPLETED)
 
     def _check_own_statistics(self) -> None:
@@ -440,68 +480,3 @@ class ModelProgram:
         if averaged and self.step.adds_up(leaves, self.micro_batches):
             factors = f"gradientAccumulation {training.gradient_accumulation} x replicationFactor {replicas}"
             _logger.warning(_AVERAGED, factors, count, count)
-
-
-class CompiledProgram:
-    """An executor with a program in it, and what of Python and of buffers that program has as constants.
-
-    Args:
-        python: Values that the code of a call names.
-        changed: Names of Python values that forward changed in the trace, as each trace of the model would again.
-
-    Attributes:
-        constants: What the program has of buffers as constants.
-        retrace: Finds out whether a call on the host still computes the same.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        step: BatchStep,
-        training: bool,
-        weights: Weights,
-        python: PythonState,
-        changed: Sequence[str],
-        retrace: Retrace,
-    ) -> None:
-        self.executor = executor
-        self.retrace = retrace
-        self._step, self._training, self._python, self._changed = step, training, python, changed
-        self._python.leave_out(changed)
-        self._traced: List[Hashable] = self._python.values()
-        self._traced_modes = modes_of(step)
-        self._modes: List[bool] = []
-        self.constants = CompiledBuffers(step, self._python.words, weights)
-
-    def set_modes(self) -> None:
-        """Put the user's model in its mode; calls none of its code where no module's mode has changed since."""
-        if self._python.training() != self._modes:
-            self._step.train(self._training)
-            self._modes = self._python.training()
-
-    def changed_values(self) -> List[str]:
-        """Return the names of Python values that were others when the program was traced; modules and hooks, too."""
-        attributes = self._python
-        if not attributes.complete:
-            parts = attributes.parts
-            before = dict(zip(attributes.names, self._traced))
-            attributes = self._python = self._step.python_state()
-            if attributes.parts != parts:
-                return ["modules or hooks"]
-            attributes.leave_out(self._changed)
-            self._traced = [before.get(name) for name in attributes.names]
-        now = attributes.values()
-        return [] if now is self._traced or now == self._traced else attributes.changed(self._traced)
-
-    def computed_otherwise(self) -> str:
-        """Return in words what a call on the host computes otherwise than when this was compiled; empty for nothing.
-
-        Values that code names are left to `changed_values`.
-        """
-        if self.changed_values():
-            return ""
-        kept = ModuleAttributes(self._step)
-        with modes_kept(self._step, self._traced_modes):
-            found = self.retrace.again()
-        kept.put_back(always=True)
-        return found

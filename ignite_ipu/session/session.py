@@ -262,6 +262,35 @@ class IPUSession:
             OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
             LostEditError: Somebody wrote into a weight where the newest one was not.
         """
+        program, leaves = self._program_for(x, y, call)
+        hooks, updates = self.with_trainer().hooks, program.device_iterations
+        hooks.before(updates, self.weights.notice_edits)
+        guard = self.hooks.guard
+        if guard is None:
+            y_pred, loss = self.prepare_call(leaves, (x, y))(*leaves)
+        else:
+            y_pred, loss = guard.train(leaves, (x, y))
+        self._programs.active = program
+        self.note_updates(updates)
+        hooks.after()
+        if y_pred is not None:
+            x, y = program.returned_rows((x, y))
+        return x, y, y_pred, program.mean_loss(loss)
+
+    def compile(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> ModelProgram:
+        """Compile the program that trains on batches like this one, ahead of the first `train`; returns it.
+
+        It comes to its IPUs with the newest weights, unless its target is an offline one. No update is made.
+
+        Raises:
+            Exception: What `train` raises for such a batch, except of the device call.
+        """
+        program, leaves = self._program_for(x, y, call)
+        self.prepare_call(leaves, (x, y))
+        return program
+
+    def _program_for(self, x: Any, y: Any, call: Optional[BatchGeometry]) -> Tuple[ModelProgram, List[Any]]:
+        """Return the program for a global batch, whose turn it is from now on, and what to call it with."""
         trained = self.with_trainer()
         program = trained.program
         self.weights.notice_edits()
@@ -278,19 +307,7 @@ class IPUSession:
         if not trained.serves(options, layout):
             program = self._take_turn(options, layout)
         program.step.settle(layout)
-        updates = program.device_iterations
-        trained.hooks.before(updates, self.weights.notice_edits)
-        guard = self.hooks.guard
-        if guard is None:
-            y_pred, loss = self.prepare_call(leaves, (x, y))(*leaves)
-        else:
-            y_pred, loss = guard.train(leaves, (x, y))
-        self._programs.active = program
-        self.note_updates(updates)
-        trained.hooks.after()
-        if y_pred is not None:
-            x, y = program.returned_rows((x, y))
-        return x, y, y_pred, program.mean_loss(loss)
+        return program, leaves
 
     def _take_turn(self, options: Options, layout: BatchLayout) -> ModelProgram:
         """Train by the program for batches of a layout from now on, one that was kept or a new one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from hashlib import sha256
 from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
@@ -94,6 +95,13 @@ class Retrace:
             return ["the state of a torch.Generator: draw without generator="]
         what = "what it computes from the time or from random bytes, or from what no code names: "
         return list(map(name_of_iterator, drawn_from)) or [what + self._difference(before, now)]
+
+    def fingerprint(self) -> Optional[str]:
+        """Return what stands for the operators in every process, None where they may be others in each."""
+        text = repr(self._operations)
+        return (
+            None if self._operations is None or DRAWN in text or " at 0x" in text else sha256(text.encode()).hexdigest()
+        )
 
     def again(self) -> str:
         """Return in words what is computed otherwise now; empty where nothing is."""
