@@ -20,7 +20,7 @@ from ignite_ipu.errors import BackendError
 if TYPE_CHECKING:
     from ignite_ipu.poptorch_types import PopTorch
 
-__all__ = ["VARIABLE", "choice", "installed", "is_emulator", "name", "poptorch"]
+__all__ = ["VARIABLE", "choice", "compile_steps", "installed", "is_emulator", "name", "poptorch"]
 
 VARIABLE = "IGNITE_IPU_BACKEND"
 _CHOICES = ("emulator", "sdk", "native")
@@ -75,6 +75,16 @@ def installed() -> ContextManager[Any]:
         return contextlib.nullcontext()
     context: ContextManager[Any] = importlib.import_module(f"{_EMULATOR}.installation").install(import_effects=True)
     return context
+
+
+def compile_steps() -> None:
+    """Have the emulator compile programs by torch.compile's back end; on IPUs they always are compiled.
+
+    Raises:
+        Error: There is no C++ compiler.
+    """
+    if is_emulator():
+        importlib.import_module(_EMULATOR).compile_steps()
 
 
 @functools.lru_cache(maxsize=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.emulator import enums, ops, optim, options, profiling, testing
+from ignite_ipu.emulator.compiler.inductor import compile_steps
 from ignite_ipu.emulator.compiler.tracing import isRunningOnIpu, registerPostCompileHook, registerPreCompileHook
 from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader
 from ignite_ipu.emulator.device.device import Counters, counters
@@ -32,6 +33,7 @@ NOT_IN_POPTORCH = frozenset(
         "Counters",
         "Fault",
         "Installation",
+        "compile_steps",
         "counters",
         "inject_faults",
         "install",
@@ -60,6 +62,7 @@ __all__ = [
     "accessAttributes",
     "autocast",
     "autocasting",
+    "compile_steps",
     "counters",
     "createPoptorchError",
     "enums",

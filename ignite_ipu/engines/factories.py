@@ -42,7 +42,7 @@ _DEFAULTS = IPUConfig()
 _COMPILED = ("options", "device_iterations", "replication_factor", "output_mode", "output_return_period")
 _OF_EVALUATORS = (
     *_COMPILED,
-    *("pipeline", "execution", "ipus", "memory_per_ipu", "mixed_precision", "loader_mode"),
+    *("pipeline", "execution", "ipus", "memory_per_ipu", "mixed_precision", "loader_mode", "compile"),
 )
 _NOT_FOR_EVALUATORS = (
     "it is about training, and an evaluator of a model with a trainer is configured as that. Leave the config out, or "

@@ -123,6 +123,7 @@ _CHECKS: Dict[str, _Check] = {
     "weight_sync": _one_of(*WEIGHT_SYNC),
     "loader_mode": _word,
     "drop_last": _flag,
+    "compile": _flag,
 }
 
 
@@ -165,6 +166,8 @@ class IPUConfig:
         loader_mode: `poptorch.DataLoaderMode` or its name, for loaders that are swapped.
         drop_last: Leave out the samples at the end of the data that do not fill a device call, and say how many they
             are; False to train on them, too, by programs of their size.
+        compile: Let the emulator compile programs by torch.compile's back end, in the background: long runs get faster.
+            IPUs compile programs always.
         options: `poptorch.Options`, or a mapping of their setters' names to what they are called with, such as
             `{"Precision.enableStochasticRounding": True}`.
 
@@ -198,6 +201,7 @@ class IPUConfig:
     weight_sync: str = "run"
     loader_mode: Optional[Any] = None
     drop_last: bool = True
+    compile: bool = False
     options: Optional[Any] = None
 
     def __post_init__(self) -> None:

@@ -84,6 +84,8 @@ def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1
         OptionsError: Settings contradict the options, or the combination cannot run.
         TypeError: `config.options` are no `poptorch.Options`.
     """
+    if config.compile:
+        backend.compile_steps()
     config = with_replicas(config, ipus_per_replica)
     result = own_options(config)
     _set_factors(result, config)
@@ -114,6 +116,8 @@ def evaluation_options(config: IPUConfig = _DEFAULTS, *, training: Optional[Opti
             run.
         TypeError: `config.options` are no `poptorch.Options`.
     """
+    if config.compile:
+        backend.compile_steps()
     config = with_replicas(config)
     if config.options is None and training is not None:
         result = training.clone()

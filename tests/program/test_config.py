@@ -21,6 +21,7 @@ from ignite_ipu import (
     ipu_step,
 )
 from ignite_ipu.checkpoints import CheckpointSaver
+from ignite_ipu.emulator.compiler import inductor
 from ignite_ipu.errors import CaptureError
 from tests.supervised import pair, task
 
@@ -40,6 +41,26 @@ SETTINGS = {
 def test_only_what_differs_from_the_defaults_is_printed():
     assert repr(IPUConfig()) == "IPUConfig()"
     assert repr(IPUConfig(seed=3, drop_last=True, variable=["betas"])) == "IPUConfig(variable=('betas',), seed=3)"
+
+
+def test_compile_has_the_emulator_compile_programs(monkeypatch):
+    """Training and evaluation go through torch.compile's back end, here without its work, with the same results."""
+    lowered = []
+    monkeypatch.setenv("CXX", "c++")
+    monkeypatch.setattr(inductor, "lowered", lambda module, examples: lowered.append(module) or module)
+    results = []
+    for compiled in (False, True):
+        model, optimizer = pair()
+        trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config={"compile": compiled})
+        evaluator = create_ipu_evaluator(model)
+        for engine in (trainer, evaluator):
+            engine.run(DataLoader(task(), batch_size=16))
+        inductor.wait()
+        results.append((model.state_dict(), evaluator.state.output))
+        trainer.ipu.close()
+    inductor.compile_steps(False)
+    assert len(lowered) == 2
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("name", ["settings.json", "settings.yaml", ""])

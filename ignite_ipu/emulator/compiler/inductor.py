@@ -1,13 +1,14 @@
 """Optional: what a program runs on the device, compiled by torch.compile's back end, for long runs.
 
-Set `IGNITE_IPU_EMULATOR_COMPILE=inductor` to have it. It needs a C++ compiler and takes seconds to minutes, in the
-first run of each program; the log says so at level INFO. Results then differ from PyTorch's own operators by
-rounding, as the kernels are fused.
+`compile_steps()` or `IGNITE_IPU_EMULATOR_COMPILE=inductor` switches it on. It needs a C++ compiler and takes seconds to
+minutes a program, in a thread of its own, while the program runs by PyTorch's own operators; then compiled code takes
+over, and the log says so at level INFO. From there results differ by rounding, as the kernels are fused. inductor keeps
+what it compiles on disk (`TORCHINDUCTOR_CACHE_DIR`), by graph, options and versions, for the runs to come.
 
 A micro-batch's forward and backward passes become one function (`compiled_step`), an inference graph likewise: they are
 traced once on stand-ins without values, down to PyTorch's kernels, and handed to inductor without the guards that
 torch.compile puts around code that it knows nothing of. What cannot be traced so, because it asks for values or acts on
-the host, runs by PyTorch's own operators.
+the host, goes on by PyTorch's own operators.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import threading
 import time
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import fx
 
+from ignite_ipu.emulator.compiler import saved_values
 from ignite_ipu.emulator.compiler.graph import Graph, on_the_host
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
@@ -36,8 +39,21 @@ Run = Callable[..., Tuple[torch.Tensor, ...]]
 Tensors = Sequence[torch.Tensor]
 
 
-class Untraceable(Exception):
-    """A function cannot be compiled as a whole; the text says why."""
+_is_on = False
+_one_at_a_time = threading.Lock()
+_under_way: Set[threading.Thread] = set()
+
+
+def compile_steps(enabled: bool = True) -> None:
+    """Have the programs that are compiled from now on sped up by torch.compile's back end, as the variable does.
+
+    Raises:
+        Error: There is no C++ compiler.
+    """
+    global _is_on
+    if enabled:
+        _need_compiler("compile_steps()")
+    _is_on = enabled
 
 
 def wanted() -> bool:
@@ -49,81 +65,125 @@ def wanted() -> bool:
     choice = os.environ.get(VARIABLE, "")
     if choice not in _CHOICES:
         raise backend_error(f'{VARIABLE} must be "inductor", or unset for PyTorch\'s own operators; got {choice!r}.')
-    if choice != "inductor":
-        return False
+    if choice == "inductor":
+        _need_compiler(f"{VARIABLE}=inductor")
+    return _is_on or choice == "inductor"
+
+
+def wait() -> None:
+    """Return when everything that is being compiled has been."""
+    for thread in list(_under_way):
+        thread.join()
+
+
+def _need_compiler(what: str) -> None:
     if not os.environ.get("CXX") and not any(shutil.which(name) for name in _COMPILERS):
         raise backend_error(
-            f"{VARIABLE}=inductor needs a C++ compiler, and none of {', '.join(_COMPILERS)} is there. Install one, "
-            "name it in CXX, or unset the variable."
+            f"{what} needs a C++ compiler, and none of {', '.join(_COMPILERS)} is there. Install one, name it in CXX, "
+            "or leave the programs to PyTorch's own operators."
         )
-    return True
 
 
-def compiled(graph: Graph, name: str) -> Graph:
-    """Return the graph of an inference program with a function that is compiled when it first runs.
-
-    Args:
-        name: What the log calls the program.
-    """
-    function: Optional[Run] = None
-
-    def run(*arguments: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        nonlocal function
-        if function is None:
-            try:
-                check_kernels(graph)
-                function = whole(lambda *given: own_memory(graph.run(*given), given), arguments, name)
-            except Untraceable as reason:
-                function = graph.run
-                left_alone(name, reason)
-        return function(*arguments)
-
-    return dataclasses.replace(graph, run=run)
-
-
-def left_alone(name: str, reason: Untraceable) -> None:
-    """Say why a program is not compiled."""
-    logger.info("%s cannot be compiled: %s. It runs by PyTorch's own operators.", name, reason)
-
-
-def check_kernels(graph: Graph) -> None:
-    """Make sure that the graph's operators are computations alone, which a trace shows in full.
-
-    Raises:
-        Untraceable: One of them is code of the user's or acts on the host.
-    """
-    found = on_the_host(graph.nodes)
-    if found:
-        raise Untraceable(f"{found[0].meta.get('operator', found[0].name)} runs on the host")
-
-
-def whole(function: Callable[..., Sequence[torch.Tensor]], arguments: Tensors, name: str) -> Run:
-    """Return `function` as one compiled function of tensors shaped like `arguments`; it may write to them.
+class Compiled:
+    """A function that is compiled in a thread of its own when it is first asked for.
 
     Args:
         name: What the log calls it.
 
-    Raises:
-        Untraceable: It asks for the values of tensors, or inductor cannot compile it.
+    Attributes:
+        run: The compiled function; None as long as it is being compiled, or if it cannot be.
+        is_begun: Whether it has been asked for.
     """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.run: Optional[Run] = None
+        self.is_begun = False
+
+    def begin(self, graph: Graph, functions: Sequence[Callable[..., Sequence[torch.Tensor]]], given: Tensors) -> None:
+        """Trace the first of some functions that can be traced, and have it compiled.
+
+        Args:
+            graph: What they run, which must be computations alone, as a trace shows them in full.
+            functions: Functions of tensors shaped like `given`, which they may write to.
+        """
+        self.is_begun = True
+        found = on_the_host(graph.nodes)
+        if found:
+            self._leave(f"{found[0].meta.get('operator', found[0].name)} runs on the host")
+            return
+        # Memory of their own: a tensor that is passed twice now may be two next time.
+        examples = [
+            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            for value in map(torch.Tensor.detach, given)
+        ]
+        try:
+            module = _traced(functions, examples)
+        except Exception as error:  # whatever PyTorch's tracer says
+            self._leave(error)
+        else:
+            _in_background(lambda: self._lower(module, examples))
+
+    def _lower(self, module: fx.GraphModule, examples: List[torch.Tensor]) -> None:
+        started = time.perf_counter()
+        try:
+            with _one_at_a_time, torch.no_grad():
+                self.run = lowered(module, examples)
+        except Exception as error:  # whatever PyTorch's compilers say
+            self._leave(error)
+        else:
+            seconds = time.perf_counter() - started
+            logger.info("torch.compile compiled %s in %.1f s; it runs compiled from here on.", self._name, seconds)
+
+    def _leave(self, reason: object) -> None:
+        if not threading.main_thread().is_alive():  # the process has ended, which is all that ails the compiler
+            return
+        first_line, *_ = str(reason).strip().splitlines() or ["no reason given"]
+        kind = f"{type(reason).__name__}: " if isinstance(reason, Exception) else ""
+        logger.info("%s cannot be compiled: %s%s. It runs by PyTorch's own operators.", self._name, kind, first_line)
+
+
+def compiled(graph: Graph, name: str) -> Graph:
+    """Return the graph of an inference program with a function that is compiled while it runs.
+
+    Args:
+        name: What the log calls the program.
+    """
+    whole = Compiled(name)
+
+    def run(*arguments: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        if not whole.is_begun:
+            whole.begin(graph, [lambda *given: own_memory(graph.run(*given), given)], arguments)
+        return (whole.run or graph.run)(*arguments)
+
+    return dataclasses.replace(graph, run=run)
+
+
+def _traced(functions: Sequence[Callable[..., Sequence[torch.Tensor]]], examples: Tensors) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    started = time.perf_counter()
-    # Memory of their own: a tensor that is passed twice now may be two next time.
-    examples = [
-        torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        for value in map(torch.Tensor.detach, arguments)
-    ]
+    first, *others = functions
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            run = lowered(make_fx(lambda *given: tuple(function(*given)), tracing_mode="fake")(*examples), examples)
-    except Untraceable:
+            return make_fx(lambda *given: tuple(first(*given)), tracing_mode="fake")(*examples)
+    except Exception as error:
+        if others and saved_values.were_overwritten(error):
+            return _traced(others, examples)
         raise
-    except Exception as error:  # whatever PyTorch's compilers say
-        first_line, *_ = str(error).strip().splitlines() or ["no reason given"]
-        raise Untraceable(f"{type(error).__name__}: {first_line}") from error
-    logger.info("torch.compile compiled %s in %.1f s.", name, time.perf_counter() - started)
-    return run
+
+
+def _in_background(work: Callable[[], None]) -> None:
+    def run() -> None:
+        try:
+            work()
+        finally:
+            _under_way.discard(thread)
+
+    thread = threading.Thread(
+        target=run, name="torch.compile"
+    )  # a process ends when it has; inductor cannot be cut off
+    _under_way.add(thread)
+    thread.start()
 
 
 def lowered(module: fx.GraphModule, examples: List[torch.Tensor]) -> Run:

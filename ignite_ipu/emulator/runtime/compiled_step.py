@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import itertools
 from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.emulator.compiler import saved_values
-from ignite_ipu.emulator.compiler.inductor import Run, Untraceable, check_kernels, left_alone, own_memory, whole
+from ignite_ipu.emulator.compiler.inductor import Compiled, own_memory
 from ignite_ipu.emulator.runtime.training_step import TrainingStep
 
 Tensors = Sequence[torch.Tensor]
 
 
-@dataclasses.dataclass
-class Compiled:
-    """Compiled function of one program, however often it is loaded.
+class CompiledTraining(Compiled):
+    """Compiled function of one training program, however often it is loaded.
+
+    It takes the factor on the loss gradient and what the graph takes, and returns what the graph returns, and then the
+    gradients.
 
     Attributes:
-        name: What the log calls the program.
-        run: Function of the factor on the loss gradient and of what the graph takes. It returns what the graph returns,
-            and then the gradients.
         used: For each trainable weight, whether the loss depends on it.
         folded: Whether the share of a mean is in the loss gradient.
-        is_refused: Whether it cannot be compiled.
     """
 
-    name: str
-    run: Optional[Run] = None
     used: Tuple[bool, ...] = ()
-    folded: bool = False
-    is_refused: bool = False
+    folded = False
 
 
 class CompiledStep(TrainingStep):
-    """A `TrainingStep` that is compiled when it first runs, where that is possible.
+    """A `TrainingStep` that goes over to compiled code when that is there.
 
     Args:
         compiled: What was compiled for the program before; what this step compiles is added.
@@ -45,7 +40,7 @@ class CompiledStep(TrainingStep):
     The others are those of `TrainingStep`.
     """
 
-    def __init__(self, compiled: Compiled, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, compiled: CompiledTraining, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._compiled = compiled
         self._graph = graph = self._executable.graph
@@ -55,16 +50,14 @@ class CompiledStep(TrainingStep):
     def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
         """Run one micro-batch forward and backward, and return what the graph returns."""
         executable, compiled = self._executable, self._compiled
-        if compiled.is_refused or executable.graph is not self._graph:  # somebody watches the operators of this run
+        if executable.graph is not self._graph:  # somebody watches the operators of this run
             return super().run(batch, replica)
         arguments = (*batch, *executable.arguments[replica])
+        if not compiled.is_begun:
+            ways = [functools.partial(self._forward_and_backward, copies) for copies in (False, True)]
+            compiled.begin(self._graph, ways, (torch.ones(1), *arguments))
         if compiled.run is None:
-            try:
-                compiled.run = self._function(arguments)
-            except Untraceable as reason:
-                compiled.is_refused = True
-                left_alone(compiled.name, reason)
-                return super().run(batch, replica)
+            return super().run(batch, replica)
         if self._used is None:
             self._used, self._folded = compiled.used, compiled.folded
             self._leaves = tuple(itertools.compress(self._leaves, self._used))
@@ -74,30 +67,14 @@ class CompiledStep(TrainingStep):
         self._add(results[count:])
         return results[:count]
 
-    def _function(self, arguments: Tensors) -> Run:
-        if self._grouped:
-            raise Untraceable("parameters differ between replicas")
-        check_kernels(self._graph)
-        arguments = (torch.ones(1), *arguments)
-        try:
-            return whole(self._forward_and_backward, arguments, self._compiled.name)
-        except Untraceable as error:
-            if not saved_values.were_overwritten(error):
-                raise
-
-        def with_copies(*given: torch.Tensor) -> List[torch.Tensor]:
-            return self._forward_and_backward(*given, copies=True)
-
-        return whole(with_copies, arguments, self._compiled.name)
-
-    def _forward_and_backward(
-        self, scale: torch.Tensor, *arguments: torch.Tensor, copies: bool = False
-    ) -> List[torch.Tensor]:
+    def _forward_and_backward(self, copies: bool, scale: torch.Tensor, *arguments: torch.Tensor) -> List[torch.Tensor]:
         """Return what the graph returns and the gradients, in operators to be traced, and note which ones there are.
 
         Args:
             copies: Whether autograd saves copies, because forward writes over what the backward pass needs.
         """
+        if self._grouped:
+            raise NotImplementedError("parameters differ between replicas")
         values = list(arguments)
         for place in self._places:
             values[place] = values[place].detach().requires_grad_()
@@ -106,7 +83,7 @@ class CompiledStep(TrainingStep):
                 results = self._graph.run(*values)
             loss = results[self._loss]
             if not loss.requires_grad:
-                raise Untraceable("the loss depends on no trainable weight")
+                raise NotImplementedError("the loss depends on no trainable weight")
             start = torch.ones_like(loss) * scale[0].to(loss.dtype)
             leaves = [values[place] for place in self._places]
             found: Sequence[Optional[torch.Tensor]] = torch.autograd.grad([loss], leaves, [start], allow_unused=True)

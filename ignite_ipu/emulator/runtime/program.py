@@ -25,7 +25,7 @@ from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import loss_scaling
-from ignite_ipu.emulator.runtime.compiled_step import Compiled, CompiledStep
+from ignite_ipu.emulator.runtime.compiled_step import CompiledStep, CompiledTraining
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.runtime.random_stream import RandomStream
@@ -126,7 +126,7 @@ class DeviceProgram:
         each_result = self.precision.floating_point_exceptions or self.precision.stochastic_rounding
         self._compiles_with_torch = torch_compile_wanted() and not each_result
         self._compiled: Optional[Graph] = None
-        self._compiled_step = Compiled(self._name)
+        self._compiled_step = CompiledTraining(self._name)
         self._executable: Optional[Executable] = None
         self._step: Optional[TrainingStep] = None
         self._device: Optional[Device] = None

@@ -118,6 +118,21 @@ def test_fresh_optimizer_state_needs_no_new_compilation(switched_on, monkeypatch
     assert_same(found, expected)
 
 
+def test_the_step_goes_on_as_it_is_until_it_is_compiled(switched_on, monkeypatch):
+    """The optimizer's state and the random numbers go on."""
+    waiting = []
+    monkeypatch.setattr(inductor, "_in_background", waiting.append)
+
+    def ready_after_two_steps(step, executor, optimizer):
+        assert len(switched_on) == (step > 1)
+        if step == 1:
+            waiting.pop()()
+
+    found = trained(MAKERS["adam"], options(accumulation=2), between=ready_after_two_steps)
+    monkeypatch.delenv("IGNITE_IPU_EMULATOR_COMPILE")
+    assert_same(found, trained(MAKERS["adam"], options(accumulation=2)))
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_what_cannot_be_compiled_trains_as_ever(accumulation, switched_on, monkeypatch):
     found, expected = both(monkeypatch, MAKERS["adam"], options(accumulation), model=Prints)
