@@ -1,15 +1,18 @@
-"""Throughput of the asynchronous data loader over that of torch's loader with the same workers, as ratios of time.
+"""What the emulator's data loaders take, as ratios to torch's loader with the same workers, and until the first batch.
 
-"Read alone" only
-takes the items, so its ratio is that of the two pipelines; "computes" works for about as long as loading takes, as a
-model does, so that loading ahead pays.
+"Read alone" only takes the items, so its ratio is that of the two pipelines; "computing" works for about as long as
+loading takes, as a model does, so that loading ahead pays. The first batch of the first loader waits for the import of
+torch, in the server that all other processes are forked from; the rows are those of a second loader.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from typing import Any, Iterable, Iterator, Tuple
+import warnings
+from typing import Any, Dict, Iterable, Iterator, Tuple
+from unittest import mock
 
 import torch
 from torch.utils.data import Dataset, TensorDataset
@@ -73,9 +76,44 @@ def compare(dataset: Any, batch_size: int, workers: int, poison: bool) -> Tuple[
     return ratios[0], ratios[1]
 
 
+def until_first_batch(workers: int, **arguments: Any) -> float:
+    """Return the seconds from making a loader to its first batch, the median of a few after a first one.
+
+    Args:
+        workers: Its own processes.
+        arguments: Those of the emulator's loader; without any it is torch's.
+    """
+    dataset, taken = TensorDataset(torch.rand(2_000, 32), torch.arange(2_000)), []
+    for _ in range(1 + REPEATS):
+        start = time.perf_counter()
+        if arguments:
+            loader: Any = DataLoader(Options(), dataset, 16, num_workers=workers, **arguments)
+        else:
+            loader = torch.utils.data.DataLoader(dataset, 16, num_workers=workers)
+        iterator = iter(loader)
+        next(iterator)
+        taken.append(time.perf_counter() - start)
+        getattr(loader, "terminate", int)()
+        del loader, iterator
+    return statistics.median(taken[1:])
+
+
 def measures() -> Iterator[Measure]:
     """Yield the rows of the table: the time of torch's loader is 1."""
     rows = TensorDataset(torch.rand(20_000, 32), torch.arange(20_000))
+    asynchronous: Dict[str, Any] = {"mode": DataLoaderMode.Async}
+    of_server = {"mode": DataLoaderMode.Sync, "multiprocessing_context": "forkserver"}
+    in_both = {**asynchronous, "multiprocessing_context": "spawn"}
+    kinds = [("asynchronous", asynchronous), ("from the server", of_server), ("asynchronous, spawned", in_both)]
+    # torch warns of more workers than cores, here and in the server, which reads the variable.
+    with warnings.catch_warnings(), mock.patch.dict(os.environ, PYTHONWARNINGS="ignore"):
+        warnings.simplefilter("ignore")
+        for workers in (2, 8, 16):
+            theirs = until_first_batch(workers)
+            for kind, arguments in kinds:
+                ours = until_first_batch(workers, **arguments)
+                name = f"until the first batch, {kind}, {workers} workers (0.5 s, or what torch takes to fork them)"
+                yield Measure(name, ours, max(0.5, theirs), "s", f"{1e3 * ours:.3g} / {1e3 * theirs:.3g} ms")
     cases = [("rows of 32 numbers", rows, 128), ("pictures 3x64x64", Augmented(2_000), 64)]
     for name, dataset, batch_size in cases:
         for workers in (0, 1, 2):

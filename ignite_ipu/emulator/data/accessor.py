@@ -111,8 +111,8 @@ class AsynchronousDataAccessor:
             random_state=None if strategy == SharingStrategy.Fork else RandomState.capture(),
             parsers=pickled_parsers(strategy),
         )
-        self._worker = worker = WorkerProcess(dataset, settings, strategy)
         try:
+            self._worker = worker = WorkerProcess(dataset, settings, strategy)
             self._structure: Structure
             self._structure, specs, self._rows = worker.receive().body
             self._ring = Ring(specs, settings.slots, worker.memory)
@@ -120,7 +120,8 @@ class AsynchronousDataAccessor:
         except WorkerFailed as failure:
             raise python_error(f"AsynchronousDataAccessor: the worker thread failed to start: {failure}") from None
         except BaseException:
-            worker.stop()
+            if self._worker is not None:
+                self._worker.stop()
             raise
 
     def __iter__(self) -> AsynchronousDataAccessor:

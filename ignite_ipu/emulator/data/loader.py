@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from ignite_ipu.emulator.data.accessor import AsynchronousDataAccessor, CombiningLoader
 from ignite_ipu.emulator.data.distributed import ProcessShare, ShuffledShare
-from ignite_ipu.emulator.data.worker.orphans import Ending
+from ignite_ipu.emulator.data.worker.server import mended_workers
 from ignite_ipu.emulator.enums import DataLoaderMode
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.logs import logger
@@ -180,14 +180,8 @@ class DataLoader(CombiningLoader):
                 self.terminate()
 
     def _get_iterator(self) -> Any:
-        if not self.num_workers:
+        with mended_workers(self):
             return super()._get_iterator()
-        given = self.worker_init_fn
-        self.worker_init_fn = Ending(given)
-        try:
-            return super()._get_iterator()
-        finally:
-            self.worker_init_fn = given
 
     def _decide_rebatching(self) -> bool:
         size = self._combined_batch_size

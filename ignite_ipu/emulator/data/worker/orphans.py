@@ -13,11 +13,10 @@ import multiprocessing.util
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from multiprocessing import parent_process, process
-from typing import Any, Callable, Iterator, Optional, Set
+from typing import Any, Callable, Optional, Set
 
 _LOOK_SECONDS = 1.0
 _DEATH_SECONDS = 1.0
@@ -38,19 +37,6 @@ def end_with_parent(sockets: Optional[str] = None) -> None:
     current._config["tempdir"] = sockets  # what multiprocessing asks before it makes one
     arguments = (parent_process(), current._config)
     threading.Thread(target=_watch, args=arguments, name="end with parent", daemon=True).start()
-
-
-@contextlib.contextmanager
-def nameless_sockets() -> Iterator[str]:
-    """Let sockets that multiprocessing makes in the `with` block lose their names at its end; gives their directory."""
-    current: Any = process.current_process()
-    before = current._config.get("tempdir")
-    with _NAMED, tempfile.TemporaryDirectory() as folder:
-        current._config["tempdir"] = folder
-        try:
-            yield folder
-        finally:
-            current._config["tempdir"] = before
 
 
 class Ending:

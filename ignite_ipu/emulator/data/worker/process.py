@@ -1,4 +1,4 @@
-"""A worker process as its accessor sees it: started in four ways, watched while waited for, and always ended."""
+"""A worker process as its accessor sees it: forked from it or from a server, watched while waited for, always ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import select
 import signal
 import time
 import weakref
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
-from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
 from ignite_ipu.emulator.data.strictness import TIMEOUT_VARIABLE, worker_timeout
 from ignite_ipu.emulator.data.worker import orphans, worker
 from ignite_ipu.emulator.data.worker.memory import SharedFile
+from ignite_ipu.emulator.data.worker.server import ServerContext
 from ignite_ipu.emulator.data.worker.worker import Message, MessageKind, is_ready
 from ignite_ipu.emulator.enums import SharingStrategy
 from ignite_ipu.emulator.values.custom_types import registered_parsers
@@ -30,16 +31,9 @@ _LOOK_EVERY = 0.25
 _STACK_SECONDS = 1.0
 _LONGEST_STACK = 1 << 20
 
-_START_METHODS = {
-    SharingStrategy.SharedMemory: "spawn",
-    SharingStrategy.FileSystem: "spawn",
-    SharingStrategy.Fork: "fork",
-    SharingStrategy.ForkServer: "forkserver",
-}
-
 
 class WorkerFailed(Exception):
-    """The worker raised, died or hangs; the text says which, and it is no longer running."""
+    """The worker raised, died, hangs or was never made; the text says which, and it is no longer running."""
 
 
 class WorkerProcess:
@@ -52,6 +46,7 @@ class WorkerProcess:
 
     Raises:
         Exception: Whatever pickling `dataset` raises, for every strategy but `Fork`.
+        WorkerFailed: The server that it would be forked from has died or hangs.
     """
 
     def __init__(self, dataset: Iterable[Any], settings: worker.WorkerSettings, strategy: SharingStrategy) -> None:
@@ -59,7 +54,8 @@ class WorkerProcess:
         self._inbox: Deque[Message] = collections.deque()
         self._unsent: Dict[MessageKind, Message] = {}
         self.is_running = False
-        context: Any = multiprocessing.get_context(_START_METHODS[strategy])
+        is_fork = strategy == SharingStrategy.Fork
+        context: Any = multiprocessing.get_context("fork") if is_fork else ServerContext()
         self._connection, theirs = context.Pipe()
         self.memory, self._stack = SharedFile(), SharedFile()
         source: Any = dataset
@@ -69,9 +65,7 @@ class WorkerProcess:
             # All loader processes use this one, which is in no worker's group: it removes the names of semaphores when
             # the last of them has ended.
             resource_tracker.ensure_running()
-            if strategy == SharingStrategy.ForkServer:
-                _start_fork_server(context)
-            inherited = self._connection if strategy == SharingStrategy.Fork else None
+            inherited = self._connection if is_fork else None
             # Not a daemon: those may not have loader processes of their own.
             self._process = context.Process(
                 target=worker.run,
@@ -80,8 +74,10 @@ class WorkerProcess:
                 daemon=False,
             )
             self._process.start()
-        except BaseException:
+        except BaseException as error:
             self._let_go()
+            if isinstance(error, (ConnectionError, TimeoutError)):
+                raise WorkerFailed(str(error)) from None
             raise
         finally:
             theirs.close()
@@ -228,7 +224,7 @@ class WorkerProcess:
             if text and text == before:
                 break
         if not text:
-            return "It never came to run: the fork server or the import of the main module hangs."
+            return "It never came to run: the import of the main module hangs."
         return f"Where it hangs:\n{text.decode('utf-8', 'replace')}"
 
 
@@ -247,20 +243,6 @@ def pickled_parsers(strategy: SharingStrategy) -> Tuple[bytes, ...]:
         with contextlib.suppress(Exception):
             pairs.append(pickle.dumps(pair))
     return tuple(pairs)
-
-
-def _start_fork_server(context: Any) -> None:
-    """Have the fork server import torch once, instead of every worker: it takes seconds."""
-    wanted: List[str] = list(getattr(forkserver._forkserver, "_preload_modules", ["__main__"]))
-    if worker.__name__ not in wanted:
-        context.set_forkserver_preload([*wanted, worker.__name__])
-    with orphans.nameless_sockets() as folder:
-        forkserver.ensure_running()
-        server: Any = forkserver._forkserver
-        address = str(server._forkserver_address)
-        if os.path.dirname(address) == folder:
-            # Reached through a descriptor from now on, the socket needs no name that could outlive everybody.
-            server._forkserver_address = f"/proc/self/fd/{os.open(address, os.O_PATH | os.O_CLOEXEC)}"
 
 
 def _stop_all() -> None:

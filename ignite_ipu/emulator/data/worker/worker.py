@@ -23,9 +23,10 @@ import torch
 
 from ignite_ipu.emulator.data.worker.item import Structure
 from ignite_ipu.emulator.data.worker.memory import Ring, SharedFile, TensorSpec
-from ignite_ipu.emulator.data.worker.orphans import Ending, end_with_parent
+from ignite_ipu.emulator.data.worker.orphans import end_with_parent
 from ignite_ipu.emulator.data.worker.rows import take_rows_at_once
 from ignite_ipu.emulator.data.worker.seeding import RandomState, adopt_state
+from ignite_ipu.emulator.data.worker.server import mended_workers
 from ignite_ipu.emulator.values.custom_types import registerCustomArgParser
 
 _LONGEST_REPORT = 64 * 1024
@@ -184,8 +185,6 @@ class _Worker:
         self.doing = "unpickling the data set"
         dataset = self._dataset = source.unpickle() if isinstance(source, SharedFile) else source
         _forget_iterator(dataset)
-        if isinstance(dataset, torch.utils.data.DataLoader) and dataset.num_workers:
-            dataset.worker_init_fn = Ending(dataset.worker_init_fn)
         take_rows_at_once(dataset)
         if self._settings.random_state is not None:
             self._settings.random_state.restore()
@@ -237,7 +236,8 @@ class _Worker:
 
     def _items(self, number: int, dataset: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of one epoch, and say in `doing` which one is being waited for."""
-        iterator = iter(dataset)
+        with mended_workers(dataset):
+            iterator = iter(dataset)
         for index in itertools.count():
             self._handle_messages(number)
             self.doing = f"loading item {index} of epoch {number}"
