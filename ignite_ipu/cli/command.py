@@ -12,6 +12,7 @@ Exit codes:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import re
@@ -87,7 +88,8 @@ class CommandParser(argparse.ArgumentParser):
         """
         if self.command is None or self._loaded:
             return
-        module = _import(self.prog, self.command)
+        with _missing_named(self.command):
+            module = cast(_CommandModule, importlib.import_module(self.command.module))
         module.add_arguments(self)
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
         self.set_defaults(_main=module.main)
@@ -149,7 +151,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         args = build_parser().parse_args(arguments)
         debug = args.debug
-        code = cast(int, args._main(args))
+        with _missing_named(COMMANDS[args._command]):
+            code = cast(int, args._main(args))
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -177,13 +180,20 @@ def _complain(message: str) -> None:
     print(f"ignite-ipu: {label} {message}", file=sys.stderr)
 
 
-def _import(prog: str, command: Command) -> _CommandModule:
+@contextlib.contextmanager
+def _missing_named(command: Command) -> Iterator[None]:
+    """Say which of the command's optional dependencies is to be installed, where one cannot be imported.
+
+    Raises:
+        UserError: One cannot.
+    """
     try:
-        return cast(_CommandModule, importlib.import_module(command.module))
+        yield
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if command.extra is None or missing.split(".")[0] == "ignite_ipu":
             raise
+        name = next((name for name, each in COMMANDS.items() if each is command), command.module)
         raise UserError(
-            f"`{prog}` needs {missing}, which is not installed: pip install 'ignite-ipu[{command.extra}]'"
+            f"`ignite-ipu {name}` needs {missing}, which is not installed: pip install 'ignite-ipu[{command.extra}]'"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -71,6 +72,15 @@ def test_every_attribute_has_a_decision() -> None:
     assert {name for name in public if name in vars(IPUAccelerator)} == own & public
     added = {name for name in vars(IPUAccelerator) if not name.startswith("_")}
     assert not added - own, "an attribute that accelerate does not have"
+
+
+def test_the_page_lists_them() -> None:
+    """Every row of its table is one of the decisions above."""
+    text = (Path(__file__).parents[2] / "docs" / "accelerate.md").read_text()
+    table = text.partition("## What Accelerator's names do")[2].partition("\n## ")[0]
+    listed = [set(re.findall(r"`(\w+)`", line)) for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    groups = (IMPLEMENTED, REFUSED, INHERITED, LOADERS, ONE_PROCESS, PLUGINS, HONOURED_ARGUMENTS, REFUSED_ARGUMENTS)
+    assert listed == [set(group.split()) for group in groups]
 
 
 def test_every_argument_has_a_decision() -> None:

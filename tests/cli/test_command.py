@@ -133,6 +133,18 @@ def test_a_missing_optional_dependency_names_the_extra(monkeypatch, capsys):
     )
 
 
+def test_help_of_a_command_needs_none_of_its_dependencies(monkeypatch, capsys):
+    """Here of `migrate`, without libcst; the command itself says what is missing."""
+    for name in [name for name in sys.modules if name.startswith(("libcst", "ignite_ipu.migration"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "libcst", None)
+    with pytest.raises(SystemExit) as exit_:
+        main(["migrate", "--help"])
+    assert exit_.value.code == 0 and "--in-place" in capsys.readouterr().out
+    assert main(["migrate", __file__]) == 2
+    assert "`ignite-ipu migrate` needs libcst" in capsys.readouterr().err
+
+
 def test_a_module_of_ours_that_is_missing_is_a_bug_not_a_dependency(monkeypatch, capsys):
     monkeypatch.setitem(COMMANDS, "try", Command("ignite_ipu.nowhere", "try something", "migrate"))
     assert main(["try"]) == cli.EXIT_BUG

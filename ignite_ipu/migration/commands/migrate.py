@@ -10,20 +10,17 @@ import argparse
 import os
 import stat
 import sys
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional
 
 from ignite_ipu.cli.terminal import Line, following, write_lines
 from ignite_ipu.errors import SourceError, UserError, WriteError
-from ignite_ipu.migration.commands.migration_reports import html_migration, json_migration, together
-from ignite_ipu.migration.groups import decide_together
-from ignite_ipu.migration.migrator import OUTCOMES, Migration, left_alone, migrate_source
-from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.source.copying import copy_rest
 from ignite_ipu.migration.source.discovery import Discovery, discover
 from ignite_ipu.migration.source.file import Source, decode_source, read_source
 from ignite_ipu.migration.source.writing import replace_file, write_new_file
 
-_REPORTS = {"json": json_migration, "html": html_migration}
+if TYPE_CHECKING:
+    from ignite_ipu.migration.migrator import Migration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--in-place", action="store_true", help="replace the files")
     parser.add_argument(
         "--report",
-        choices=("text", *_REPORTS),
+        choices=("text", "json", "html"),
         default="text",
         help="print files, differences and reasons as JSON or as one HTML page instead of the difference",
     )
@@ -51,6 +48,12 @@ class _Read(NamedTuple):
 
 def main(args: argparse.Namespace) -> int:
     """Migrate the paths; return the exit code."""
+    # What rewrites imports libcst, which `--help` does without.
+    from ignite_ipu.migration.commands.migration_reports import html_migration, json_migration, together
+    from ignite_ipu.migration.groups import decide_together
+    from ignite_ipu.migration.migrator import OUTCOMES
+    from ignite_ipu.migration.rewrites import all_rewrites
+
     if args.list_rewrites:
         for rewrite in all_rewrites().values():
             print(f"{rewrite.name:<22}{rewrite.summary}")
@@ -66,7 +69,8 @@ def main(args: argparse.Namespace) -> int:
     skipped = len(failures)
     failures += _write(args, found, {each.migration.source.path: each.data for each in read}, migrations)
     if args.report != "text":
-        print(_REPORTS[args.report](migrations, groups, failures))
+        report = json_migration if args.report == "json" else html_migration
+        print(report(migrations, groups, failures))
     elif args.output is None and not args.in_place:
         write_lines((line for migration in migrations for line in _diff_lines(migration)), sys.stdout)
     for told in [
@@ -82,6 +86,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _read(path: str) -> _Read:
+    from ignite_ipu.migration.migrator import left_alone, migrate_source
+
     data: Optional[bytes] = None
     source = Source(path, "")
     try:
