@@ -171,10 +171,11 @@ def test_the_same_loader_is_swapped_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_batch_samplers_are_kept() -> None:
-    """Their batches are the micro-batches; the length counts device calls."""
+    """Their batches are the micro-batches, on several IPUs, too; the length counts device calls."""
     batches = [[0, 9], [8, 1], [2, 7], [6, 3], [4, 5]]
-    swapped = training(DataLoader(Numbers(10), batch_sampler=batches), d=2)
-    assert rows(swapped) == [[0, 9, 8, 1], [2, 7, 6, 3]] and len(swapped) == 2
+    for factors in ({"d": 2}, {"r": 2}):
+        swapped = training(DataLoader(Numbers(10), batch_sampler=batches), **factors)
+        assert rows(swapped) == [[0, 9, 8, 1], [2, 7, 6, 3]] and len(swapped) == 2
 
 
 def test_short_last_batch_of_a_batch_sampler_is_dropped_in_training() -> None:

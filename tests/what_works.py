@@ -1,0 +1,60 @@
+"""The page that says what works: its rows, from `what_works.txt`. `python -m tests.what_works` writes it.
+
+A row is `+` (works), `~` (in part) or `-` (does not), what it is about, how or why, and the tests, divided by `|`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator, List, NamedTuple
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "what-works.md"
+_SIGNS = {"+": "yes", "~": "in part", "-": "no"}
+_HEAD = """# What works
+
+What Ignite, accelerate, PopTorch, its tutorials, lightning-graphcore and Optimum offer, what of it works here, and the
+test that shows it, below `tests/`. Rows that say no have the reason, and the test of what is said instead. The tests
+hold the page to tests and names that there are; it is written by `python -m tests.what_works`.
+
+"""
+
+
+class Row(NamedTuple):
+    """One capability; `tests` are paths with names."""
+
+    sign: str
+    what: str
+    how: str
+    tests: List[str]
+
+
+def rows() -> Iterator[Row]:
+    """Yield all rows."""
+    for line in _lines():
+        if line[:1] in _SIGNS:
+            what, how, tests = (cell.strip() for cell in line[2:].split("|"))
+            yield Row(line[0], what, how, [test.strip().replace("::", "::test_") for test in tests.split(",")])
+
+
+def page() -> str:
+    """Return the page."""
+    found = rows()
+    lines = []
+    for line in _lines():
+        if line.startswith("## "):
+            lines += [line, "", "| What | Works | How, or why not | Test |", "|---|---|---|---|"]
+        elif line[:1] in _SIGNS:
+            row = next(found)
+            lines.append(f"| {row.what} | {_SIGNS[row.sign]} | {row.how} | {', '.join(f'`{t}`' for t in row.tests)} |")
+        else:
+            lines.append(line)
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _lines() -> List[str]:
+    return (HERE / "what_works.txt").read_text().splitlines()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
