@@ -74,6 +74,7 @@ READERS: Dict[str, Dict[str, str]] = {
         "json.loads": "settings as JSON",
         "yaml.load": "settings as YAML",
     },
+    "pipeline/planning/annotating.py": {"read_text": "the model's source, which has run in this process"},
     "pipeline/planning/plan_file.py": {"open": "plans", "json.loads": "plans"},
     "checkpoints/random_states.py": {"open": "random states", "json.loads": "random states"},
     "running/poptorch_users.py": {"open": "searched for one word, and not kept"},

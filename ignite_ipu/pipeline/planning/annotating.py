@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 from pathlib import Path
+from types import CodeType
 from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
 
 from torch import nn
@@ -29,7 +30,7 @@ def annotated_source(plan: Plan, model: nn.Module, factory: Optional[Callable[[]
     Args:
         plan: A plan that fits.
         model: The model that it is for.
-        factory: The function that returned it, or a tuple that begins with it.
+        factory: The function that returned a tuple that begins with it.
 
     Raises:
         PlanError: The plan has one stage or needs more than annotations of layers, or there is no source to write into.
@@ -49,18 +50,21 @@ def annotated_source(plan: Plan, model: nn.Module, factory: Optional[Callable[[]
         code = getattr(inspect.unwrap(function), "__code__", None) if function else None
         if function and code and is_users_file(code.co_filename) and Path(code.co_filename).is_file():
             path = Path(code.co_filename)
-            return path, _written(path, function.__qualname__, of_class, model, plan)
+            return path, _written(path, code, of_class, model, plan)
     raise PlanError(f"{type(model).__qualname__} is made in no source file of yours: give the function that makes it.")
 
 
-def _written(path: Path, qualname: str, of_class: bool, model: nn.Module, plan: Plan) -> str:
-    text = path.read_bytes().decode("utf-8")
-    tree, lines = ast.parse(text), text.splitlines()
+def _written(path: Path, code: CodeType, of_class: bool, model: nn.Module, plan: Plan) -> str:
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not written in UTF-8: {error}") from error
+    tree, lines = ast.parse(text), text.rstrip().split("\n")
     if any(_is_annotation(node) for node in ast.walk(tree)):
         raise PlanError(f"{path} has annotations already. Take a copy of the file without.")
-    function = _function(tree, qualname)
-    annotations = _annotations(model, function.args.args[0].arg if of_class else "built[0]", plan)
-    end = _end_of_imports(tree)
+    function = _function(tree, code)
+    annotations = _annotations(model, code.co_varnames[0] if of_class else "built[0]", plan)
+    end = _end_of_imports(tree) or next((n for n, line in enumerate(lines) if not line.startswith("#")), 0)
     edits = [] if _imports_poptorch(tree) else [(end, end, ["", *_IMPORT] if end else [*_IMPORT, ""])]
     for node in _returns(function.body):
         if not of_class and (node.value is None or getattr(node.value, "value", node) is None):
@@ -78,9 +82,10 @@ def _written(path: Path, qualname: str, of_class: bool, model: nn.Module, plan: 
     last = function.body[-1]
     if of_class and not isinstance(last, ast.Return):
         if last.lineno == function.lineno:
-            raise PlanError(f"{path}:{last.lineno}: {qualname} is one line; give its body lines of its own.")
+            raise PlanError(f"{path}:{last.lineno}: __init__ is one line; give its body lines of its own.")
         end = last.end_lineno or last.lineno
-        edits.append((end, end, [" " * function.body[0].col_offset + line for line in annotations]))
+        indentation = lines[function.body[0].lineno - 1][: function.body[0].col_offset]
+        edits.append((end, end, [indentation + line for line in annotations]))
     for begin, end, new in sorted(edits, reverse=True):
         lines[begin:end] = new
     return "\n".join([*lines, "", "", *_options(plan), ""])
@@ -146,19 +151,13 @@ def _options(plan: Plan) -> List[str]:
     ]
 
 
-def _function(tree: ast.Module, qualname: str) -> ast.FunctionDef:
-    """Return the definition of a function, the last where there are several of the name."""
-    found: List[Any] = [tree]
-    for part in qualname.replace("<locals>.", "").split("."):
-        found = [
-            node
-            for parent in found
-            for node in ast.walk(parent)
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == part
-        ]
-    if not found or not isinstance(found[-1], ast.FunctionDef):
-        raise PlanError(f"There is no definition of {qualname} in its source; a lambda has no lines to write into.")
-    return found[-1]
+def _function(tree: ast.Module, code: CodeType) -> ast.FunctionDef:
+    """Return the definition of a function."""
+    for node in ast.walk(tree):
+        first = [each.lineno for each in (node, *getattr(node, "decorator_list", ())) if hasattr(each, "lineno")]
+        if isinstance(node, ast.FunctionDef) and min(first) == code.co_firstlineno:
+            return node
+    raise PlanError(f"{code.co_name} is no function with a body of its own lines, or its source has changed since.")
 
 
 def _returns(nodes: Iterable[ast.AST]) -> Iterator[ast.Return]:

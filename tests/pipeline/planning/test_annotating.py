@@ -23,6 +23,10 @@ from torch import nn
 
 
 class Net(nn.Module):
+    class Settings:
+        def __init__(self):
+            self.embed = None
+
     def __init__(self, width=8):
         super().__init__()
         self.embed = nn.Embedding(7, width)
