@@ -6,12 +6,14 @@ import gc
 import multiprocessing
 import os
 import random
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, List
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+
+from tests.scripts import Scripts
 
 # Tests run in parallel processes; threads inside each would fight over the same cores and change summation orders.
 torch.set_num_threads(1)
@@ -19,6 +21,9 @@ torch.set_num_threads(1)
 # deadline=None: a first call imports and traces, a later one does not; derandomize: a failure comes back on every run.
 hypothesis.settings.register_profile("ignite_ipu", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ignite_ipu")
+
+# What takes long comes first, so that at the end no process waits for the other's last one.
+_LONG = ("resilience/", "cli/test_launch", "emulator/compiler/test_inductor", "test_examples", "test_docs")
 
 # Set by pytest around each phase of a test, and by third-party libraries when they are first imported.
 _NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
@@ -29,6 +34,11 @@ if not hasattr(torch, "compiler"):
     for _kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.LBFGS):
         _kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first of a class puts them on
         _STEPS[_kind] = _kind.step
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    """Put long tests first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(tuple(f"tests/{name}" for name in _LONG)))
 
 
 def _environment() -> Dict[str, str]:
@@ -76,3 +86,11 @@ def _no_process_is_left_behind() -> Iterator[None]:
     for process in left:
         process.terminate()
     assert not left, f"processes left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def scripts() -> Iterator[Scripts]:
+    """A process that runs scripts."""
+    process = Scripts()
+    yield process
+    process.close()

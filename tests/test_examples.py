@@ -30,12 +30,11 @@ QUICK: Dict[str, List[str]] = {
         for path in sorted(EXAMPLES.glob("*.py"))
     ],
 )
-def test_it_runs(name, tmp_path):
+def test_it_runs(name, tmp_path, scripts):
     """An example ends without an error, in an empty directory."""
-    command = [sys.executable, str(EXAMPLES / name), *QUICK.get(name, [])]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    if "--curve" in command:
+    arguments = QUICK.get(name, [])
+    assert scripts.run(EXAMPLES / name, "emulator", *arguments, folder=tmp_path).error == ""
+    if "--curve" in arguments:
         assert (tmp_path / "curve.png").stat().st_size > 10_000
 
 
@@ -49,11 +48,11 @@ def test_moving_to_an_ipu_changes_few_lines(twin, name, most):
     assert max(len(added), len(removed)) <= most, changed
 
 
-def test_a_resumed_example_goes_on(tmp_path):
-    """The digits example takes up its own checkpoint."""
-    command = [sys.executable, str(EXAMPLES / "digits.py"), "--output", "out", "--epochs"]
-    subprocess.run([*command, "1"], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+def test_a_resumed_example_goes_on(tmp_path, scripts):
+    """The digits example takes up its own checkpoint, in a process of its own."""
+    words = ["--output", "out", "--epochs"]
+    assert scripts.run(EXAMPLES / "digits.py", "emulator", *words, "1", folder=tmp_path).error == ""
     (checkpoint,) = (tmp_path / "out").glob("checkpoint_*.pt")
-    resumed = [*command, "2", "--resume", str(checkpoint)]
+    resumed = [sys.executable, str(EXAMPLES / "digits.py"), *words, "2", "--resume", str(checkpoint)]
     ended = subprocess.run(resumed, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr[-3000:]

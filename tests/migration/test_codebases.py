@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("accelerate")
 
 from ignite_ipu.migration.commands.migrate import add_arguments, main
-from tests.migration.test_corpus import run_all
 
 CODEBASES = Path(__file__).parent / "codebases"
 # The script that is run, and what is moved together.
@@ -29,30 +28,18 @@ def migrate(folder, output):
     return main(parser.parse_args([str(folder), "-o", str(output)]))
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """What each prints natively as it is, and on the emulator when it is migrated."""
-    folder, programs = tmp_path_factory.mktemp("codebases"), {}
-    for name in SCRIPTS:
-        shutil.copytree(CODEBASES / name, folder / "native" / name)
-        assert migrate(CODEBASES / name, folder / "emulator" / name) == 0
-    for backend in ("native", "emulator"):
-        places = [folder / backend / name for name in SCRIPTS]
-        scripts = [
-            (str(place), (place / SCRIPTS[place.name][0]).read_text(), SCRIPTS[place.name][0]) for place in places
-        ]
-        programs[backend] = {Path(place).name: result for place, result in run_all(scripts, backend).items()}
-    return programs
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_first_losses_are_the_native_ones(name, results):
+def test_the_first_losses_are_the_native_ones(name, tmp_path, scripts):
     """And the accuracy at the end is; everything was trained on the device."""
-    (native, _), (migrated, updates) = results["native"][name], results["emulator"][name]
-    assert isinstance(migrated, dict), migrated
+    folders = {backend: tmp_path / backend / name for backend in ("native", "emulator")}
+    shutil.copytree(CODEBASES / name, folders["native"])
+    assert migrate(CODEBASES / name, folders["emulator"]) == 0
+    ran = [scripts.run(place / SCRIPTS[name][0], backend, folder=place) for backend, place in folders.items()]
+    assert [each.error for each in ran] == ["", ""]
+    native, migrated = (each.result for each in ran)
     assert migrated["losses"][:20] == pytest.approx(native["losses"][:20], rel=1e-5)
     assert migrated["accuracy"] == pytest.approx(native["accuracy"], abs=0.05)
-    assert updates > 0
+    assert ran[1].updates > 0
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

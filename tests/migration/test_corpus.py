@@ -6,9 +6,6 @@ So does each of these under `run`: `tests/running/test_corpus.py` compares that 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +17,7 @@ from ignite_ipu.migration.findings import Outcome, Severity
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import read_source
 
-HERE = Path(__file__).parent
-CORPUS = HERE / "corpus"
+CORPUS = Path(__file__).parent / "corpus"
 EXPECTATIONS = json.loads((CORPUS / "expectations.json").read_text(encoding="utf-8"))
 SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 MIGRATED = [name for name in SCRIPTS if EXPECTATIONS[name]["migrate"] == "migrated"]
@@ -38,39 +34,23 @@ def migration(name):
     return migrate_source(source(name))
 
 
-def run_all(programs, backend):
-    """Run programs in one subprocess and return their results by name."""
-    environment = {**os.environ, "IGNITE_IPU_BACKEND": backend, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.run(
-        [sys.executable, str(HERE / "corpus_runner.py")],
-        input=json.dumps(programs),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=280,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    return json.loads(process.stdout)
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory, scripts):
+    """Run a migrated script with a backend."""
+    folder = tmp_path_factory.mktemp("migrated")
+
+    def run(name, backend):
+        path = folder / f"{name}.py"
+        path.write_text(migration(name).text, encoding="utf-8")
+        return scripts.run(path, backend)
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def original():
-    """Results of all scripts as they are."""
-    return run_all([(name, source(name).text) for name in SCRIPTS], "native")
-
-
-@pytest.fixture(scope="module")
-def native():
-    """Results of the migrated scripts in native runs."""
-    return run_all([(name, migration(name).text) for name in MIGRATED], "native")
-
-
-@pytest.fixture(scope="module")
-def emulated():
-    """Results of the migrated scripts on the emulator."""
-    return run_all([(name, migration(name).text) for name in MIGRATED], "emulator")
+def native(scripts):
+    """Run a script as it is."""
+    return lambda name: scripts.run(CORPUS / f"{name}.py", "native")
 
 
 def test_every_script_has_an_expectation_and_says_what_it_is():
@@ -106,34 +86,29 @@ def test_migrated_scripts_pass_check_and_migrate_to_themselves(name):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_run_natively(name, original):
-    assert isinstance(original[name][0], dict), original[name]
-
-
-@pytest.mark.parametrize("name", MIGRATED)
-def test_migrated_scripts_compute_exactly_the_same_natively(name, original, native):
-    (before, _), (after, updates) = original[name], native[name]
-    assert isinstance(after, dict), after
-    assert numbers(after) == numbers(before), name
-    assert updates == 0
+def test_migrated_scripts_compute_exactly_the_same_natively(name, native, migrated):
+    """Those that are left alone run natively, too."""
+    before = native(name).numbers
+    if name in MIGRATED:
+        after = migrated(name, "native")
+        assert after.numbers == before
+        assert after.updates == 0
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_migrated_scripts_compute_the_same_on_the_emulator(name, original, emulated):
-    (before, _), (after, updates) = original[name], emulated[name]
-    assert isinstance(after, dict), after
-    assert numbers(after) == pytest.approx(numbers(before), rel=EXPECTATIONS[name].get("emulator tolerance", 1e-5)), (
-        name
-    )
-    assert updates > 0, "nothing was trained on the device"
+def test_migrated_scripts_compute_the_same_on_the_emulator(name, native, migrated):
+    after = migrated(name, "emulator")
+    tolerance = EXPECTATIONS[name].get("emulator tolerance", 1e-5)
+    assert after.numbers == pytest.approx(native(name).numbers, rel=tolerance)
+    assert after.updates > 0, "nothing was trained on the device"
 
 
 @pytest.mark.parametrize("name", sorted(set(MIGRATED) - set(TRAINED)))
-def test_migrated_scripts_that_cannot_train_say_so(name, emulated):
+def test_migrated_scripts_that_cannot_train_say_so(name, migrated):
     """As they do under `run`, at the line in question, before anything was trained."""
-    result, updates = emulated[name]
-    assert EXPECTATIONS[name]["refused"] in result
-    assert updates == 0
+    ran = migrated(name, "emulator")
+    assert EXPECTATIONS[name]["refused"] in ran.error
+    assert ran.updates == 0
 
 
 def test_what_run_trains_is_what_migrate_writes():
@@ -147,12 +122,3 @@ def test_the_page_shows_the_corpus():
     from tests.migration.corpus_page import PAGE, page
 
     assert PAGE.read_text(encoding="utf-8") == page()
-
-
-def numbers(result):
-    """Return the numbers in a result, in order."""
-    if isinstance(result, dict):
-        return [number for key in sorted(result) for number in numbers(result[key])]
-    if isinstance(result, list):
-        return [number for item in result for number in numbers(item)]
-    return [float(result)]

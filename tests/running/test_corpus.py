@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +12,11 @@ from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Outcome
 from ignite_ipu.migration.source.file import read_source
 from tests.half_precision import needs_half_precision
+from tests.scripts import RUN
 
 pytest.importorskip("sklearn")
 
-HERE = Path(__file__).parent
-CORPUS = HERE.parent / "migration" / "corpus"
+CORPUS = Path(__file__).parents[1] / "migration" / "corpus"
 SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 
 # Script -> line of its file that the refusal names, and a part of the reason.
@@ -51,33 +47,6 @@ if "lerp_(" not in inspect.getsource(inspect.getmodule(torch.optim.Adam)):
     TOLERANCE["triplets"] = (0.005, "PyTorch 2.0's Adam rounds its averages otherwise, which 60 steps magnify")
 
 
-@pytest.fixture(scope="module")
-def results():
-    """Run all scripts in one subprocess, natively and through `run_script`."""
-    environment = {**os.environ, "IGNITE_IPU_BACKEND": "emulator", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.run(
-        [sys.executable, str(HERE / "corpus_runner.py")],
-        input=json.dumps([str(CORPUS / f"{name}.py") for name in SCRIPTS]),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=280,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    return {Path(path).stem: result for path, result in json.loads(process.stdout).items()}
-
-
-def numbers(result):
-    """Return the numbers in a result, in order."""
-    if isinstance(result, dict):
-        return [number for key in sorted(result) for number in numbers(result[key])]
-    if isinstance(result, list):
-        return [number for item in result for number in numbers(item)]
-    return [float(result)]
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -86,12 +55,11 @@ def numbers(result):
         if name not in REFUSED
     ],
 )
-def test_scripts_end_with_the_native_result(name, results):
-    native, run, substitutions, updates = results[name]
-    assert isinstance(run, dict), run
-    assert numbers(run) == pytest.approx(numbers(native), rel=TOLERANCE.get(name, (1e-4,))[0], abs=1e-6)
-    assert updates > 0, "nothing was trained on the device"
-    assert substitutions
+def test_scripts_end_with_the_native_result(name, scripts):
+    native, run = (scripts.run(CORPUS / f"{name}.py", how) for how in ("native", RUN))
+    assert run.numbers == pytest.approx(native.numbers, rel=TOLERANCE.get(name, (1e-4,))[0], abs=1e-6)
+    assert run.updates > 0, "nothing was trained on the device"
+    assert run.substitutions
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -103,10 +71,10 @@ def test_check_says_whether_a_script_is_refused(name):
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_scripts_are_refused_at_their_line(name, results):
+def test_scripts_are_refused_at_their_line(name, scripts):
     line, reason = REFUSED[name]
-    _, run, _, _ = results[name]
-    assert isinstance(run, str) and run.startswith("refused:"), run
+    run = scripts.run(CORPUS / f"{name}.py", RUN).error
+    assert run.startswith("refused:"), run
     assert reason in run
     text = (CORPUS / f"{name}.py").read_text(encoding="utf-8").splitlines()
     places = [number for number, content in enumerate(text, start=1) if line in content]

@@ -1,0 +1,158 @@
+"""Runs scripts, one after the other in a process of its own that has imported torch, which takes longer than most do.
+
+Each starts from the same random state, in a folder of its own, and finds modules beside it as Python would have it.
+As a program it answers the arguments of `_run` with the items of `Ran`, in lines of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import logging
+import os
+import random
+import runpy
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+_ROOT = Path(__file__).parents[1]
+# Beside the backends of `IGNITE_IPU_BACKEND`, for scripts as Python runs them: by `run_script`, on the emulator.
+RUN = "run"
+
+
+class Ran(NamedTuple):
+    """What came of a script: what it prints after RESULT, its refusal or traceback, its weight updates on devices."""
+
+    result: Any
+    error: str
+    updates: int
+    substitutions: List[str]
+
+    @property
+    def numbers(self) -> List[float]:
+        """The numbers in the result, in order."""
+        assert not self.error, self.error
+        return _numbers(self.result)
+
+
+class Scripts:
+    """The process, which is started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._process: Optional[subprocess.Popen[str]] = None
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # until close()
+        self._known: Dict[Tuple[Union[str, None], ...], Ran] = {}
+
+    def run(self, path: Path, backend: str, *arguments: str, folder: Optional[Path] = None) -> Ran:
+        """Return what comes of a script with a backend, the same when asked again."""
+        question = (str(path), backend, folder and str(folder), *arguments)
+        if question not in self._known:
+            try:
+                self._known[question] = Ran(*self._answer(question))
+            except BaseException:  # a test's time may be over, and the next shall not read this answer
+                self.close()
+                raise
+        return self._known[question]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _answer(self, question: Sequence[Optional[str]]) -> List[Any]:
+        if self._process is None:
+            path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.scripts"],
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            raise AssertionError(f"the process died of {question}:\n{self._errors.read()[-2000:]}")
+        return list(json.loads(answer))
+
+
+def _numbers(result: Any) -> List[float]:
+    if isinstance(result, dict):
+        return [number for key in sorted(result) for number in _numbers(result[key])]
+    if isinstance(result, list):
+        return [number for item in result for number in _numbers(item)]
+    return [float(result)]
+
+
+def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran:
+    import numpy as np
+    import torch
+
+    from ignite_ipu.emulator.device import device
+    from ignite_ipu.errors import RunError
+    from ignite_ipu.running import run_script
+
+    os.environ["IGNITE_IPU_BACKEND"] = "emulator" if backend == RUN else backend
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    before, substitutions, output, error = device.counters(), [], io.StringIO(), ""
+    with tempfile.TemporaryDirectory() as own, contextlib.redirect_stdout(output):
+        with _started([path, *arguments], folder or own):
+            try:
+                if backend == RUN:
+                    run_script(path, arguments, substitutions=substitutions)
+                else:
+                    runpy.run_path(path, run_name="__main__")
+            except RunError as refusal:
+                error = f"refused: {refusal}"
+            except (Exception, SystemExit) as reason:
+                error = traceback.format_exc() if getattr(reason, "code", True) else ""
+    gc.collect()
+    results = [line[len("RESULT ") :] for line in output.getvalue().splitlines() if line.startswith("RESULT ")]
+    updates = (device.counters() - before).optimizer_updates
+    return Ran(json.loads((results or ["null"])[-1]), error, updates, [str(each) for each in substitutions])
+
+
+@contextlib.contextmanager
+def _started(words: List[str], folder: str) -> Iterator[None]:
+    """Have a script find its arguments, and the modules beside it, as when it is run from a folder."""
+    before, arguments, known, search = os.getcwd(), sys.argv, set(sys.modules), list(sys.path)
+    sys.argv, beside = words, os.path.dirname(words[0])
+    sys.path.insert(0, beside)
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.argv, sys.path[:] = arguments, search
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith((beside, folder)):
+                del sys.modules[name]
+
+
+def _serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a script's own processes print is no answer
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    for line in sys.stdin:
+        answers.write(json.dumps(_run(*json.loads(line))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve()
