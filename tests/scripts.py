@@ -10,7 +10,6 @@ import contextlib
 import gc
 import io
 import json
-import logging
 import os
 import random
 import runpy
@@ -20,7 +19,7 @@ import tempfile
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 _ROOT = Path(__file__).parents[1]
 # Beside the backends of `IGNITE_IPU_BACKEND`, for scripts as Python runs them: by `run_script`, on the emulator.
@@ -28,9 +27,11 @@ RUN = "run"
 
 
 class Ran(NamedTuple):
-    """What came of a script: what it prints after RESULT, its refusal or traceback, its weight updates on devices."""
+    """What came of a script: what it prints, after RESULT and else, its refusal or traceback, updates on devices."""
 
     result: Any
+    output: str
+    messages: str
     error: str
     updates: int
     substitutions: List[str]
@@ -47,7 +48,7 @@ class Scripts:
 
     def __init__(self) -> None:
         self._process: Optional[subprocess.Popen[str]] = None
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # until close()
+        self._errors: Optional[IO[str]] = None
         self._known: Dict[Tuple[Union[str, None], ...], Ran] = {}
 
     def run(self, path: Path, backend: str, *arguments: str, folder: Optional[Path] = None) -> Ran:
@@ -67,10 +68,14 @@ class Scripts:
             self._process.kill()
             self._process.communicate()
             self._process = None
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
 
     def _answer(self, question: Sequence[Optional[str]]) -> List[Any]:
         if self._process is None:
             path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+            self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # until close()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.scripts"],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -79,7 +84,7 @@ class Scripts:
                 stderr=self._errors,
                 text=True,
             )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin and self._process.stdout and self._errors
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -105,13 +110,17 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
     from ignite_ipu.errors import RunError
     from ignite_ipu.running import run_script
 
+    if "accelerate" in sys.modules:
+        from tests.accelerate_state import forget
+
+        forget()
     os.environ["IGNITE_IPU_BACKEND"] = "emulator" if backend == RUN else backend
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    before, substitutions, output, error = device.counters(), [], io.StringIO(), ""
-    with tempfile.TemporaryDirectory() as own, contextlib.redirect_stdout(output):
-        with _started([path, *arguments], folder or own):
+    before, substitutions, output, messages, error = device.counters(), [], io.StringIO(), io.StringIO(), ""
+    with tempfile.TemporaryDirectory() as own, _started([path, *arguments], folder or own):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(messages):
             try:
                 if backend == RUN:
                     run_script(path, arguments, substitutions=substitutions)
@@ -124,7 +133,8 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
     gc.collect()
     results = [line[len("RESULT ") :] for line in output.getvalue().splitlines() if line.startswith("RESULT ")]
     updates = (device.counters() - before).optimizer_updates
-    return Ran(json.loads((results or ["null"])[-1]), error, updates, [str(each) for each in substitutions])
+    result = json.loads((results or ["null"])[-1])
+    return Ran(result, output.getvalue(), messages.getvalue(), error, updates, [str(each) for each in substitutions])
 
 
 @contextlib.contextmanager
@@ -140,7 +150,8 @@ def _started(words: List[str], folder: str) -> Iterator[None]:
         os.chdir(before)
         sys.argv, sys.path[:] = arguments, search
         for name in set(sys.modules) - known:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith((beside, folder)):
+            file = str(getattr(sys.modules[name], "__file__", ""))
+            if file.startswith((beside, folder)) and not name.startswith("ignite_ipu"):
                 del sys.modules[name]
 
 
@@ -148,7 +159,6 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a script's own processes print is no answer
     warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
     for line in sys.stdin:
         answers.write(json.dumps(_run(*json.loads(line))) + "\n")
         answers.flush()

@@ -18,6 +18,7 @@ if not hasattr(accelerate.utils, "DataLoaderConfiguration"):
     pytest.skip("accelerate 0.30 brought the configuration of loaders", allow_module_level=True)
 
 from tests.accelerator import checkpointing_script
+from tests.scripts import Scripts
 
 
 def start(arguments: List[str]) -> subprocess.Popen[str]:
@@ -34,7 +35,7 @@ def same_files(one: Path, other: Path) -> None:
         assert torch.equal(found[name], value), name
 
 
-def test_a_killed_program_continues_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_program_continues_to_the_same_bits(tmp_path: Path, scripts: Scripts) -> None:
     """In the middle of an epoch: shuffling, dropout, moments, schedule and accumulation go on in another process."""
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     with start(["--checkpointing_steps", "4", "--output_dir", str(parted)]) as program:
@@ -46,10 +47,9 @@ def test_a_killed_program_continues_to_the_same_bits(tmp_path: Path) -> None:
     (parted / "final.bin").unlink(missing_ok=True)
     state = str(parted / "step_16")
     again = ["--checkpointing_steps", "4", "--output_dir", str(parted), "--resume_from_checkpoint", state]
-    with start(again) as program:
-        told, _ = program.communicate()
-    assert program.returncode == 0
-    assert told.split()[1::2] == [f"step_{number}" for number in range(20, 37, 4)]
+    resumed = scripts.run(Path(checkpointing_script.__file__), "emulator", *again)
+    assert resumed.error == ""
+    assert resumed.output.split()[1::2] == [f"step_{number}" for number in range(20, 37, 4)]
     same_files(whole / "final.bin", parted / "final.bin")
 
 

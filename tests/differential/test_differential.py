@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from tests.differential.campaign import explained, shrunk
 from tests.differential.comparing import judge
 from tests.differential.program import Edit, Program, draw
 from tests.differential.rendering import render
+from tests.scripts import Scripts
 
 #: Of the sample's programs; another one is another sample.
 SEED = int(os.environ.get("IGNITE_IPU_DIFFERENTIAL_SEED", "0"))
@@ -49,7 +48,7 @@ def _plant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_plant")
-def test_a_difference_is_cut_down_to_its_cause(tmp_path: Path) -> None:
+def test_a_difference_is_cut_down_to_its_cause(tmp_path: Path, scripts: Scripts) -> None:
     """What is left is the simplest program with the edit, whose script shows the difference by itself."""
     verdict = judge(PLANTED)
     assert verdict.fails and verdict.text.startswith("note ")
@@ -57,11 +56,7 @@ def test_a_difference_is_cut_down_to_its_cause(tmp_path: Path) -> None:
     assert last.fails and least == Program(edits=(Edit("learning rate", "iteration", 1),))
     script = tmp_path / "program.py"
     script.write_text(render(least))
-    printed = [
-        subprocess.run([sys.executable, str(script), side], capture_output=True, text=True, check=True).stdout
-        for side in ("native", "device")
-    ]
-    notes = [text.split("loss\n")[1:] for text in printed]
+    notes = [scripts.run(script, "emulator", side).output.split("loss\n")[1:] for side in ("native", "device")]
     assert notes[0][0] == notes[1][0] and notes[0][1] != notes[1][1]
 
 

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import Scripts
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "porting-tutorial.md"
 
 
-def outputs():
+def outputs(scripts):
     """Run the three ways and the native run, and return what each part of the page shows."""
-    environment = {**os.environ, "IGNITE_IPU_BACKEND": "emulator", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
-    def start(*command, backend="emulator"):
-        return subprocess.Popen(
-            [sys.executable, *command],
-            cwd=EXAMPLES,
-            env={**environment, "IGNITE_IPU_BACKEND": backend},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def ran(name, *words, backend="emulator"):
+        done = scripts.run(EXAMPLES.parent / name, backend, *words, folder=EXAMPLES)
+        assert not done.error or done.error.endswith("SystemExit: 1\n"), done.error
+        return done.output, done.messages
 
-    def finish(process):
-        out, error = process.communicate(timeout=240)
-        assert process.returncode in (0, 1), error[-2000:]
-        return out, error
-
-    tool = ("-m", "ignite_ipu")
-    check = finish(start(*tool, "check", "porting_gpu.py"))
-    migrate = finish(start(*tool, "migrate", "--diff", "porting_gpu.py"))
-    native = finish(start("porting_gpu.py"))
-    run = finish(start(*tool, "run", "porting_gpu.py"))
-    migrated = finish(start("porting_ipu.py"))
+    command, script = "ignite_ipu/__main__.py", "porting_gpu.py"
+    check, migrate, run = (ran(command, *words, script) for words in (["check"], ["migrate", "--diff"], ["run"]))
+    native, migrated = ran(f"examples/{script}", backend="native"), ran("examples/porting_ipu.py")
     accuracies = {
         "natively": native[0],
         "migrated": migrated[0],
@@ -64,19 +48,18 @@ def written(page, parts):
     return page
 
 
-@pytest.fixture(scope="module")
-def parts():
-    return outputs()
-
-
 def numbers_blurred(text):
     """Return text without the last digits of losses, which depend on the processor."""
     return re.sub(r"(loss \d+\.\d\d)\d+", r"\1", text)
 
 
-def test_the_page_shows_what_the_commands_print(parts):
-    page = PAGE.read_text(encoding="utf-8")
+def test_the_page_shows_what_the_commands_print(scripts):
+    """All three ways end with the native accuracy."""
+    page, parts = PAGE.read_text(encoding="utf-8"), outputs(scripts)
     assert numbers_blurred(page) == numbers_blurred(written(page, parts))
+    native, *others = [float(number) for number in re.findall(r"(\d+\.\d)%", parts["accuracy"])]
+    assert len(others) == 2 and native > 90
+    assert others == pytest.approx([native, native], abs=1.0)
 
 
 def test_the_migrated_example_is_what_migrate_writes():
@@ -88,11 +71,5 @@ def test_the_migrated_example_is_what_migrate_writes():
     assert (EXAMPLES / "porting_ipu.py").read_text(encoding="utf-8") == expected
 
 
-def test_all_three_ways_end_with_the_native_accuracy(parts):
-    native, *others = [float(number) for number in re.findall(r"(\d+\.\d)%", parts["accuracy"])]
-    assert len(others) == 2 and native > 90
-    assert others == pytest.approx([native, native], abs=1.0)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), outputs()), encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), outputs(Scripts())), encoding="utf-8")
