@@ -9,7 +9,7 @@ from tests.resilience.soak import Sample, check_flat, soak
 
 def test_memory_stays_flat():
     """While training with evaluations, checkpoints and faults."""
-    samples = soak(8.0, samples=8)
+    samples = soak(4.0, samples=8)
     assert len(samples) >= 6 and samples[-1].iterations > 50
 
 
