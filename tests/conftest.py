@@ -19,11 +19,18 @@ from tests.scripts import Scripts
 torch.set_num_threads(1)
 
 # deadline=None: a first call imports and traces, a later one does not; derandomize: a failure comes back on every run.
-hypothesis.settings.register_profile("ignite_ipu", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("ignite_ipu", deadline=None, derandomize=True, print_blob=True, max_examples=40)
 hypothesis.settings.load_profile("ignite_ipu")
 
 # What takes long comes first, so that at the end no process waits for the other's last one.
-_LONG = ("resilience/", "cli/test_launch", "emulator/compiler/test_inductor", "test_examples", "test_docs")
+_LONG = (
+    "resilience/",
+    "cli/test_launch",
+    "accelerator/test_ch",
+    "emulator/compiler/test_inductor",
+    "test_examples",
+    "test_docs",
+)
 
 # Set by pytest around each phase of a test, and by third-party libraries when they are first imported.
 _NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
@@ -74,6 +81,13 @@ def _seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collections_are_quick() -> None:
+    """Spare garbage collections what outlives a module: a million objects that finding the tests has made."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
