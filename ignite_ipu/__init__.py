@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ignite_ipu.engines.engine import IPUTrainer as IPUTrainer
     from ignite_ipu.engines.factories import create_ipu_evaluator as create_ipu_evaluator
     from ignite_ipu.engines.factories import create_ipu_trainer as create_ipu_trainer
+    from ignite_ipu.engines.fit_batch import FittedBatch as FittedBatch
+    from ignite_ipu.engines.fit_batch import fit_batch as fit_batch
     from ignite_ipu.engines.loaders import Loaders as Loaders
     from ignite_ipu.engines.portable import auto_model as auto_model
     from ignite_ipu.engines.portable import host_device as host_device
@@ -63,6 +65,7 @@ _EXPORTS: Dict[str, str] = {
     "CountEvents": "ignite_ipu.engines.counting",
     "Counts": "ignite_ipu.engines.counting",
     "EvaluationStep": "ignite_ipu.program.step",
+    "FittedBatch": "ignite_ipu.engines.fit_batch",
     "IPUAccelerator": "ignite_ipu.deferred.accelerator",
     "IPUConfig": "ignite_ipu.program.config",
     "IPUEngine": "ignite_ipu.engines.engine",
@@ -86,6 +89,7 @@ _EXPORTS: Dict[str, str] = {
     "create_ipu_averages_evaluator": "ignite_ipu.engines.averages",
     "create_ipu_evaluator": "ignite_ipu.engines.factories",
     "create_ipu_trainer": "ignite_ipu.engines.factories",
+    "fit_batch": "ignite_ipu.engines.fit_batch",
     "evaluation_options": "ignite_ipu.program.options",
     "ipu_clip_grad_norm_": "ignite_ipu.deferred.prepare",
     "ipu_prepare": "ignite_ipu.deferred.prepare",

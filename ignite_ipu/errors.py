@@ -183,6 +183,16 @@ class RunError(UserError):
         self.line = line
 
 
+def out_of_memory(error: Exception) -> Optional[IPUOutOfMemoryError]:
+    """Return the error of a program that does not fit, None unless an exception of PopTorch's or of ours says that."""
+    if isinstance(error, IPUOutOfMemoryError) or "out of memory" not in str(error).lower():
+        return error if isinstance(error, IPUOutOfMemoryError) else None
+    return IPUOutOfMemoryError(
+        f"The program does not fit the device: {error} Use smaller micro-batches and more gradient accumulation, as "
+        "fit_batch finds them. (Looked for by retry helpers: CUDA out of memory.)"
+    )
+
+
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Return the first `most` of the names, and how many more there are."""
     shown = ", ".join(names[:most])

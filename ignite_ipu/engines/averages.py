@@ -161,16 +161,17 @@ def create_ipu_averages_evaluator(
     module = functools.partial(AveragesStep, session.model, averages, model_fn)
     evaluation = Evaluation(session.inference, module, lambda: current().options)
 
+    def prepare(batch: Any) -> Any:
+        return prepare_batch(batch, device=None, non_blocking=False)
+
     def run(batch: Any) -> Dict[str, Any]:
         program = evaluation.program()
-        return _sums(session, program, averages, *prepare_batch(batch, device=None, non_blocking=False))
+        return _sums(session, program, averages, *prepare(batch))
 
-    def compile(batch: Any) -> ModelProgram:
-        program = evaluation.program()
-        x, y = prepare_batch(batch, device=None, non_blocking=False)
-        return session.inference.compile(program, x, y, torch.ones(row_count((x, y))))
+    def compile(x: Any, y: Any) -> ModelProgram:
+        return session.inference.compile(evaluation.program(), x, y, torch.ones(row_count((x, y))))
 
-    evaluator = IPUEngine(IPUStep(run, evaluation.program, compile), session, lambda: current().loaders)
+    evaluator = IPUEngine(IPUStep(run, evaluation.program, prepare, compile), session, lambda: current().loaders)
     for name in averages:
         _Mean(name).attach(evaluator, name)
     return evaluator

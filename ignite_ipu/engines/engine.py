@@ -118,10 +118,19 @@ class IPUEngine(Engine):
         self._step.program().take(Executable(path))
 
     def _compiled(self, batch: Any) -> ModelProgram:
-        if isinstance(batch, DataLoader):
-            with random_states_kept(batch.generator, getattr(batch.sampler, "generator", None)):
-                batch = next(iter(self._swapped(batch)))
-        return self._step.compile(batch)
+        with random_states_kept():
+            return self._step.compile(self.one_batch(batch))
+
+    def one_batch(self, data: Any) -> Any:
+        """Return the first batch of a `DataLoader` that fills a device call; other data is taken for such a batch."""
+        if not isinstance(data, DataLoader):
+            return data
+        with random_states_kept(data.generator, getattr(data.sampler, "generator", None)):
+            return next(iter(self._swapped(data)))
+
+    def prepared(self, batch: Any) -> Any:
+        """Return inputs and targets of a batch."""
+        return self._step.prepare(batch)
 
     def _swapped(self, data: Any) -> Any:
         loaders = self._loaders()
@@ -282,7 +291,9 @@ class IPUTrainer(IPUEngine):
 
     def explain(self, data: Iterable[Any]) -> str:
         """Return what `print(trainer.ipu)` says, with the arithmetic of an epoch over `data`; nothing is compiled."""
-        self.ipu.note_data(self._loaders().explain(data))
+        trained = self.ipu.trained
+        steps = None if trained is None else trained.options_of(None).Training.gradient_accumulation
+        self.ipu.note_data(self._loaders().explain(data, steps))
         return repr(self.ipu)
 
     def _start(self, *args: Any, **kwargs: Any) -> _Start:

@@ -125,11 +125,16 @@ class Loaders:
             size = None
         return BatchGeometry.from_options(self._options, size) if size else None
 
-    def explain(self, data: Any) -> str:
-        """Return the arithmetic from sample to epoch for a loader, in one or two sentences."""
+    def explain(self, data: Any, accumulation: Optional[int] = None) -> str:
+        """Return the arithmetic from sample to epoch for a loader, in one or two sentences.
+
+        Args:
+            accumulation: Micro-batches of an update, if they are others by now than the options say.
+        """
         geometry = self.geometry(data)
         if geometry is None:
             return "Ready batches: one item is one device call."
+        geometry = geometry.accumulating(accumulation or geometry.gradient_accumulation)
         samples = _sample_count(data, self._training)
         if samples is None:
             return f"{geometry.explain()}."

@@ -29,16 +29,22 @@ class IPUStep:
     Args:
         run: Makes the device calls for a batch, and returns the engine's output.
         program: Gives the program.
-        compile: Compiles the program for a batch and returns it; no device call is made.
+        prepare: Makes inputs and targets of a batch.
+        compile: Compiles the program for inputs and targets and returns it; no device call is made.
     """
 
     def __init__(
         self,
         run: Callable[[Any], Any],
         program: Callable[[], ModelProgram],
-        compile: Callable[[Any], ModelProgram],
+        prepare: Callable[[Any], Any],
+        compile: Callable[[Any, Any], ModelProgram],
     ) -> None:
-        self._run, self.program, self.compile = run, program, compile
+        self._run, self.program, self.prepare, self._compile = run, program, prepare, compile
+
+    def compile(self, batch: Any) -> ModelProgram:
+        """Compile the program for a batch and return it; no device call is made."""
+        return self._compile(*self.prepare(batch))
 
     def __call__(self, engine: Engine, batch: Any) -> Any:
         """Return the engine's output for a batch."""
@@ -97,7 +103,7 @@ def ipu_training_step(
         x, y = prepared(batch)
         return output_transform(*calls.train(x, y))
 
-    return IPUStep(run, lambda: session.with_trainer().program, lambda batch: calls.compile(*prepared(batch)))
+    return IPUStep(run, lambda: session.with_trainer().program, prepared, calls.compile)
 
 
 def ipu_evaluation_step(
@@ -134,14 +140,15 @@ def ipu_evaluation_step(
     module = functools.partial(EvaluationStep, evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
     evaluation = Evaluation(session.inference, module, options or session.inference.options, pipeline)
 
+    def prepare(batch: Any) -> Any:
+        return prepare_batch(batch, device=None, non_blocking=non_blocking)
+
     def run(batch: Any) -> Any:
         program = evaluation.program()
-        x, y = prepare_batch(batch, device=None, non_blocking=non_blocking)
+        x, y = prepare(batch)
         return output_transform(*session.inference.evaluate(program, x, y))
 
-    def compile(batch: Any) -> ModelProgram:
-        program = evaluation.program()
-        x, _ = prepare_batch(batch, device=None, non_blocking=non_blocking)
-        return session.inference.compile(program, x)
+    def compile(x: Any, y: Any) -> ModelProgram:
+        return session.inference.compile(evaluation.program(), x)
 
-    return IPUStep(run, evaluation.program, compile)
+    return IPUStep(run, evaluation.program, prepare, compile)

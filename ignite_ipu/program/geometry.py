@@ -90,6 +90,11 @@ class BatchGeometry:
         """Weight updates that one call makes: D."""
         return self.device_iterations
 
+    def accumulating(self, steps: int) -> BatchGeometry:
+        """Return the calls of as many samples in which an update has another number of micro-batches."""
+        size = self.micro_batch_size * self.gradient_accumulation // steps
+        return dataclasses.replace(self, micro_batch_size=size, gradient_accumulation=steps)
+
     def parts(self, samples: int) -> List[BatchGeometry]:
         """Return the calls that train on fewer samples than one call of this geometry does.
 

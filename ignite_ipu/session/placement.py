@@ -74,6 +74,14 @@ class Placing:
             self.placement = request.placement(step.model)
             self._check(self.placement)
 
+    def again(self, step: BatchStep, options: Options) -> Placing:
+        """Return what puts the model on its IPUs with other options.
+
+        Raises:
+            PlanError, OptionsError: It cannot be put there with them.
+        """
+        return Placing(self.request, step, options, self._training, self._optimizer)
+
     @property
     def ipus(self) -> Optional[int]:
         """IPUs that all replicas take, None while that is not known."""

@@ -345,7 +345,10 @@ class ModelProgram:
 
     def like(self, step: BatchStep, options: Options) -> ModelProgram:
         """Return a program for another module, which goes on where this one is."""
-        successor = ModelProgram(step, options, self._weights, self._hooks, self.placing, self._link, self._on_trace)
+        placing = self.placing
+        if placing is not None and options is not self.asked:
+            placing = placing.again(step, options)
+        successor = ModelProgram(step, options, self._weights, self._hooks, placing, self._link, self._on_trace)
         successor._random_state = self._random_state
         return successor
 

@@ -9,7 +9,7 @@ from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Tupl
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import BatchError, SessionError
+from ignite_ipu.errors import BatchError, SessionError, out_of_memory
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.session.hooks import SessionHooks
@@ -82,6 +82,9 @@ class Programs:
             with around:
                 yield
         except Exception as error:
+            too_large = out_of_memory(error)
+            if too_large not in (None, error):
+                raise too_large from error
             if _NO_IPUS not in str(error) or not any(program.ready for program in self):
                 raise
             raise SessionError(f"{error} (With IPUConfig(share_ipus=True) both take turns.)") from error

@@ -18,7 +18,7 @@ from ignite_ipu.deferred.graph.operations import ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, StepGraphs, describe_change
 from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
-from ignite_ipu.errors import CaptureError, IPUOutOfMemoryError
+from ignite_ipu.errors import CaptureError, out_of_memory
 from ignite_ipu.optimizers import OptimizerLink, convert_optimizer
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import NEVER
@@ -218,13 +218,11 @@ class CapturedTraining:
             results = self.session.prepare_call(leaves, leaves[0])(*leaves)
         except BaseException as error:
             self._compiled = None
-            if isinstance(error, Exception) and "out of memory" in str(error).lower():
-                self.session.release_after_failure()
-                raise IPUOutOfMemoryError(
-                    f"The training step does not fit the device: {error} Use smaller micro-batches and more gradient "
-                    "accumulation. (Looked for by retry helpers: CUDA out of memory.)"
-                ) from error
-            raise
+            too_large = out_of_memory(error) if isinstance(error, Exception) else None
+            if too_large is None:
+                raise
+            self.session.release_after_failure()
+            raise too_large from error
         self.gradients.follow(self.session.training if compiled.gradients else None)
         return compiled, results
 

@@ -1,0 +1,168 @@
+"""`fit_batch`: the largest micro-batches whose program fits the device, in updates of as many samples as before."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+from typing import Any, Callable, List, Optional, Tuple, Union
+
+from ignite_ipu.engines.engine import IPUTrainer
+from ignite_ipu.errors import IPUOutOfMemoryError, LossError, PlanError, out_of_memory
+from ignite_ipu.program.config import positive
+from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.tensors.rows import row_count
+
+__all__ = ["FittedBatch", "fit_batch"]
+
+_logger = logging.getLogger("ignite_ipu")
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedBatch:
+    """Result of a search, as which it prints.
+
+    Attributes:
+        micro_batch_size: Samples of a micro-batch.
+        gradient_accumulation_steps: Micro-batches of a replica that make an update.
+        tried: Sizes of micro-batches in the order they were tried, each with why it does not fit; None if it does.
+        result: What the function has returned, if it was one that was called.
+    """
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    tried: Tuple[Tuple[int, Optional[str]], ...]
+    result: Any = None
+
+    def __str__(self) -> str:
+        return (
+            f"Micro-batches of {self.micro_batch_size} samples fit, {self.gradient_accumulation_steps} of them make an "
+            f"update. Tried: {_in_words(self.tried)}."
+        )
+
+
+def fit_batch(training: Union[IPUTrainer, Callable[[int, int], Any]], data: Any) -> FittedBatch:
+    """Find the largest micro-batch that fits, for updates of as many samples as there are.
+
+    A larger micro-batch keeps the device busier and takes more of its memory; gradient accumulation makes up for a
+    smaller one. Only sizes that divide an update's samples are tried, each in a program of its own.
+
+    A **trainer** is given its programs by the way of `trainer.compile`: no update is made, and its weights, state and
+    random numbers stay as they are. It then trains with the micro-batches that were found, from the same loader: each
+    of its batches is cut otherwise, so that an iteration has the samples that it had. The search halves what is left
+    between a size that fits and one that does not.
+
+    A **function** is for captured loops (`IPUAccelerator`, `ipu_prepare`): it is called with a micro-batch size and the
+    number of micro-batches in an update, makes model, optimizer, loader and loop by them, and is called again with
+    the next smaller size if its step does not fit. What it trains has to be its own, since each call begins anew.
+
+    Args:
+        training: The trainer, or the function.
+        data: For a trainer its `DataLoader`, or one batch that fills a device call. For a function the samples of an
+            update, over all replicas.
+
+    Raises:
+        IPUOutOfMemoryError: Not even the smallest fits. A trainer is as it was.
+        LossError: Updates with another number of micro-batches would not be the same: their gradients are averaged and
+            the loss is a sum over samples, or the other way round.
+        Exception: What a compilation or the function fails with for another reason. A trainer is as it was.
+    """
+    return _of_trainer(training, data) if isinstance(training, IPUTrainer) else _of_function(training, data)
+
+
+def _of_function(function: Callable[[int, int], Any], samples: int) -> FittedBatch:
+    tried: List[Tuple[int, Optional[str]]] = []
+    for size in reversed(_divisors(positive("samples", samples))):
+        try:
+            result = function(size, samples // size)
+        except Exception as error:
+            if out_of_memory(error) is None:
+                raise
+            tried.append((size, str(error)))
+            _logger.warning("Micro-batches of %d samples do not fit: %s", size, error)
+        else:
+            return FittedBatch(size, samples // size, (*tried, (size, None)), result)
+        gc.collect()  # what the call has made, and with it IPUs
+    raise _nothing_fits(tried)
+
+
+def _of_trainer(trainer: IPUTrainer, data: Any) -> FittedBatch:
+    session, batch = trainer.ipu, trainer.one_batch(data)
+    trained = session.with_trainer()
+    options = trained.options_of(None)
+    calls = BatchGeometry.from_options(options, 1)
+    session.weights.to_host()
+    trained.drop_aside()
+    now = row_count(trainer.prepared(batch)) // calls.input_micro_batches or 1
+    each = now * calls.gradient_accumulation
+    _refuse_other_updates(trainer, batch)
+    tried: List[Tuple[int, Optional[str]]] = []
+
+    def use(size: int) -> None:
+        wanted = options
+        if size != now:
+            wanted = options.clone()
+            wanted.Training.gradientAccumulation(each // size)
+        session.replace_training(trained.program.step.again(), wanted)
+
+    def fits(size: int) -> bool:
+        reason = None
+        try:
+            use(size)
+            trainer.compile(batch)
+        except (IPUOutOfMemoryError, PlanError) as error:
+            reason = str(error)
+            _logger.info("Micro-batches of %d samples do not fit: %s", size, error)
+        tried.append((size, reason))
+        return reason is None
+
+    sizes = _divisors(each)
+    best, too_large, number = -1, len(sizes), sizes.index(now)
+    try:
+        while best + 1 < too_large:
+            if fits(sizes[number]):
+                best = number
+            else:
+                too_large = number
+            number = (best + too_large) // 2
+        if best < 0:
+            raise _nothing_fits(tried)
+    except BaseException:
+        use(now)
+        raise
+    if tried[-1] != (sizes[best], None):
+        use(sizes[best])
+    found = FittedBatch(sizes[best], each // sizes[best], tuple(tried))
+    _logger.warning("%s", found)
+    return found
+
+
+def _refuse_other_updates(trainer: IPUTrainer, batch: Any) -> None:
+    """Refuse updates that depend on the number of their micro-batches, and say where statistics do."""
+    program = trainer.ipu.with_trainer().program
+    step, micro_batches = program.step.again(), program.micro_batches
+    reduction = program.asked.Training.accumulation_and_replication_reduction_type.name
+    adds_up = step.adds_up(step.arguments(*trainer.prepared(batch), micro_batches=micro_batches), micro_batches)
+    if adds_up != (reduction == "Sum"):
+        raise LossError(
+            f"The loss is a {'sum' if adds_up else 'mean'} over samples, and an update is the {reduction.lower()} of "
+            "its micro-batches' gradients: with another number of these it would be another update. Use the mean of "
+            "both, or the sum (Training.accumulationAndReplicationReductionType)."
+        )
+    if step.tracks_statistics():
+        _logger.warning("Normalisations take their statistics of a micro-batch: of another size they are others.")
+
+
+def _divisors(number: int) -> List[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _nothing_fits(tried: List[Tuple[int, Optional[str]]]) -> IPUOutOfMemoryError:
+    return IPUOutOfMemoryError(
+        f"No micro-batch fits the device: {_in_words(tried)}. The last one: {tried[-1][1]} Spread the model over more "
+        "IPUs (pipeline=...), keep tensors off the chip (offload=...), or use half precision."
+    )
+
+
+def _in_words(tried: Any) -> str:
+    return ", ".join(f"{size} ({'fits' if reason is None else 'does not fit'})" for size, reason in tried)
