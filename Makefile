@@ -39,7 +39,7 @@ types: .venv/ready-dev-$(SETUP)
 	$(BIN)/mypy
 
 docs: .venv/ready-dev-$(SETUP)
-	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -q -W --keep-going -j auto -b html docs docs/_build/html
 
 bench: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m tests.benchmarks
