@@ -70,6 +70,9 @@ class Counts:
         # Counts at iteration 0. They are not zero after a resume with another geometry than before.
         self._start: Dict[str, int] = {}
         self._loaded: Optional[Mapping[str, int]] = None
+        # The arithmetic of the last iteration, and what it counts.
+        self._known: Any = None
+        self._each = [0, 0, 0]
 
     def attach(self, engine: Engine) -> None:
         """Count from this engine's iterations."""
@@ -108,32 +111,33 @@ class Counts:
         geometry = self._geometry()
         if geometry is None:
             return
-        calls = [geometry] if isinstance(geometry, BatchGeometry) else geometry
+        if geometry is not self._known:
+            calls = [geometry] if isinstance(geometry, BatchGeometry) else geometry
+            sums = [sum(getattr(call, name) for call in calls) for name in _OF_A_CALL]
+            self._known, self._each = geometry, sums
         state: Any = engine.state
-        state.samples_per_call = sum(call.global_batch_size for call in calls)
+        updates, micro_batches, state.samples_per_call = self._each
         state.samples += state.samples_per_call
         # Handlers of the iteration that come later ask for the last event, to know which step they are at.
         last = engine.last_event_name
-        updates, micro_batches = (
-            sum(getattr(call, name) for call in calls) for name in ("updates_per_call", "input_micro_batches")
-        )
         _fire_each(engine, CountEvents.WEIGHT_UPDATE_COMPLETED, "weight_updates", updates)
         _fire_each(engine, CountEvents.MICRO_BATCH_COMPLETED, "micro_batches", micro_batches)
-        engine.fire_event(CountEvents.SAMPLES_COMPLETED)
+        if engine._event_handlers.get(CountEvents.SAMPLES_COMPLETED):
+            engine.fire_event(CountEvents.SAMPLES_COMPLETED)
         engine.last_event_name = last
 
 
 _UNITS = ("weight_updates", "micro_batches", "samples")
+_OF_A_CALL = ("updates_per_call", "input_micro_batches", "global_batch_size")
 
 
 def _fire_each(engine: Engine, event: CountEvents, name: str, times: int) -> None:
     before = getattr(engine.state, name)
     if engine._event_handlers.get(event):
-        for count in range(before + 1, before + times):
+        for count in range(before + 1, before + times + 1):
             setattr(engine.state, name, count)
             engine.fire_event(event)
     setattr(engine.state, name, before + times)
-    engine.fire_event(event)
 
 
 def _passes_multiple(every: int) -> Callable[[Engine, int], bool]:

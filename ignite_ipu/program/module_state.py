@@ -91,7 +91,7 @@ class _Here(threading.local):
 
 
 class _Registrations:
-    """Registrations of parameters and buffers in the modules that somebody follows.
+    """Registrations of parameters, buffers and modules in the modules that somebody follows.
 
     PyTorch calls hooks for that, of all modules of the process, which are installed with the first model. For what it
     does not call them for, others are noticed when somebody looks.
@@ -115,6 +115,7 @@ class _Registrations:
             self._followers = weakref.WeakKeyDictionary()
             _of_all_modules.register_module_parameter_registration_hook(self._note)
             _of_all_modules.register_module_buffer_registration_hook(self._note)
+            _of_all_modules.register_module_module_registration_hook(self._note)
         found = frozenset(map(id, modules))
         if self._followers.get(follower) != found:
             self._followers[follower] = found

@@ -26,8 +26,8 @@ class ReplacedError(CaptureError):
 class Modes:
     """The modes of one model, exact at every call.
 
-    Modules are asked every time, which takes about 0.1 microseconds for each. Parameters are asked when one of them was
-    touched since, and looked for when some module was given one since.
+    Modules are asked every time, as far as `PythonState` has to. Parameters are asked when one of them was touched
+    since, and looked for when some module was given one since.
 
     Args:
         model: The user's model.

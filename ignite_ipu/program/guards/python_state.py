@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 from itertools import chain
-from typing import Any, Callable, Collection, Dict, Hashable, List
+from types import FunctionType
+from typing import Any, Callable, Collection, Dict, Hashable, List, Sequence
 
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
@@ -17,6 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.names import HOOKS, Named
 from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader
+from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.user_code import names_in
 
 __all__ = ["PythonState"]
 
@@ -26,10 +29,35 @@ _GLOBAL_HOOKS: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}"
 # The attributes of a module are faster to read than the module.
 _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
 _read = Reader().read
+_MODE = "training"
+# Of PyTorch's own modules so many are asked in one call for what tells nobody, and the next ones in the next.
+_AT_ONCE = 128
+
+
+class _Tables:
+    """Dictionaries of modules that have to stay as they are: attributes by their number, others by what they hold."""
+
+    def __init__(self, modules: Sequence[Dict[str, Any]], hooks: Sequence[Dict[Any, Any]] = ()) -> None:
+        self._modules, self._sizes = modules, list(map(len, modules))
+        tables = [*[own["_modules"] for own in modules], *hooks]
+        self._empty, self._filled = ([table for table in tables if bool(table) is full] for full in (False, True))
+        self.held = self._now()
+
+    def _now(self) -> List[Any]:
+        return list(chain.from_iterable(map(dict.values, self._filled)))
+
+    @property
+    def same(self) -> bool:
+        """True if no attribute has come or gone, and the same modules and hooks are there."""
+        return list(map(len, self._modules)) == self._sizes and not any(self._empty) and self._now() == self.held
 
 
 class PythonState:
     """The attributes of a model's modules, and the variables that its code names, which a trace reads as constants.
+
+    Looks cost next to nothing for PyTorch's own modules without numbers that may change: PyTorch tells of hooks and of
+    modules that are registered. Of what it does not tell of, such as a `forward` that is put into one of its layers, a
+    larger model is asked in turns.
 
     Args:
         model: The model.
@@ -48,24 +76,31 @@ class PythonState:
             called += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
         named = Named([*called, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]])
         self.words, self.iterators = named.names, named.iterators
-        self._modules = [vars(part) for _, part in called if isinstance(part, nn.Module)]
-        self._sizes = list(map(len, self._modules))
-        hooks = [*_GLOBAL_HOOKS, *[own[kind] for own in self._modules for kind in HOOKS]]
-        children = [own["_modules"] for own in self._modules]
-        self._hookless, self._childless = ([table for table in tables if not table] for tables in (hooks, children))
-        self._filled = [table for table in (*children, *hooks) if table]
-        self._handles = RemovableHandle.next_id
-        self.parts: List[Any] = list(chain.from_iterable(map(dict.values, self._filled)))
+        modules = [part for _, part in called if isinstance(part, nn.Module)]
+        reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in set(map(type, modules))}
+        self._moded = [vars(part) for part in modules if part is model or reads[type(part)]]
+        theirs = [vars(part) for part in modules if _is_pytorchs(type(part))]
+        hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in HOOKS]]
+        self._hookless = [table for table in hooks if not table]
+        users = [vars(part) for part in modules if not _is_pytorchs(type(part))]
+        self._watched = _Tables(users, [table for table in hooks if table])
+        starts = range(0, len(theirs), _AT_ONCE)
+        self._in_turns = [_Tables(theirs[start : start + _AT_ONCE]) for start in starts] or [self._watched]
+        self._turn = 0
+        self._told = self._tellings()
+        self.parts: List[Any] = [part for tables in (self._watched, *self._in_turns) for part in tables.held]
         # Objects that lead to values are no values: with another in its place, these are elsewhere.
-        self._ways = [place for place in named.places if not isinstance(place.read(), _VALUES)]
-        self._leading = [place.read() for place in self._ways]
-        self._places = [place for place in named.places if place not in self._ways]
+        values = [isinstance(place.read(), _VALUES) for place in named.places]
+        self._leads = [place.read for place, is_value in zip(named.places, values) if not is_value]
+        self._leading = [read() for read in self._leads]
+        self._places = [place for place, is_value in zip(named.places, values) if is_value]
         self.leave_out(())
 
     def leave_out(self, names: Collection[str]) -> None:
         """Forget values, by their names in messages."""
         self._places = [place for place in self._places if place.name not in names]
         self.names = [place.name for place in self._places]
+        self._reads = [place.read for place in self._places]
         self._found: List[Any] = []
         self._changeable: List[Any] = []
         self._contents: List[Hashable] = []
@@ -74,25 +109,26 @@ class PythonState:
     @property
     def complete(self) -> bool:
         """True if parts are the same, no attribute has come or gone since, and values are found at the same places."""
-        if self._handles != RemovableHandle.next_id:
-            # PyTorch has given handles of new hooks to somebody.
-            if any(self._hookless):
+        if self._told != self._tellings():
+            if any(self._hookless) or not all(tables.same for tables in self._in_turns):
                 return False
-            self._handles = RemovableHandle.next_id
-        return (
-            list(map(len, self._modules)) == self._sizes
-            and all(map(operator.is_, [place.read() for place in self._ways], self._leading))
-            and not any(self._childless)
-            and list(chain.from_iterable(map(dict.values, self._filled))) == self.parts
-        )
+            self._told = self._tellings()
+        self._turn = (self._turn + 1) % len(self._in_turns)
+        led = [read() for read in self._leads]
+        return self._watched.same and self._in_turns[self._turn].same and all(map(operator.is_, led, self._leading))
+
+    @staticmethod
+    def _tellings() -> Any:
+        """Return what differs when PyTorch has given handles of hooks to somebody, or modules others."""
+        return RemovableHandle.next_id, REGISTRATIONS.count
 
     def training(self) -> List[bool]:
-        """Return whether each module is in training mode."""
-        return list(map(_is_training, self._modules))
+        """Return whether each module is in training mode that reads that, and the model."""
+        return list(map(_is_training, self._moded))
 
     def values(self) -> List[Hashable]:
         """Return the values of this moment, comparable; the same list while nothing has changed."""
-        found = [place.read() for place in self._places]
+        found = [read() for read in self._reads]
         same = len(found) == len(self._found) and all(map(operator.is_, found, self._found))
         if not same:
             self._found = found
@@ -107,3 +143,14 @@ class PythonState:
         """Return the names of the attributes that had other values before."""
         pairs = zip(self.names, before, self.values())
         return list(dict.fromkeys(name for name, old, new in pairs if old != new))
+
+
+def _is_pytorchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.nn.")
+
+
+def _reads_mode(kind: type) -> bool:
+    """Tell whether a module's code may compute otherwise in training than in evaluation mode."""
+    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    functions = [member for base in own for member in vars(base).values() if isinstance(member, FunctionType)]
+    return not _is_pytorchs(kind) or any(_MODE in names_in(function.__code__) for function in functions)

@@ -249,3 +249,30 @@ def test_an_object_in_the_memory_of_a_former_one_is_another():
         model.mask = torch.ones(3)
         assert state.values() not in seen
         seen.append(state.values())
+
+
+def test_large_models_are_asked_for_what_pytorch_tells_of_nobody_in_turns():
+    """All else counts in the next call: modes, rates, hooks, modules. A `forward` put into a layer does a bit later."""
+    model = nn.Sequential(*[nn.ReLU() for _ in range(1000)], nn.Dropout(0.1))
+    session = create_ipu_evaluator(model).ipu  # which follows what the model is given
+    state = PythonState(model)
+    before, modes = state.values(), state.training()
+    assert state.complete and state.values() is before
+    model[500].eval()  # from which it computes nothing
+    assert state.training() == modes
+    model[-1].eval()
+    assert state.training() != modes
+    model[-1].p = 0.2
+    assert state.values() != before
+    for change in (
+        lambda: model[500].register_forward_hook(print),
+        lambda: model.append(nn.ReLU()),
+        lambda: model[500].register_module("inner", nn.ReLU()),
+    ):
+        change()
+        assert not state.complete
+        state = PythonState(model)
+        assert state.complete
+    model[500].forward = torch.sigmoid
+    assert not all(state.complete for _ in range(8))
+    session.close()
