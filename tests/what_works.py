@@ -43,11 +43,11 @@ def page() -> str:
     lines = []
     for line in _lines():
         if line.startswith("## "):
-            lines += [line, "", "| What | Works | How, or why not | Test |", "|---|---|---|---|"]
+            lines += ["", line, "", "| What | Works | How, or why not | Test |", "|---|---|---|---|"]
         elif line[:1] in _SIGNS:
             row = next(found)
             lines.append(f"| {row.what} | {_SIGNS[row.sign]} | {row.how} | {', '.join(f'`{t}`' for t in row.tests)} |")
-        else:
+        elif line:
             lines.append(line)
     return _HEAD + "\n".join(lines) + "\n"
 
