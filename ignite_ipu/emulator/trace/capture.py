@@ -26,7 +26,7 @@ from ignite_ipu.emulator.trace.patches import forward_only, range_noticed
 from ignite_ipu.emulator.trace.precision import NORMALISATIONS, Precision, in_float, in_strided_groups
 from ignite_ipu.emulator.trace.refusals import foreign, refuse, refuse_differentiation
 from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
-from ignite_ipu.emulator.trace.type_inference import infer
+from ignite_ipu.emulator.trace.type_inference import Inferences
 from ignite_ipu.emulator.values.nested import frozen, holds_tensors, leaves, like, map_leaves
 
 # A trace replaces attributes of PyTorch for the whole process: threads trace one after the other.
@@ -49,6 +49,7 @@ class Capture(Trace):
         self.precision = precision if precision is not None else Precision()
         super().__init__(placement, Autocast(self.precision.policy))
         self._grad_mode = True
+        self._inferences = Inferences()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> IpuTensor:
         """Return the traced stand-in for one micro-batch of an input."""
@@ -182,7 +183,7 @@ class Capture(Trace):
         if "device" in kwargs:
             kwargs["device"] = _META
         with self.outside():
-            return infer(kernel, args, kwargs, kinds)
+            return self._inferences.infer(kernel, args, kwargs, kinds)
 
     def _node(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> fx.Node:
         self._follow_grad_mode(torch.is_grad_enabled())

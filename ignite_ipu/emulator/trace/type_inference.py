@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import types
 from types import TracebackType
-from typing import Any, Callable, Dict, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
+from ignite_ipu.emulator.trace.active import memory_of
 from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.trace.operators import support as operators
 from ignite_ipu.emulator.trace.traced_tensor import needs_value
 from ignite_ipu.emulator.values.nested import map_leaves
+
+_Kernel = Callable[..., Any]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # Where PyTorch keeps what stands for its kernels where tensors have no values.
@@ -26,6 +31,12 @@ _READS_VALUE = "aten::_local_scalar_dense"  # how PyTorch 2.0 says so
 _ADVICE = (" You may have run into this message", " This could be because the operator doesn't exist")
 _DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
+_SLOT = type(int.__add__)
+_PLAIN = (
+    *(bool, int, float, str, type(None), type(...)),
+    *(torch.dtype, torch.device, torch.memory_format, torch.layout),
+)
+
 _NESTED = "Nested tensors do not compile: make the layer with nn.TransformerEncoder(..., enable_nested_tensor=False)."
 _GROUPED = "Multiply the groups with torch.bmm (experts_implementation='batched_mm' for models of transformers)."
 _REMEDIES = {
@@ -34,6 +45,75 @@ _REMEDIES = {
     "_grouped_mm": _GROUPED,
     "grouped_mm": _GROUPED,
 }
+
+
+class Inferences:
+    """Inferences of one trace, each made once: layers repeat, and their operators with the same shapes."""
+
+    def __init__(self) -> None:
+        self._known: Dict[Any, Tuple[Callable[[], torch.Tensor], FrozenSet[str]]] = {}
+
+    def infer(self, kernel: _Kernel, args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
+        """Return what `infer` does; for a tensor that PyTorch's own operator makes, another one that looks the same."""
+        tensors: List[torch.Tensor] = []
+        key: Any = None
+        with contextlib.suppress(_HasNoKey):
+            state = torch.is_grad_enabled(), torch.get_default_dtype()
+            key = _key_of_kernel(kernel), state, _key((args, tuple(kwargs.items())), tensors)
+            if key in self._known:
+                make, others = self._known[key]
+                kinds |= others
+                return make()
+        before = [tensor._version for tensor in tensors]
+        result = infer(kernel, args, kwargs, kinds)
+        if key is not None and before == [tensor._version for tensor in tensors]:
+            again = _maker(result, tensors)
+            if again is not None:
+                self._known[key] = again, frozenset(kinds)
+        return result
+
+
+class _HasNoKey(Exception):
+    """Arguments that may make a difference which shapes and types do not tell."""
+
+
+def _key_of_kernel(kernel: _Kernel) -> _Kernel:
+    of_torch = isinstance(kernel, types.FunctionType) and kernel.__module__.split(".")[0] == "torch"
+    if not of_torch and not isinstance(kernel, (types.BuiltinFunctionType, types.MethodDescriptorType, _SLOT)):
+        raise _HasNoKey
+    return kernel
+
+
+def _key(value: Any, tensors: List[torch.Tensor]) -> Any:
+    kind = type(value)
+    if kind is torch.Tensor and value.layout is torch.strided and not value.dtype.is_complex:
+        tensors.append(value)
+        return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.requires_grad
+    if kind in (tuple, list, torch.Size):
+        return kind, tuple([_key(each, tensors) for each in value])
+    if kind is slice:
+        return kind, value.start, value.stop, value.step
+    if kind not in _PLAIN:
+        raise _HasNoKey
+    return kind, value
+
+
+def _maker(result: Any, tensors: Sequence[torch.Tensor]) -> Optional[Callable[[], torch.Tensor]]:
+    """Return what makes tensors that look like `result`, if it is a tensor with memory of its own."""
+    if type(result) is not torch.Tensor or result.layout is not torch.strided or result.dtype.is_complex:
+        return None
+    if memory_of(result) in map(memory_of, tensors) or result.storage_offset():
+        return None
+    needs_grad, stride = result.requires_grad, result.stride()
+    looks = functools.partial(
+        torch.empty_strided, tuple(result.shape), stride, dtype=result.dtype, device=result.device
+    )
+
+    def make() -> torch.Tensor:
+        # No leaf, which nothing could write to.
+        return looks(requires_grad=True).clone() if needs_grad else looks()
+
+    return make if make().stride() == stride else None
 
 
 def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
@@ -142,9 +222,6 @@ def _on_host(value: Any) -> Any:
         return value
     zeros = torch.zeros(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype)
     return zeros.as_strided(tuple(value.shape), value.stride(), int(value.storage_offset()))
-
-
-_Kernel = Callable[..., Any]
 
 
 def fixed(name: str, kernel: _Kernel) -> _Kernel:

@@ -8,7 +8,7 @@ nothing else: an attribute that was set in it holds a tensor without values, wit
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 from torch import nn
 
@@ -29,11 +29,13 @@ class ModuleAttributes:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._before: List[Tuple[str, _Own, _Own]] = []
+        self._before: List[Tuple[str, _Own, _Own, _Own]] = []
         for path, each in module.named_modules():
             own = each.__dict__
-            plain = {name: _contents(own[name]) for name in own if name not in _TENSORS_OF_MODULES}
-            self._before.append((path, own, plain))
+            plain = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
+            # Collections may be written into; most are empty.
+            full = {name: value.copy() for name, value in plain.items() if type(value) in (list, dict) and value}
+            self._before.append((path, own, plain, full))
 
     def put_back(self, always: bool = False) -> None:
         """Give every module in which there are tensors now that were not there its attributes back, all together.
@@ -42,24 +44,26 @@ class ModuleAttributes:
             always: Give all modules their attributes back, and say nothing of it.
         """
         left: List[str] = []
-        for path, own, before in self._before:
-            if _is_as_before(own, before):
+        for path, own, before, full in self._before:
+            if not full and _is_as_before(own, before):
                 continue
             now = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
-            known = {id(tensor) for _, contents in before.values() for tensor in tensors_in(contents)}
+            empty: _Own = {name: () for name, value in before.items() if type(value) in (list, dict)}
+            held = {**before, **empty, **full}
+            known = {id(tensor) for contents in held.values() for tensor in tensors_in(contents)}
             new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
             if not new and not always:
                 continue
-            left += (f"{path}.{name}" for name in new if not self._showed_weights(before.get(name)))
+            left += (f"{path}.{name}" for name in new if not self._showed_weights(held.get(name)))
             for name in now.keys() - before.keys():
                 del own[name]
-            for name, (value, contents) in before.items():
+            for name, value in before.items():
                 own[name] = value
                 if type(value) is list:
-                    value[:] = contents
+                    value[:] = held[name]
                 elif type(value) is dict:
                     value.clear()
-                    value.update(contents)
+                    value.update(held[name])
         if left and not always:
             _logger.warning(
                 "%s: tensors that were kept while the model was traced are the device's, which computes them in each "
@@ -67,22 +71,17 @@ class ModuleAttributes:
                 ", ".join(left),
             )
 
-    def _showed_weights(self, before: Optional[Tuple[Any, Any]]) -> bool:
+    def _showed_weights(self, before: Any) -> bool:
         """Tell whether an attribute held weights alone, as a recurrent layer's list: put back it shows the newest."""
-        shown = [] if before is None else tensors_in(before[1])
-        owned = [own[kind].values() for _, own, _ in self._before for kind in _TENSORS_OF_MODULES]
+        shown = tensors_in(before)
+        owned = [own[kind].values() for _, own, _, _ in self._before for kind in _TENSORS_OF_MODULES]
         weights = {id(each) for values in owned for each in values}
         return bool(shown) and all(id(tensor) in weights for tensor in shown)
 
 
 def _is_as_before(own: _Own, before: _Own) -> bool:
-    """Tell whether a module has the same attributes, with nothing in its collections, as most do: a fast answer."""
+    """Tell whether a module has the same attributes, and collections that are empty still: a fast answer."""
     if len(own) != len(before) + len(_TENSORS_OF_MODULES):
         return False
-    pairs = [(own.get(name), value, contents) for name, (value, contents) in before.items()]
-    return all([now is value and (contents is value or not (value or contents)) for now, value, contents in pairs])
-
-
-def _contents(value: Any) -> Tuple[Any, Any]:
-    """Return a value, and a copy of it if it is a collection that may be written into."""
-    return value, value.copy() if type(value) in (list, dict) else value
+    pairs = [(own.get(name), value) for name, value in before.items()]
+    return all([now is value and not (type(value) in (list, dict) and value) for now, value in pairs])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.trace.type_inference import infer
+from ignite_ipu.emulator.trace.type_inference import Inferences, infer
 from tests.emulator.calls import Calls
 
 _GROUPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
@@ -127,3 +127,50 @@ def test_what_a_signal_handler_raises_in_between_stays_what_it_is():
     with pytest.raises(RuntimeError, match="killed by signal") as caught:
         infer(names["relu"], (torch.ones(2, device="meta"),), {}, set())
     assert not isinstance(caught.value, poptorch.Error)
+
+
+def looks(tensor):
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, tensor.is_leaf
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "others", "repeats"),
+    [
+        (F.gelu, (), True),
+        (F.layer_norm, ((4,),), True),
+        (torch.Tensor.sum, (-1,), True),
+        (torch.Tensor.to, (torch.float16,), True),
+        (torch.Tensor.to, (torch.float32,), False),  # the tensor itself
+        (torch.Tensor.transpose, (0, 1), False),  # a view of it
+        (torch.Tensor.expand, (5, 3, 4), False),
+        (torch.Tensor.chunk, (2,), False),
+        (torch.Tensor.fill_, (0.0,), False),
+    ],
+)
+def test_an_operator_is_inferred_once_for_arguments_of_the_same_look(kernel, others, repeats, needs_grad):
+    """Unless it gives or writes to what it was given; what it returns looks as it does by itself, and is writable."""
+    inferences = Inferences()
+    given = [torch.zeros(4, 3, device="meta", requires_grad=needs_grad).t().clone() for _ in range(3)]
+    expected = kernel(given[0].clone(), *others)
+    results = [inferences.infer(kernel, (each, *others), {}, set()) for each in given]
+    assert bool(inferences._known) == repeats
+    for result, other in zip(results, results[1:]):
+        assert result is not other
+        if repeats:
+            assert looks(result) == looks(other) == looks(expected)
+            assert result.untyped_storage()._cdata != other.untyped_storage()._cdata
+            result.add_(1)
+
+
+def test_the_kind_and_the_gradient_mode_of_arguments_make_a_difference():
+    """1, 1.0 and True are equal, and give other types."""
+    inferences, x = Inferences(), torch.zeros(2, dtype=torch.int32, device="meta")
+    weight = torch.zeros(2, device="meta", requires_grad=True)
+    with_one = [inferences.infer(torch.add, (x, one), {}, set()).dtype for one in (1, 1.0, True)]
+    assert with_one == [torch.int32, torch.float32, torch.int32]
+    needs_grad = []
+    for enabled in (True, False, True):
+        with torch.set_grad_enabled(enabled):
+            needs_grad.append(inferences.infer(torch.mul, (weight, 2.0), {}, set()).requires_grad)
+    assert needs_grad == [True, False, True]
