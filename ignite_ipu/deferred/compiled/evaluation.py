@@ -21,7 +21,7 @@ from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
@@ -70,7 +70,7 @@ class CapturedEvaluation:
         args, kwargs = resolved((args, kwargs))
         model = self._session.model if model is None else model
         if model.training and _draws_or_counts(model):
-            return self._run_on_host(model, args, kwargs)
+            return self.run_on_host(model, args, kwargs, current_line())
         tensors: List[torch.Tensor] = []
         structure = flatten((args, kwargs), tensors)
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
@@ -106,16 +106,21 @@ class CapturedEvaluation:
         assert isinstance(step, CalledStep)
         return unflatten(step.output, outputs)
 
-    def _run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Return what a call in training mode gives on the host: no inference program updates statistics, or draws."""
+    def run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line) -> Any:
+        """Return what a call in training mode gives on the host: no inference program updates statistics, or draws.
+
+        Args:
+            model, args, kwargs: What is called, and with what.
+            line: Where.
+        """
         weights = self._session.weights
         if not self._told_of_host_runs:
             self._told_of_host_runs = True
             _logger.warning(
-                "The model is called at %s in training mode without gradients, where it draws random numbers or "
-                "updates statistics, as no inference program does. Such calls run on the host, with a copy of the "
-                "weights each way. Call model.eval() before them to save both.",
-                current_line(),
+                "The model is called at %s in training mode, without a loss or gradients, where it draws random "
+                "numbers or updates statistics, as no inference program does. Such calls run on the host, with a copy "
+                "of the weights each way. Call model.eval() and use torch.no_grad() to save both.",
+                line,
             )
         weights.to_host()
         with eagerly(), without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Container, List, Optional
+import contextlib
+from typing import Container, Iterator, List, Optional
 
 import torch
 from torch import nn
@@ -71,6 +72,18 @@ class Modes:
         # The same object, where nothing has changed, is compared faster.
         self._then = then if then == now else now
         return self._then
+
+    @contextlib.contextmanager
+    def in_training_as(self, then: ModesThen) -> Iterator[None]:
+        """Have modules in training and evaluation mode as they were, in the `with` block."""
+        state = self._state
+        assert state is not None  # they have been compared with those of now
+        now = state.training()
+        try:
+            state.set_training(then.training)
+            yield
+        finally:
+            state.set_training(now)
 
     def trained(self) -> List[bool]:
         """Return whether each parameter requires gradients at this moment."""

@@ -413,12 +413,23 @@ class Operation:
         return list(found)
 
     def _compute_own(self) -> None:
-        leaves = [self._on_host(leaf) for leaf in self.leaves]
-        args, kwargs = unflatten(self.signature.structure, leaves)
+        args, kwargs = self.arguments()
         function = self.signature.function
         assert function is not None
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **kwargs)
+        self.settle(result)
+
+    def arguments(self) -> Any:
+        """Return `(args, kwargs)`, whose tensors are known.
+
+        Raises:
+            CaptureError: One was written into since.
+        """
+        return unflatten(self.signature.structure, [self._on_host(leaf) for leaf in self.leaves])
+
+    def settle(self, result: Any) -> None:
+        """Be done, with what the host has computed."""
         for reference, tensor in zip(self.results, leaves_in(result)):
             value = reference()
             if value is not None:

@@ -71,6 +71,9 @@ class Captured(Protocol):
     def computes_alone(self, call: Any) -> bool:
         """Tell whether the host can compute a call before those that were made before it have run."""
 
+    def make_up_for(self, call: Any) -> bool:
+        """Make a call on the host that is of no update, for what it writes; tells whether that was possible."""
+
     def called_with(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""
 

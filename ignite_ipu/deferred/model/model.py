@@ -449,9 +449,26 @@ class CapturedModel:
         It cannot where they write what this one reads; batch statistics are not read in training mode.
         """
         waiting = self.whole.buffer_writes.waiting
-        before = [each[2]() for number, each in waiting.items() if number < call.number]
-        names = {name for each in before if each is not None and each.model is self for name in each.signature.writes}
+        before = [each for number, each in waiting.items() if number < call.number and each.model is self]
+        names = {name for each in before for name in each.signature.writes}
         return all(is_statistic(call, name) for name in names & {*call.signature.writes})
+
+    def make_up_for(self, call: Operation) -> bool:
+        """Make a call on the host that is of no update, for what it writes; tells whether that was possible.
+
+        It is where the weights, attributes and what it is given are those of its time, and it draws nothing.
+        """
+        whole, then = self.whole, call.signature.modes
+        now, unknown = whole.modes.now(), any(type(leaf) is Value and not leaf.known for leaf in call.leaves)
+        if then is None or then._replace(training=now.training) != now or call.signature.draws or unknown:
+            return False
+        if not whole.edits.older_than(call):
+            return False
+        args, kwargs = call.arguments()
+        with whole.modes.in_training_as(then):
+            call.settle(whole.evaluation.run_on_host(self.model, args, kwargs, call.line))
+        whole.edits.ignore()
+        return True
 
     def called_with(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""

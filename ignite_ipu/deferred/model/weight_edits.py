@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ignite_ipu.deferred.graph.operations import CLOCK, Input
+from ignite_ipu.deferred.graph.operations import CLOCK, Input, Operation
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError
@@ -35,6 +35,16 @@ class WeightEdits:
         self._weights.notice_edits()
         if self._weights.edits != self._seen:
             self._seen, self._edited = self._weights.edits, CLOCK.now
+
+    def older_than(self, call: Operation) -> bool:
+        """Tell whether the last edit was before a call."""
+        self.look()
+        return self._edited < call.number
+
+    def ignore(self) -> None:
+        """Take edits of now for none of the loop's."""
+        self._weights.notice_edits()
+        self._seen = self._weights.edits
 
     def check(self, losses: Sequence[Loss], model: Captured) -> None:
         """Refuse an update of losses that were computed from other weights than those of now.

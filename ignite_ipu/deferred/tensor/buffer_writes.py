@@ -7,8 +7,7 @@ captured model.
 from __future__ import annotations
 
 import inspect
-import weakref
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Set
 
 import torch
 import torch.nn.functional as F
@@ -34,16 +33,19 @@ _STATISTICS = slice(3, 6)
 class BufferWrites:
     """The calls of a captured model that would have written buffers by now, and wait for their update.
 
+    Those that no update will be of are made on the host, before anything is computed from what they write.
+
     Attributes:
-        waiting: By the number of the call, its line, the names of the buffers and, weakly, the call.
+        waiting: The calls, by their numbers.
     """
 
     def __init__(self) -> None:
-        self.waiting: Dict[int, Tuple[Line, Sequence[str], weakref.ref[Operation]]] = {}
+        self.waiting: Dict[int, Operation] = {}
+        self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
 
     def note(self, operation: Operation) -> None:
         """Note a call that writes."""
-        self.waiting[operation.number] = (operation.line, operation.signature.writes, weakref.ref(operation))
+        self.waiting[operation.number] = operation
 
     def take_over(self, other: BufferWrites) -> None:
         """Take over the calls of a model that is a part of this one now."""
@@ -55,6 +57,7 @@ class BufferWrites:
         Raises:
             CaptureError: A call waits.
         """
+        self._make_up([call for call in self.waiting.values() if not _is_awaited(call)], ())
         if self.waiting:
             first = self._first()
             raise CaptureError(
@@ -77,27 +80,45 @@ class BufferWrites:
         operations = [operation for loss in losses for operation in loss.operations]
         for operation in operations:
             self.waiting.pop(operation.number, None)
-        if self.waiting and not (several and all(_may_wait(each[2](), operations) for each in self.waiting.values())):
+        waits = {call for call in self.waiting.values() if several and _is_awaited(call)}
+        self._make_up([call for call in self.waiting.values() if call not in waits], operations)
+        self._passed = set(self.waiting)
+        if any(call not in waits or not _may_wait(call, operations) for call in self.waiting.values()):
             first = self._first()
             self.waiting.clear()
             raise CaptureError(
                 f"The call of {model.name} in training mode at {first}, as batch statistics are, but no loss of the "
-                f"update at {current_line()} was computed from it, and a device writes buffers with updates alone. "
+                f"update at {current_line()} was computed from it, and it cannot be made up for on the host. "
                 "For a forward pass without training, call model.eval() and use torch.no_grad(); leave out a batch "
                 "before the model is called."
             )
 
+    def _make_up(self, calls: Sequence[Operation], losses: Sequence[Operation]) -> None:
+        """Make calls on the host, as far as what they are computed from is known, and none before has yet to write."""
+        for call in calls:
+            before = [*losses, *(each for each in self.waiting.values() if each not in calls)]
+            late = any(each.number < call.number and _write_the_same(each, call) for each in before)
+            if late or call.number in self._passed or call.model is None or not call.model.make_up_for(call):
+                return
+            del self.waiting[call.number]
+
     def _first(self) -> str:
-        line, names, _ = next(iter(self.waiting.values()))
-        return f"{line} writes buffers ({listed(names)})"
+        call = next(iter(self.waiting.values()))
+        return f"{call.line} writes buffers ({listed(call.signature.writes)})"
 
 
-def _may_wait(call: Optional[Operation], others: Sequence[Operation]) -> bool:
+def _is_awaited(call: Operation) -> bool:
+    """Tell whether somebody has what a call returned, so that it may go backward."""
+    return call.problem is None and any(result() is not None for result in call.results)
+
+
+def _write_the_same(one: Operation, other: Operation) -> bool:
+    return one.model is other.model and bool({*one.signature.writes} & {*other.signature.writes})
+
+
+def _may_wait(call: Operation, others: Sequence[Operation]) -> bool:
     """Tell whether a call can write its buffers after others, in PyTorch's order."""
-    if call is None:
-        return False
-    later = [other for other in others if other.model is call.model and other.number > call.number]
-    return not any({*other.signature.writes} & {*call.signature.writes} for other in later)
+    return not any(_write_the_same(call, other) and other.number > call.number for other in others)
 
 
 def refuse_statistics(

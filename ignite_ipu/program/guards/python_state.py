@@ -126,6 +126,11 @@ class PythonState:
         """Return whether each module is in training mode that reads that, and the model."""
         return list(map(_is_training, self._moded))
 
+    def set_training(self, modes: Sequence[bool]) -> None:
+        """Put each module in training mode or not, as `training` returned."""
+        for attributes, mode in zip(self._moded, modes):
+            attributes["training"] = mode
+
     def values(self) -> List[Hashable]:
         """Return the values of this moment, comparable; the same list while nothing has changed."""
         found = [read() for read in self._reads]

@@ -49,14 +49,28 @@ def test_an_evaluation_before_the_update_is_refused(updates: int) -> None:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_call_outside_of_all_updates_is_refused(backward: bool) -> None:
-    """PyTorch has written its statistics; the next update says so, and training can go on."""
+def test_a_call_outside_of_all_updates(backward: bool) -> None:
+    """The host writes its statistics before the next update, and has what it returned."""
+    states = []
+    for captures in (False, True):
+        model, optimizer = prepared(captures)
+        update(model, optimizer)
+        loss = F.cross_entropy(model(X * 2), Y)
+        if backward:
+            loss.backward()
+            optimizer.zero_grad()
+        update(model, optimizer)
+        update(model, optimizer)
+        states.append({"loss": loss.detach(), **model.state_dict()})
+    torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_call_between_those_of_an_update_is_refused() -> None:
+    """PyTorch writes its statistics after those of a call that the update is of; training can go on."""
     model, optimizer = prepared()
-    loss = F.cross_entropy(model(X * 2), Y)
-    if backward:
-        loss.backward()
-        optimizer.zero_grad()
-    F.cross_entropy(model(X), Y).backward()
+    loss = F.cross_entropy(model(X), Y)
+    model(X * 2)
+    loss.backward()
     with pytest.raises(CaptureError, match=rf"test_buffer_writes\.py:\d+ {BUFFERS}.*no loss of the update"):
         optimizer.step()
     optimizer.zero_grad()
