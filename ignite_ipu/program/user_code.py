@@ -37,6 +37,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _PASSING_ON = ("accelerate", "ignite", "poptorch", "torch")
 _LIBRARIES = tuple(f"{place}{name}{os.sep}" for place in _PACKAGES for name in _PASSING_ON)
+_SHOW_VARIABLES = frozenset(("locals", "vars", "exec", "eval"))
 _CALL = compile("function(*args, **kwargs)", "", "eval")
 
 
@@ -84,9 +85,17 @@ def current_line(above: int = 0) -> Line:
 
 
 def variables_of(frame: FrameType) -> Mapping[str, Any]:
-    """Return the variables of running code, without having its frame keep what it drops later."""
-    variables, code = frame.f_locals, frame.f_code
-    if not code.co_flags & inspect.CO_OPTIMIZED or not isinstance(variables, dict):
+    """Return the variables of running code, without having its frame keep what it drops later.
+
+    Of a function that may have them from `locals()` none are returned before Python 3.13, whose look would overwrite
+    what the function has written into that dictionary.
+    """
+    code = frame.f_code
+    of_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+    if of_function and sys.version_info < (3, 13) and _SHOW_VARIABLES & loaded_by(code, "LOAD_GLOBAL"):
+        return {}
+    variables = frame.f_locals
+    if not of_function or not isinstance(variables, dict):
         return variables
     found = dict(variables)
     # Before Python 3.13 a function's frame keeps the dictionary that it was asked for until the function returns. It
