@@ -97,6 +97,10 @@ def ipu_training_step(
         program = session.training
         if program is not None:
             program.set_modes()
+        if prepare_batch is _ignite_prepare_batch and type(batch) in (tuple, list) and len(batch) == 2:
+            x, y = batch
+            if type(x) is torch.Tensor and type(y) is torch.Tensor:
+                return x, y  # which is what Ignite's function returns, after nine calls
         return prepare_batch(batch, device=None, non_blocking=non_blocking)
 
     def run(batch: Any) -> Any:

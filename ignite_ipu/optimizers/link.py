@@ -127,8 +127,8 @@ class OptimizerLink:
             compiled = executor.isCompiled()
             constants = {change.attribute for change in changes} - self.conversion.variable
             self._send(changes, constants if compiled else self.conversion.kind.settled, executor)
-        elif self._scaling != self.settings.loss_scaling:
-            self._rescale(self.settings.loss_scaling)
+        elif self._scaling != self._numbers.told.loss_scaling:
+            self._rescale(self._numbers.told.loss_scaling)
         return changes
 
     def prepare(self) -> Tuple[Change, ...]:

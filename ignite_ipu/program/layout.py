@@ -88,6 +88,17 @@ class BatchLayout:
         tensors = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
         return cls(tuple(names), nodes, tuple(paths), tensors), leaves
 
+    @functools.cached_property
+    def _is_flat(self) -> bool:
+        return all(part is _ROWS for part in self._parts)
+
+    def leaves_of(self, parts: Sequence[Any]) -> Optional[List[Any]]:
+        """Return what `of` returns beside this layout for tensors that have it; None where it takes more to tell."""
+        if not self._is_flat:
+            return None
+        given = [(part.shape, part.dtype) if type(part) is torch.Tensor else None for part in parts]
+        return list(parts) if tuple(given) == self._tensors else None
+
     def rebuild(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
         """Return the batch's parts with the given values in place of the ones taken out, in order."""
         remaining = iter(leaves)

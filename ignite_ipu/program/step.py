@@ -67,6 +67,7 @@ class BatchStep(nn.Module):
         is_tried: True if the model is known to change nothing in every call.
         counted: Counters of batches, and by how much a micro-batch advances each: as the last call on the host did.
         written: Names of the floating-point buffers that it wrote, without the statistics of normalisations.
+        layouts: Holds the layout that the step is compiled for; empty before the first batch.
     """
 
     is_tried = False
@@ -89,7 +90,7 @@ class BatchStep(nn.Module):
         self._unwrapped = type(self)
         self._names = tuple(names)
         # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
-        self._layout: List[BatchLayout] = []
+        self.layouts: List[BatchLayout] = []
         self._stages: List[StagesOfModel] = []
         self.counted: List[Tuple[torch.Tensor, int]] = []
         self.written: List[str] = []
@@ -126,15 +127,15 @@ class BatchStep(nn.Module):
         Raises:
             BatchError: It differs.
         """
-        if self._layout:
-            self._layout[0].check(layout)
+        if self.layouts:
+            self.layouts[0].check(layout)
         else:
-            self._layout.append(layout)
+            self.layouts.append(layout)
 
     @property
     def layout(self) -> Optional[BatchLayout]:
         """The layout that the step is compiled for, None before the first batch."""
-        return self._layout[0] if self._layout else None
+        return self.layouts[0] if self.layouts else None
 
     def computes_like(self, other: BatchStep) -> bool:
         """Tell whether another step compiles to the same program."""
@@ -214,17 +215,17 @@ class BatchStep(nn.Module):
 
     def forget_layout(self) -> None:
         """Let the next batch decide the layout again, for use before a compilation."""
-        self._layout.clear()
+        self.layouts.clear()
 
     def describe_layout(self) -> Dict[str, str]:
         """Return what the compiled step depends on in its batches, by place; empty before the first batch."""
-        return self._layout[0].describe() if self._layout else {}
+        return self.layouts[0].describe() if self.layouts else {}
 
     def batch(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
         """Return the batch's parts that a call's leaves stand for."""
         if backend.poptorch().isRunningOnIpu():
-            self._layout[0].check_parsed(leaves)
-        return self._layout[0].rebuild(leaves)
+            self.layouts[0].check_parsed(leaves)
+        return self.layouts[0].rebuild(leaves)
 
     def in_half(self) -> ContextManager[Any]:
         """Return a context for what is computed in half precision on an IPU, if anything is."""

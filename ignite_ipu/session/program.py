@@ -99,7 +99,10 @@ class ModelProgram:
         self._counted: Counted = []
         self._written: Sequence[str] = ()
         self._weights, self._hooks, self._link, self._on_trace = weights, hooks, link, on_trace
-        self._step_class = type(step)
+        self._step_class, self._layouts = type(step), step.layouts
+        # The rows whose outputs come back, None for all, and for which arithmetic these are.
+        self._returned: Optional[torch.Tensor] = None
+        self._returned_by: Optional[BatchGeometry] = None
 
     @property
     def executor(self) -> Optional[Executor]:
@@ -139,8 +142,10 @@ class ModelProgram:
     def returned_rows(self, batch: Any) -> Any:
         """Return those rows of inputs and targets to which the outputs belong that come back."""
         geometry = self.geometry or self._geometry_of(batch)
-        index = geometry.row_index(self.mode, self.options.output_return_period)
-        return select_rows(batch, index, geometry.global_batch_size)
+        if geometry is not self._returned_by:
+            self._returned_by = geometry
+            self._returned = geometry.row_index(self.mode, self.options.output_return_period)
+        return batch if self._returned is None else select_rows(batch, self._returned, geometry.global_batch_size)
 
     def mean_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the mean over the micro-batches whose losses came back."""
@@ -162,6 +167,15 @@ class ModelProgram:
     def changed_values(self) -> List[str]:
         """Return the names of Python values that were others when the program was traced; modules and hooks, too."""
         return [] if self._compiled is None else self._compiled.changed_values()
+
+    @property
+    def trace_is_due(self) -> bool:
+        """True if the module is to be traced a second time before the next call."""
+        return self._compiled is not None and self._compiled.retrace.is_due
+
+    def known_leaves(self, *parts: Any) -> Optional[List[Any]]:
+        """Return what `arguments` returns for tensors like those that it was compiled for; None for all others."""
+        return self._layouts[0].leaves_of(parts) if self._layouts else None
 
     def note_call(self) -> None:
         """Count a call."""

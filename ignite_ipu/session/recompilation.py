@@ -82,18 +82,18 @@ class ModelChanges:
         """
         if self._registrations != REGISTRATIONS.count:
             self.refuse_replaced()
-        self._follow(program, program.changed_values(), _PYTHON_CHANGED)
+        changed = program.changed_values()
+        if changed:
+            self._replace(program, changed, _PYTHON_CHANGED)
         self.follow_buffers(program)
-        self.follow_trace(program)
-
-    def follow_trace(self, program: ModelProgram) -> None:
-        """Trace a program's module a second time, if that is due before the next call."""
-        if program.compiled is not None and program.compiled.retrace.is_due:
+        if program.trace_is_due:
             self.look_again(program)
 
     def follow_buffers(self, program: ModelProgram) -> None:
         """Have a program compiled again if whole numbers or booleans in buffers have changed."""
-        self._follow(program, program.changed_buffers(), _BUFFERS_CHANGED)
+        changed = program.changed_buffers()
+        if changed:
+            self._replace(program, changed, _BUFFERS_CHANGED)
 
     def look_again(self, program: ModelProgram) -> None:
         """Trace a program's module a second time, and have it compiled again if that computes something else."""
@@ -110,11 +110,10 @@ class ModelChanges:
         self.refuse_replaced()
         self._compile_again(program)
 
-    def _follow(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
-        if changed:
-            self.refuse_replaced()
-            _logger.warning(message, ", ".join(changed))
-            self._compile_again(program)
+    def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
+        self.refuse_replaced()
+        _logger.warning(message, ", ".join(changed))
+        self._compile_again(program)
 
 
 def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:

@@ -301,7 +301,11 @@ class IPUSession:
             trained.follow_trainable()
         options = trained.options_of(call)
         micro_batches = program.micro_batches
-        if program.asked is not options:
+        if program.asked is options:
+            known = program.known_leaves(x, y)
+            if known is not None:
+                return program, known
+        else:
             micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
         layout, leaves = program.step.flattened((x, y), micro_batches)
         if not trained.serves(options, layout):

@@ -208,7 +208,8 @@ class CapturedEvaluation:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
         self._session.weights.notice_edits()
         self._session.changes.follow_buffers(program)
-        self._session.changes.follow_trace(program)
+        if program.trace_is_due:
+            self._session.changes.look_again(program)
         if not program.ready:
             for other in self._programs.values():
                 if other is not program:

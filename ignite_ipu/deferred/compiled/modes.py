@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Container, Iterator, List, Optional
+from typing import Any, Container, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -48,6 +48,7 @@ class Modes:
         self._trained: List[bool] = []
         self._looks = -1
         self._then: Optional[ModesThen] = None
+        self._seen: Tuple[Any, ...] = ()
 
     def look_again(self) -> None:
         """Look for parameters again at the next call, when there may be others."""
@@ -68,9 +69,13 @@ class Modes:
             self._registrations = REGISTRATIONS.count
             self.parameters = list(self._model.parameters())
             self._looks = -1
-        now = ModesThen(self, state.training(), self.trained(), state.names, state.values(), state.parts)
-        # The same object, where nothing has changed, is compared faster.
-        self._then = then if then == now else now
+        training, trained, values = state.training(), self.trained(), state.values()
+        seen = self._seen
+        # Each is the same object where nothing in it has changed, and then so is what is returned.
+        if then is None or training is not seen[0] or trained is not seen[1] or values is not seen[2]:
+            now = ModesThen(self, training, trained, state.names, values, state.parts)
+            self._seen, self._then = (training, trained, values), then if then == now else now
+        assert self._then is not None
         return self._then
 
     @contextlib.contextmanager

@@ -173,11 +173,11 @@ class CapturedTraining:
         self._trained, self._compiled = None, None
         self._kept.clear()
 
-    def run(self, losses: Sequence[Loss], keeps: Callable[[Operation], bool] = lambda operation: False) -> None:
+    def run(self, losses: Sequence[Loss], keeps: Optional[Callable[[Operation], bool]] = None) -> None:
         """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
 
         Args:
-            keeps: Tells whether gradients may flow through an operation once more, for another optimizer.
+            keeps: Tells whether gradients may flow through an operation once more, for another optimizer; None for no.
 
         Raises:
             CaptureError: It cannot be run as one device step.
@@ -186,8 +186,11 @@ class CapturedTraining:
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches)
         modes = self._modes_of(batches)
-        with self._others_frozen():
+        if self.own is None:
             compiled, results = self._call(batches, needed, modes)
+        else:
+            with self._others_frozen(self.own):
+                compiled, results = self._call(batches, needed, modes)
         self.session.note_updates(1)
         first = self._last is None
         self._last, self._last_count = compiled, sum([batch.parts for batch in batches])
@@ -209,7 +212,8 @@ class CapturedTraining:
             compiled = self._compile(self._wanted(batches, needed, modes)) if kept is None else self._resume(kept)
         program = self.session.training
         if program is not None:
-            self.session.changes.follow_trace(program)
+            if program.trace_is_due:
+                self.session.changes.look_again(program)
             if self._edits != self.session.weights.edits:
                 self._edits = self.session.weights.edits
                 self.session.changes.follow_buffers(program)
@@ -227,15 +231,10 @@ class CapturedTraining:
         return compiled, results
 
     @contextlib.contextmanager
-    def _others_frozen(self) -> Iterator[None]:
+    def _others_frozen(self, own: FrozenSet[int]) -> Iterator[None]:
         """Freeze the parameters that other optimizers train, in the `with` block: PopTorch would update them, too."""
-        if self.own is None:
-            yield
-            return
         with torch._C.DisableTorchFunctionSubclass():
-            others = [
-                each for each in self.session.model.parameters() if requires_grad(each) and id(each) not in self.own
-            ]
+            others = [each for each in self.session.model.parameters() if requires_grad(each) and id(each) not in own]
             for parameter in others:
                 set_requires_grad(parameter, False)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from typing import Callable, Dict, FrozenSet, List, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -89,7 +89,7 @@ class CompiledUpdate:
         batches: Sequence[MicroBatch],
         needed: Sequence[Needed],
         outputs: Sequence[torch.Tensor],
-        keeps: Callable[[Operation], bool],
+        keeps: Optional[Callable[[Operation], bool]],
     ) -> None:
         """Give values what came back for them.
 
@@ -97,11 +97,11 @@ class CompiledUpdate:
             batches: The micro-batches, whose operations are done by now.
             needed: The values.
             outputs: What came back.
-            keeps: Tells of an operation whether another update computes it, too.
+            keeps: Tells of an operation whether another update computes it, too; None for no.
         """
         for batch in batches:
             for operation in batch.operations:
-                operation.finish(keeps(operation))
+                operation.finish(keeps is not None and keeps(operation))
         beside = []
         for place, number, value in needed:
             value.take(_part(outputs[self.returned[place]], value.shape.size, number, len(batches)))

@@ -67,6 +67,11 @@ class UpdateGradients:
         """Let a value become the norm of the coming update's gradients, of some parameters or all."""
         self._norms.append(_Norm(weakref.ref(value), parameters, kind))
 
+    @property
+    def awaited(self) -> bool:
+        """True if somebody awaits a norm of the coming update's gradients."""
+        return bool(self._norms)
+
     def needed(self) -> bool:
         """Tell whether the coming update has to bring them back, for code that reads them or for a norm."""
         for norm in () if self.wanted else self._norms:

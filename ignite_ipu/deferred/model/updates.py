@@ -136,7 +136,7 @@ class Updates:
         if self.gradients.gone:
             self._follow_gradients("backward()")
         self._model.edits.look()
-        for chosen in self.chosen([loss]):
+        for chosen in (loss,) if self.reach is None else self.chosen([loss]):
             self.training.modes.check_trained(chosen, self.training.own)
         if not self.gradients.placed:
             self.gradients.refuse_those_of_before(held_parameters)
@@ -227,7 +227,8 @@ class Updates:
         found = self.training.gradients
         if found.wanted and set_to_none:
             self.gradients.follow_clearing(self.uncleared is not None and found.available)
-        self.give_up(f"its gradients were dropped by zero_grad() at {current_line()}")
+        if self.pending or self._older or self._shown or found.awaited:
+            self.give_up(f"its gradients were dropped by zero_grad() at {current_line()}")
         self.uncleared = None
         self.training.zeroed = None if set_to_none else current_line()
 

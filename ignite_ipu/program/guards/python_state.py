@@ -41,15 +41,16 @@ class _Tables:
         self._modules, self._sizes = modules, list(map(len, modules))
         tables = [*[own["_modules"] for own in modules], *hooks]
         self._empty, self._filled = ([table for table in tables if bool(table) is full] for full in (False, True))
-        self.held = self._now()
-
-    def _now(self) -> List[Any]:
-        return list(chain.from_iterable(map(dict.values, self._filled)))
+        self.held: List[Any] = list(chain.from_iterable(map(dict.values, self._filled)))
 
     @property
     def same(self) -> bool:
         """True if no attribute has come or gone, and the same modules and hooks are there."""
-        return list(map(len, self._modules)) == self._sizes and not any(self._empty) and self._now() == self.held
+        return (
+            list(map(len, self._modules)) == self._sizes
+            and not any(self._empty)
+            and list(chain.from_iterable(map(dict.values, self._filled))) == self.held
+        )
 
 
 class PythonState:
@@ -87,7 +88,9 @@ class PythonState:
         starts = range(0, len(theirs), _AT_ONCE)
         self._in_turns = [_Tables(theirs[start : start + _AT_ONCE]) for start in starts] or [self._watched]
         self._turn = 0
-        self._told = self._tellings()
+        # What differs when PyTorch has given handles of hooks to somebody, or modules others.
+        self._told = RemovableHandle.next_id, REGISTRATIONS.count
+        self._modes: List[bool] = []
         self.parts: List[Any] = [part for tables in (self._watched, *self._in_turns) for part in tables.held]
         # Objects that lead to values are no values: with another in its place, these are elsewhere.
         values = [isinstance(place.read(), _VALUES) for place in named.places]
@@ -109,22 +112,21 @@ class PythonState:
     @property
     def complete(self) -> bool:
         """True if parts are the same, no attribute has come or gone since, and values are found at the same places."""
-        if self._told != self._tellings():
+        if self._told != (RemovableHandle.next_id, REGISTRATIONS.count):
             if any(self._hookless) or not all(tables.same for tables in self._in_turns):
                 return False
-            self._told = self._tellings()
+            self._told = RemovableHandle.next_id, REGISTRATIONS.count
+        if self._leads and not all(map(operator.is_, [read() for read in self._leads], self._leading)):
+            return False
         self._turn = (self._turn + 1) % len(self._in_turns)
-        led = [read() for read in self._leads]
-        return self._watched.same and self._in_turns[self._turn].same and all(map(operator.is_, led, self._leading))
-
-    @staticmethod
-    def _tellings() -> Any:
-        """Return what differs when PyTorch has given handles of hooks to somebody, or modules others."""
-        return RemovableHandle.next_id, REGISTRATIONS.count
+        return self._watched.same and self._in_turns[self._turn].same
 
     def training(self) -> List[bool]:
-        """Return whether each module is in training mode that reads that, and the model."""
-        return list(map(_is_training, self._moded))
+        """Return whether each module is in training mode that reads that, and the model; the same list for the same."""
+        modes = list(map(_is_training, self._moded))
+        if modes != self._modes:
+            self._modes = modes
+        return self._modes
 
     def set_training(self, modes: Sequence[bool]) -> None:
         """Put each module in training mode or not, as `training` returned."""

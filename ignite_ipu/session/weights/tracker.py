@@ -189,7 +189,8 @@ class Weights:
                 weights.
         """
         accesses = self._accesses
-        if accesses is not None and not accesses.any and not self._watched and not self._silently_edited(accesses):
+        untouched = accesses is not None and not accesses.any and not self._watched
+        if untouched and (self._training is not None or not self._silently_edited()):
             return False
         self.looks += 1
         edited = self._differ()
@@ -225,11 +226,9 @@ class Weights:
         accesses = self._accesses
         return _count_edits(self._tensors) != self._versions or (accesses is not None and accesses.uncounted_write())
 
-    def _silently_edited(self, accesses: AccessTracker) -> bool:
+    def _silently_edited(self) -> bool:
         """Tell whether a tensor may have been written that cannot tell: a buffer, while nobody trains."""
-        if self._training is not None:
-            return False
-        if not accesses.watches(self._tensors):
+        if self._accesses is None or not self._accesses.watches(self._tensors):
             return True
         now = _count_edits([self._tensors[number] for number in self._silent])
         return now != [self._versions[number] for number in self._silent]
