@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
-from ignite_ipu.handlers.compilation import CompilationProgress
-from ignite_ipu.handlers.device_swap import DeviceSwap
-from ignite_ipu.handlers.gradients import Gradients
-from ignite_ipu.handlers.moving_average import EMA
-from ignite_ipu.handlers.optimizer_sync import OptimizerSync
-from ignite_ipu.handlers.preemption import Preemption
-from ignite_ipu.handlers.profiler import PopVisionProfiler
-from ignite_ipu.handlers.recompilation import Recompilation, RecompileWatch
-from ignite_ipu.handlers.recovery import Decision, Recovery, RecoveryStatus
-from ignite_ipu.handlers.release import DeviceRelease
-from ignite_ipu.handlers.stats import IPUStats
-from ignite_ipu.handlers.weight_sync import WeightSync
+from importlib import import_module
+from typing import TYPE_CHECKING, List
 
-__all__ = [
-    "EMA",
-    "CompilationProgress",
-    "Decision",
-    "DeviceRelease",
-    "DeviceSwap",
-    "Gradients",
-    "IPUStats",
-    "OptimizerSync",
-    "PopVisionProfiler",
-    "Preemption",
-    "Recompilation",
-    "RecompileWatch",
-    "Recovery",
-    "RecoveryStatus",
-    "WeightSync",
-]
+if TYPE_CHECKING:
+    from ignite_ipu.handlers.compilation import CompilationProgress as CompilationProgress
+    from ignite_ipu.handlers.device_swap import DeviceSwap as DeviceSwap
+    from ignite_ipu.handlers.gradients import Gradients as Gradients
+    from ignite_ipu.handlers.moving_average import EMA as EMA
+    from ignite_ipu.handlers.optimizer_sync import OptimizerSync as OptimizerSync
+    from ignite_ipu.handlers.preemption import Preemption as Preemption
+    from ignite_ipu.handlers.profiler import PopVisionProfiler as PopVisionProfiler
+    from ignite_ipu.handlers.recompilation import Recompilation as Recompilation
+    from ignite_ipu.handlers.recompilation import RecompileWatch as RecompileWatch
+    from ignite_ipu.handlers.recovery import Decision as Decision
+    from ignite_ipu.handlers.recovery import Recovery as Recovery
+    from ignite_ipu.handlers.recovery import RecoveryStatus as RecoveryStatus
+    from ignite_ipu.handlers.release import DeviceRelease as DeviceRelease
+    from ignite_ipu.handlers.stats import IPUStats as IPUStats
+    from ignite_ipu.handlers.weight_sync import WeightSync as WeightSync
+
+_MODULES = {
+    "compilation": "CompilationProgress",
+    "device_swap": "DeviceSwap",
+    "gradients": "Gradients",
+    "moving_average": "EMA",
+    "optimizer_sync": "OptimizerSync",
+    "preemption": "Preemption",
+    "profiler": "PopVisionProfiler",
+    "recompilation": "Recompilation RecompileWatch",
+    "recovery": "Decision Recovery RecoveryStatus",
+    "release": "DeviceRelease",
+    "stats": "IPUStats",
+    "weight_sync": "WeightSync",
+}
+_EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = [*_EXPORTS]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

@@ -58,7 +58,6 @@ class HyperParameters:
     def __init__(self, conversion: Conversion) -> None:
         self._conversion = conversion
         self._source, self._device = conversion.source, conversion.optimizer
-        self._scaled = self._source if hasattr(self._source, _LOSS_SCALING) else self._device
         groups = self._source.param_groups
         self._sizes = [len(group["params"]) for group in groups]
         self._names = [tuple(name for name in conversion.kind.deciding if name in group) for group in groups]
@@ -86,7 +85,7 @@ class HyperParameters:
             self._seen = seen if values == self.told.groups and not _may_change_in_place(seen) else []
             for number, (names, old, new) in enumerate(zip(self._names, self.told.groups, values)):
                 found += [Change(number, *change) for change in zip(names, old, new) if change[1] != change[2]]
-        loss_scaling = getattr(self._scaled, _LOSS_SCALING, None)
+        loss_scaling = self._loss_scaling()
         if loss_scaling != self.told.loss_scaling:
             found.append(Change(None, _LOSS_SCALING, self.told.loss_scaling, loss_scaling))
         return tuple(found)
@@ -137,7 +136,7 @@ class HyperParameters:
         return numbered_groups(groups, self._sizes)
 
     def _now(self) -> Settings:
-        return Settings(self._values(), getattr(self._scaled, _LOSS_SCALING, None))
+        return Settings(self._values(), self._loss_scaling())
 
     def _values(self) -> Tuple[Tuple[Any, ...], ...]:
         """Return every group's values as PopTorch takes them."""
@@ -145,6 +144,9 @@ class HyperParameters:
             tuple([hyper_parameter(name, group[name]) for name in names])
             for names, group in zip(self._names, self._source.param_groups)
         )
+
+    def _loss_scaling(self) -> Any:
+        return getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
 
     def _write(self, values: Iterable[Tuple[Change, Any]]) -> None:
         for change, value in values:
