@@ -25,8 +25,8 @@ def network(depth: int = 1) -> Any:
     return nn.Sequential(nn.Linear(6, 8), *[nn.Linear(8, 8) for _ in range(depth)], nn.Linear(8, 2))
 
 
-def prepared(depth: int = 1) -> Any:
-    model = network(depth)
+def prepared(depth: int = 1, model: Any = None) -> Any:
+    model = model or network(depth)
     capture_model(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     capture_optimizer(optimizer)
@@ -168,7 +168,7 @@ def test_an_edit_through_an_old_alias_is_an_error() -> None:
 
 def test_freezing_without_a_call_of_train_is_noticed() -> None:
     """A layer frozen in the middle of an epoch keeps its weights from then on, and a dropout can be switched off."""
-    model, optimizer = prepared()
+    model, optimizer = prepared(model=nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
     update(model, optimizer)
     model[0].weight.requires_grad_(False)
     before = model[0].weight.detach().clone()
