@@ -110,10 +110,15 @@ def _ipus(trained: ModelProgram, programs: Programs) -> str:
     if len(known) <= len(evaluation):
         return "planned from the first batch"
     if programs.share_ipus:
-        return f"{max(known)}, on which training and evaluation take turns"
-    if not evaluation:
-        return f"{training} for training"
-    return f"{training} for training and {' + '.join(map(str, evaluation))} for evaluation, at the same time"
+        text = f"{max(known)}, on which training and evaluation take turns"
+    elif not evaluation:
+        text = f"{training} for training"
+    else:
+        text = f"{training} for training and {' + '.join(map(str, evaluation))} for evaluation, at the same time"
+    # What blocks in a forward name is known to PopTorch alone.
+    return (
+        text if trained.placing is not None else f"{text}; those that poptorch.Blocks in the model name are not counted"
+    )
 
 
 def _weights(programs: Programs) -> str:
