@@ -57,6 +57,7 @@ COMMANDS: Dict[str, Command] = {
     ),
     "selftest": Command("ignite_ipu.selftest.command", "check on this machine's IPUs what the documentation promises"),
     "run": Command("ignite_ipu.running.command", "run an unmodified GPU script on IPUs"),
+    "warm": Command("ignite_ipu.running.warm", "compile what a script will need into the executable cache"),
     "config": Command("ignite_ipu.program.questions", "ask how runs are to use IPUs, and write a file that says so"),
     "parity": Command("ignite_ipu.migration.commands.parity", "compare training steps on the device with native ones"),
     "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),

@@ -13,12 +13,16 @@ import sys
 import traceback
 from types import TracebackType
 from typing import Optional
+from unittest import mock
 
 from ignite_ipu.errors import OptionsError, UserError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.running.script import run_module, run_script
 
-__all__ = ["add_arguments", "main"]
+__all__ = ["CACHE_VARIABLE", "add_arguments", "main"]
+
+CACHE_VARIABLE = "POPTORCH_CACHE_DIR"
+"""Names the executable cache for every new `poptorch.Options`."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -38,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train with N replicas of the model (auto: all that there are IPUs for), whatever the file says",
     )
     parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help=f"keep executables there, and take them from there; {CACHE_VARIABLE} by default",
+    )
+    parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as of `python -m`"
     )
     parser.add_argument("script", metavar="SCRIPT", help="the Python script to run")
@@ -54,6 +63,9 @@ def main(args: argparse.Namespace) -> int:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+    cached = {} if args.cache_dir is None else {CACHE_VARIABLE: args.cache_dir}
+    environment = mock.patch.dict(os.environ, cached)
+    environment.start()
     try:
         run = run_module if args.module else run_script
         run(args.script, args.arguments, config=_config(args, logger))
@@ -63,6 +75,7 @@ def main(args: argparse.Namespace) -> int:
         traceback.print_exception(type(error), error, _from_the_script(error.__traceback__))
         return 1
     finally:
+        environment.stop()
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate

@@ -19,7 +19,7 @@ from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.poptorch_users import any_built_on_poptorch
 from ignite_ipu.running.program import Main, module_program, script_program, started
 
-__all__ = ["imports", "run_module", "run_script"]
+__all__ = ["imports", "run_module", "run_script", "uses_poptorch"]
 
 
 def run_script(
@@ -80,10 +80,15 @@ def run_module(
 def _run(program: Main, config: Configuration, substitutions: List[Substitution]) -> None:
     if backend.choice() == "native":
         program.run()
-    elif imports(program, "poptorch") or any_built_on_poptorch(_all_imports(program)):
+    elif uses_poptorch(program):
         _run_poptorch(program)
     else:
         _run_substituted(program, IPUConfig.of(config), substitutions)
+
+
+def uses_poptorch(program: Main) -> bool:
+    """Tell whether a program is for IPUs already, itself or by a package that it imports."""
+    return imports(program, "poptorch") or any_built_on_poptorch(_all_imports(program))
 
 
 def imports(program: Main, package: str) -> bool:

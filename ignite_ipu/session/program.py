@@ -232,10 +232,10 @@ class ModelProgram:
         if not executor.isCompiled():
             self._compile(executor, leaves)
             self.geometry = self._geometry_of(batch)
-        if executor.options.connection_type == backend.poptorch().ConnectionType.Never:
-            return executor  # compiled for IPUs that are elsewhere
         if self.training:
             self._weights.counters.follow(self._counted, self.micro_batches_per_replica)
+        if executor.options.connection_type == backend.poptorch().ConnectionType.Never:
+            return executor  # compiled for IPUs that are elsewhere
         self._hooks.fire(IPUEvents.DEVICE_ATTACHING)
         if not executor.isAttachedToDevice():
             executor.attachToDevice()

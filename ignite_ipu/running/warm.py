@@ -1,0 +1,63 @@
+"""`ignite-ipu warm SCRIPT ARGS...`: compile what a script will need into the executable cache, without IPUs.
+
+Exit codes: those of `ignite-ipu run`; 1, too, when nothing was compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from ignite_ipu import backend
+from ignite_ipu.errors import UserError
+from ignite_ipu.running import command
+from ignite_ipu.running.program import module_program, script_program, started
+from ignite_ipu.running.rehearsal import RehearsalEnd, rehearsed
+from ignite_ipu.running.script import uses_poptorch
+
+__all__ = ["add_arguments", "main"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `ignite-ipu warm` takes."""
+    parser.add_argument(
+        "--calls",
+        type=int,
+        metavar="N",
+        help="end the script when N device calls in a row needed nothing compiled; by default it runs to its end",
+    )
+    parser.add_argument(
+        "--saves", action="store_true", help="let the script write weights, which are not trained, and go on after that"
+    )
+    command.add_arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Rehearse the script; return its exit code."""
+    if args.calls is not None and args.calls < 1:
+        raise UserError(f"--calls {args.calls}: it is how many device calls may need nothing compiled, at least 1")
+    directory = args.cache_dir or os.environ.get(command.CACHE_VARIABLE)
+    if not directory:
+        raise UserError(f"say where the executables are kept: --cache-dir DIR, or {command.CACHE_VARIABLE}")
+    if backend.choice() == "native":
+        raise UserError(f"{backend.VARIABLE}=native runs the script without IPUs, so there is nothing to compile")
+    with started("-m" if args.module else args.script, args.arguments, os.getcwd()):
+        program = module_program(args.script) if args.module else script_program(args.script)
+    if uses_poptorch(program):
+        raise UserError(
+            f"{args.script} uses PopTorch itself: call the compileAndExport() of its executors, with options that have "
+            "useOfflineIpuTarget()"
+        )
+    code, end = 0, "the script has come to its end"
+    with rehearsed(args.calls, args.saves) as rehearsal:
+        try:
+            code = command.main(args)
+        except RehearsalEnd as ended:
+            end = f"{ended}: what comes after is not compiled"
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    count = len(rehearsal.compiled)
+    print(f"{count} {'program' if count == 1 else 'programs'} compiled into {directory}; {end}.")
+    for each in rehearsal.compiled:
+        print(f"  {each}")
+    return code or int(not count)
