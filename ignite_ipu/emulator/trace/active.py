@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import isolation, number_formats
-from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
+from ignite_ipu.emulator.trace.traced_tensor import TO, IpuTensor
 from ignite_ipu.emulator.values.nested import leaves
 
 _ACTIVE = threading.local()
@@ -167,7 +167,7 @@ class Trace(TorchFunctionMode, abc.ABC):
         """Return `tensor` in another type, with the cast recorded where it is needed."""
         if self.dtypes_of(tensor) == {dtype}:
             return tensor
-        result: torch.Tensor = self.record(torch.Tensor.to, tensor, dtype)
+        result: torch.Tensor = self.record(TO, tensor, dtype)
         return result
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ import torch
 from ignite_ipu.emulator.trace import moves, number_formats
 from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.operators import support
-from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
+from ignite_ipu.emulator.trace.traced_tensor import TO, IpuTensor
 from ignite_ipu.emulator.values.nested import map_leaves
 
 _Positional = Tuple[Any, ...]
@@ -80,7 +80,7 @@ def _following_activation(trace: Trace, args: _Positional, kwargs: _Keyword) -> 
         if isinstance(value, torch.Tensor):
             traced = trace.traced(value)
             if traced.meta.dtype != dtype and traced.meta.is_floating_point() and dtype.is_floating_point:
-                return trace.record(torch.Tensor.to, traced, dtype)
+                return trace.record(TO, traced, dtype)
         return value
 
     return tuple(map(follow, args)), {key: follow(value) for key, value in kwargs.items()}

@@ -25,7 +25,7 @@ from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.patches import forward_only, range_noticed
 from ignite_ipu.emulator.trace.precision import NORMALISATIONS, Precision, in_float, in_strided_groups
 from ignite_ipu.emulator.trace.refusals import foreign, refuse, refuse_differentiation
-from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
+from ignite_ipu.emulator.trace.traced_tensor import IPU, TO, IpuTensor
 from ignite_ipu.emulator.trace.type_inference import Inferences
 from ignite_ipu.emulator.values.nested import frozen, holds_tensors, leaves, like, map_leaves
 
@@ -112,11 +112,12 @@ class Capture(Trace):
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         refuse_differentiation()
+        func = overrides.original_of(func)
         name = name_of(func)
         if getattr(func, "__name__", "") in ACCESSORS:
             return self._property(func, name, args)
         if name == "ipu":
-            func, name, args, kwargs = torch.Tensor.to, "to", (args[0], IPU), {}
+            func, name, args, kwargs = TO, "to", (args[0], IPU), {}
         on_ipu = self._touches_ipu(args, kwargs)
         if not on_ipu:
             placed = put_on_ipu(self, func, name, args, kwargs)

@@ -11,7 +11,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import illegal_move
-from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
+from ignite_ipu.emulator.trace.traced_tensor import TO, IpuTensor
 from ignite_ipu.emulator.values.nested import holds_tensors
 
 Args = Tuple[Any, ...]
@@ -86,7 +86,7 @@ def moved(capture: Trace, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[A
         if not names_ipu(device):
             raise illegal_move(f".to({str(device)!r})", str(device))
     casts = [value for value in rest if isinstance(value, torch.dtype)]
-    return capture.call(torch.Tensor.to, (tensor, casts[0]), {}) if casts else tensor
+    return capture.call(TO, (tensor, casts[0]), {}) if casts else tensor
 
 
 def copied(capture: Trace, tensor: Any) -> Any:

@@ -67,6 +67,19 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(func, follow_wrapped=False)  # the frame is that of the wrapper
 
 
+def original_of(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyTorch's own method of tensors where somebody has replaced it, and has called it in the replacement.
+
+    PyTorch names the method, which its C++ code finds again on the class, replaced.
+    """
+    replaced = isinstance(func, types.FunctionType) and not (func.__module__ or "").startswith("torch.")
+    name = getattr(func, "__name__", "")
+    if replaced and vars(torch.Tensor).get(name) is func:
+        own: Callable[..., Any] = getattr(torch.Tensor.__base__, name, func)
+        return own
+    return func
+
+
 def is_traced_by_parts(func: Callable[..., Any], arguments: Any, types_of: Callable[[Any], Set[torch.dtype]]) -> bool:
     """Tell whether what `func` calls is to be traced, and not `func` itself.
 

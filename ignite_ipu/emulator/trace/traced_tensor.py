@@ -12,6 +12,9 @@ from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.values.nested import leaves
 
 IPU = torch.device("ipu", 0)
+_OF_TENSORS: Any = torch.Tensor.__base__
+TO = _OF_TENSORS.to
+"""`Tensor.to`, PyTorch's own when somebody has replaced it, too."""
 
 
 class Recorder(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import os
 import re
@@ -304,3 +305,29 @@ def test_a_cache_for_several_processes_must_be_writable(tmp_path):
     with pytest.raises(AssertionError, match="is not writable"):
         with compile_turn(options_of(0, 2, tmp_path / "file"), nn.Linear(1, 1)):
             pass
+
+
+def test_methods_of_tensors_that_were_replaced(tmp_path, monkeypatch):
+    """What somebody has put in their place is run in the trace, once, and the program is kept all the same."""
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x, y):
+            out = self.linear(x.half()).to(torch.float32)
+            return out, nn.functional.mse_loss(out, y).sum() * x.new_ones(())
+
+    loss = compiled(tmp_path / "plain", Half())[1]
+    for name, factor in (("to", 1), ("new_ones", 1), ("sum", 2)):
+        original, owner = getattr(torch.Tensor, name), object()
+
+        def replaced(self, *args, original=original, factor=factor, owner=owner, **kwargs):
+            result = original(self, *args, **kwargs)
+            return result * 2 if factor == 2 else result
+
+        monkeypatch.setattr(torch.Tensor, name, functools.wraps(original)(replaced))
+    found = [compiled(tmp_path, Half()) for _ in range(2)]
+    assert [events for events, _ in found] == [MISS, HIT]
+    torch.testing.assert_close([value for _, value in found], [2 * loss] * 2)
