@@ -1,13 +1,16 @@
-"""Tensors of the host that a forward computes with: a mask, a table or a cache that it made once and has kept.
+"""One device for a forward, as on a GPU: what the host has or would make is the IPU's, and moves away from it stay.
+
+Tensors of the host that a forward computes with are a mask, a table or a cache that it made once and has kept.
 
 PyTorch needs no word for them where model and tensor are on one device. In a trace the model's tensors are the IPU's,
 and PopTorch refuses one of the host beside them. It takes one that is moved in, whose values are compiled; as with all
-that a forward reads from Python, guards tell when they are others.
+that a forward reads from Python, guards tell when they are others. What a forward makes or draws "on its device", by a
+device that it was given, PopTorch would make once, on the host: noise would be the same in every step.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
@@ -16,6 +19,13 @@ from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 
 __all__ = ["HostTensorsMovedIn"]
 
+_IPU = "ipu:0"
+
+_MOVES = ("to", "cpu", "cuda")
+# Functions that make what is written or drawn in every step; others make constants, which code may read.
+_FILLED = frozenset(("zeros", "ones", "empty", "full"))
+_MAKING = _FILLED | {"rand", "randn", "randint", "randperm", "normal"}
+_DRAWING = frozenset(("normal", "bernoulli", "poisson", "multinomial", "rand_like", "randn_like", "randint_like"))
 # Functions that write into some of their arguments, where a copy that is moved in would get what is written.
 _WRITING = ("batch_norm", "instance_norm", "native_batch_norm", "__set__")
 
@@ -26,21 +36,61 @@ class HostTensorsMovedIn(FunctionContext):
     Those that are trained or written into are left for PopTorch to refuse: what the device did to a copy would be lost.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._filled: List[torch.Tensor] = []
+
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         """Return what the function returns for arguments that are all the IPU's, if one is."""
         tensors = tensors_in((args, kwargs))
-        if len(tensors) < 2:
-            return func(*args, **kwargs)
-        on_ipu = [tensor.device.type == "ipu" for tensor in tensors]
         name = getattr(func, "__name__", "")
-        if all(on_ipu) or not any(on_ipu) or name in _WRITING or "out" in kwargs:
+        on_ipu = [tensor.device.type == "ipu" for tensor in tensors]
+        if name in _MOVES and on_ipu and on_ipu[0] and isinstance(args[0], torch.Tensor):
+            return _cast(args, kwargs)
+        if not any(on_ipu) and kwargs.get("generator") is None and name in (_DRAWING if tensors else _MAKING):
+            others = {key: value for key, value in kwargs.items() if key != "device"}
+            others.update({} if tensors else {"device": _IPU})
+            made = func(*map_tensors(args, _moved_in), **map_tensors(others, _moved_in))
+            self._filled += [made] if name in _FILLED else []
+            return made
+        if name == "__setitem__" and any(args[0] is each for each in self._filled):
+            args = (args[0], _by_tensors(args[0], args[1]), *args[2:])
+        if len(tensors) < 2 or all(on_ipu) or not any(on_ipu) or name in _WRITING or "out" in kwargs:
             return func(*args, **kwargs)
-        device = tensors[on_ipu.index(True)].device
-
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            movable = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
-            return tensor.to(device) if movable else tensor
-
         writes = name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-        first = args[:1] if writes else map_tensors(args[:1], move)
-        return func(*first, *map_tensors(args[1:], move), **map_tensors(kwargs, move))
+        first = args[:1] if writes else map_tensors(args[:1], _moved_in)
+        return func(*first, *map_tensors(args[1:], _moved_in), **map_tensors(kwargs, _moved_in))
+
+
+def _moved_in(tensor: torch.Tensor) -> torch.Tensor:
+    movable = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
+    return tensor.to(_IPU) if movable else tensor
+
+
+def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> torch.Tensor:
+    """Return a tensor of the IPU, which moves leave there, in the type that a move names."""
+    tensor: torch.Tensor = args[0]
+    given = [*args[1:], *kwargs.values()]
+    types = [each.dtype if isinstance(each, torch.Tensor) else each for each in given]
+    wanted = [each for each in types if isinstance(each, torch.dtype) and each is not tensor.dtype]
+    return tensor.to(wanted[0]) if wanted else tensor
+
+
+def _by_tensors(target: torch.Tensor, key: Any) -> Any:
+    """Return tensors for numbers and slices: what is written into a slice of constants, PopTorch would lose.
+
+    Source: PopTorch's dispatcher, which folds such a slice to a constant; `index_put_` it does not.
+    """
+    parts = list(key) if isinstance(key, tuple) else [key]
+    dots = next((position for position, part in enumerate(parts) if part is Ellipsis), len(parts))
+    parts[dots : dots + 1] = [slice(None)] * (target.dim() - len(parts) + (dots < len(parts)))
+    if not all(isinstance(part, (int, slice)) and not isinstance(part, bool) for part in parts):
+        return key
+    sliced = [number for number, part in enumerate(parts) if isinstance(part, slice)]
+    found: List[torch.Tensor] = []
+    for number, (size, part) in enumerate(zip(target.shape, parts)):
+        kept = range(size)[part] if isinstance(part, slice) else [part]
+        # One dimension for each slice, in order; numbers have none of their own.
+        shape = [len(kept) if number == each else 1 for each in sliced] or [1]
+        found.append(torch.tensor(list(kept), device=_IPU).view(shape))
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -75,3 +76,68 @@ def test_what_is_trained_or_written_is_refused(kind):
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss)
     with pytest.raises(backend.poptorch().Error, match="Expected an IPU tensor"):
         trainer.run([(torch.randn(4, 3), torch.randn(4, 3))])
+
+
+class OnItsDevice(nn.Module):
+    """Makes, draws and moves tensors on the device that it was given, as code for GPUs does."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        self.layer, self.device = nn.Linear(3, 3), torch.device(device)
+
+    def forward(self, x):
+        hidden = self.layer(x).to(self.device)
+        output = torch.zeros(len(x), 2, 3, device=self.device)
+        output[:, 0] = hidden
+        output[..., 1, 1:] = hidden[:, :2] * 2
+        output[0, 1, 0] = hidden[0, 0]
+        return output.cpu().flatten(1)
+
+
+def test_forwards_that_make_and_move_tensors_on_a_device_of_theirs():
+    """On an IPU there is one; writes into slices of what is made there count, which PopTorch would lose."""
+    torch.manual_seed(0)
+    model = OnItsDevice()
+    native = copy.deepcopy(model)
+    x, y = torch.randn(4, 3), torch.randn(4, 6)
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss)
+    optimizer = torch.optim.SGD(native.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.run([(x, y)] * 3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(native(x), y).backward()
+        optimizer.step()
+    assert torch.allclose(model.layer.weight, native.layer.weight, rtol=1e-5)
+
+
+class Noisy(nn.Module):
+    """Adds noise that is drawn in one of several ways."""
+
+    def __init__(self, draw) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(3, 3), draw
+
+    def forward(self, x):
+        return self.layer(x) + self.draw(x)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.randn(4, 3, device="cpu"),
+        lambda x: torch.rand(4, 3, device=torch.device("cpu")).to("cpu"),
+        lambda x: torch.bernoulli(torch.full((4, 3), 0.5, device="cpu")),
+        lambda x: torch.distributions.Normal(torch.zeros(3), torch.ones(3)).sample((4,)),
+        lambda x: torch.randn_like(torch.zeros(4, 3, device="cpu")),
+    ],
+)
+def test_noise_that_a_forward_draws_on_its_device_is_another_one_in_every_step(draw):
+    """Drawn on the host, while the model is traced, it would be a constant of the program."""
+    model = Noisy(draw)
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.0), F.mse_loss)
+    losses = []
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: losses.append(engine.state.output))
+    trainer.run([(torch.ones(4, 3), torch.zeros(4, 3))] * 3)
+    assert len(set(losses)) == 3
