@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed
+import torch.multiprocessing
 from torch import nn
 
 from ignite_ipu.running.patches import Substitutes
@@ -20,7 +21,7 @@ _REPLICAS = "one process drives all IPUs, and replicas of the model are asked fo
 def substitute_parallel(substitutes: Substitutes) -> None:
     """Let models that the script wraps for several GPUs be what they are on one: parameters are called `module...`.
 
-    Several processes on NCCL are refused; one process gets by with gloo.
+    Several processes on NCCL, or spawned, are refused; one gets by with gloo, and with no process of its own.
     """
     journal = substitutes.journal
 
@@ -50,6 +51,16 @@ def substitute_parallel(substitutes: Substitutes) -> None:
             backend = "gloo"
         return original(backend, *args, **kwargs)
 
+    def spawn(
+        line: Any, original: Any, fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *m: Any, **k: Any
+    ) -> Any:
+        if nprocs != 1 or False in (*m[:1], k.get("join", True)):
+            raise journal.refuse(line, f"spawn(nprocs={nprocs})", f"what its processes train would not be: {_REPLICAS}")
+        journal.note(line, "spawn(nprocs=1)", "a call in this process, which drives all IPUs")
+        return fn(0, *args)
+
+    for name in ("spawn", "start_processes"):
+        substitutes.own_calls(torch.multiprocessing, name, spawn)
     for wrapper in PARALLEL:
         substitutes.own_calls(wrapper, "__init__", wrap)
     if torch.distributed.is_available():

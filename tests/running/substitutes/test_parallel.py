@@ -98,3 +98,34 @@ def test_one_process_connects_without_gpus(run, tmp_path):
         dist.destroy_process_group()
     """)
     assert ran.output == ["True gloo"]
+
+
+SPAWNED = """
+from pathlib import Path
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+def work(rank, size, name):
+    model = nn.Linear(3, 1).to(rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(4, 3).to(rank)).mean().backward()
+    optimizer.step()
+    Path(name).write_text(f"{rank} {size}")
+if __name__ == "__main__":
+    size = COUNT
+    mp.spawn(work, args=(size, "done.txt"), nprocs=size, join=True)
+"""
+
+
+def test_one_spawned_process_is_a_call(run, tmp_path, monkeypatch):
+    """A process of its own would know nothing of `run`, and train on the host without a word."""
+    monkeypatch.chdir(tmp_path)
+    ran = run(SPAWNED.replace("COUNT", "torch.cuda.device_count()"))
+    assert ran.became("spawn(nprocs=1)") == "a call in this process, which drives all IPUs"
+    assert ran.became("backward()") == "part of the device step"
+    assert (tmp_path / "done.txt").read_text() == "0 1"
+
+
+def test_several_spawned_processes_are_refused(run):
+    with pytest.raises(RunError, match=r"spawn\(nprocs=2\).*--replication-factor"):
+        run(SPAWNED.replace("COUNT", "2"))
