@@ -5,12 +5,14 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, List, NamedTuple, Tuple, Union
+from heapq import nlargest
+from operator import itemgetter
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 import numpy as np
 
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
-from ignite_ipu.pipeline.costs.partition import Matrix, span_peaks, span_sums
+from ignite_ipu.pipeline.costs.partition import Index, Matrix, span_peaks, span_sums
 from ignite_ipu.pipeline.costs.schedule import in_flight
 from ignite_ipu.pipeline.profiling.profile import Profile, TensorSize
 
@@ -58,7 +60,6 @@ class StageMemory:
         return StageMemory(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-Index = Union[int, slice]
 Bytes = Any
 """A matrix, or a single number where a single span was asked for."""
 
@@ -75,9 +76,22 @@ class _Spans(NamedTuple):
     entering: Matrix
 
 
+class _Known:
+    """Key of a cache: a profile, the same only as itself, since to compare all of its tensors takes long."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+
+    def __hash__(self) -> int:
+        return id(self.profile)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and other.profile is self.profile
+
+
 @lru_cache(maxsize=8)
-def _spans(profile: Profile) -> _Spans:
-    layers = profile.layers
+def _spans(known: _Known) -> _Spans:
+    profile, layers = known.profile, known.profile.layers
     count = len(layers)
     kept = np.zeros((count, count))
     for saver, layer in enumerate(layers):
@@ -118,7 +132,7 @@ class MemoryModel:
         self.optimizer = optimizer
         self.strategy = strategy
         self.replicas = replicas
-        self._spans = _spans(profile)
+        self._spans = _spans(_Known(profile))
 
     def under(self, strategy: Strategy) -> MemoryModel:
         """Return the model of the same profile under another strategy."""
@@ -129,42 +143,48 @@ class MemoryModel:
     def _kept(self, stage: int, stages: int) -> int:
         return in_flight(stage, stages) if self.strategy.pipelined and stages > 1 else 1
 
-    def _parts(self, stage: int, stages: int, span: Tuple[Index, Index]) -> Tuple[Bytes, Bytes, Bytes, Bytes, Bytes]:
+    def _parts(self, stages: int, span: Index) -> Callable[[int], Tuple[Bytes, Bytes, Bytes, Bytes, Bytes]]:
         spans = self._spans
         weights, inbound, working = spans.weights[span], spans.inbound[span], spans.working[span]
         if not self.profile.training:
             none = 0.0 * weights
-            return weights, none, none, inbound, working
+            return lambda stage: (weights, none, none, inbound, working)
         state = self.optimizer.bytes(1) * spans.elements[span]
         if self.strategy.offload_optimizer:
             state = 0.0 * state
         elif self.strategy.shard_optimizer:
             state = state / self.replicas
         gradients = float(self.optimizer.accumulator) * spans.gradients[span]
-        kept = self._kept(stage, stages)
-        if self.strategy.recompute:
-            activations = kept * spans.entering[span] + spans.saved[span]
-        else:
-            activations = kept * (inbound + spans.saved[span])
-        return weights, gradients, state, activations, 2 * working
+        # What is there once per micro-batch in flight, and once.
+        each, once = spans.entering[span], spans.saved[span]  # type: Bytes, Bytes
+        if not self.strategy.recompute:
+            each, once = inbound + once, 0.0
 
-    def totals(self, stage: int, stages: int) -> Matrix:
-        """Return the bytes that stage `stage` of `stages` holds, for every span of layers."""
-        weights, gradients, state, activations, working = self._parts(stage, stages, (slice(None), slice(None)))
-        total: Matrix = weights + gradients + state + activations + working
+        def parts(stage: int) -> Tuple[Bytes, Bytes, Bytes, Bytes, Bytes]:
+            return weights, gradients, state, self._kept(stage, stages) * each + once, 2 * working
+
+        return parts
+
+    def totals(self, stages: int, spans: Index) -> Callable[[int], Matrix]:
+        """Return what gives the bytes that a stage of `stages`, by its number, holds for these spans of layers."""
+        parts = self._parts(stages, spans)
+
+        def total(stage: int) -> Matrix:
+            weights, gradients, state, activations, working = parts(stage)
+            sums: Matrix = weights + gradients + state + activations + working
+            return sums
+
         return total
 
     def stage(self, begin: int, end: int, stage: int, stages: int) -> StageMemory:
         """Return the same for one span, by purpose."""
-        return StageMemory(*(float(part) for part in self._parts(stage, stages, (begin, end))))
+        return StageMemory(*(float(part) for part in self._parts(stages, (begin, end))(stage)))
 
     def biggest(self, begin: int, end: int, stage: int, stages: int, count: int = 3) -> List[TensorSize]:
         """Return the largest tensors of one span, saved ones counted once per micro-batch that keeps them."""
         layers = self.profile.layers[begin:end]
-        tensors = [p for layer in layers for p in layer.parameters]
         kept = 1 if self.strategy.recompute else self._kept(stage, stages)
         times = f" x {kept} micro-batches" if kept > 1 else ""
-        tensors += [
-            TensorSize(f"{layer.name}: {t.name}{times}", kept * t.bytes) for layer in layers for t in layer.saved
-        ]
-        return sorted(tensors, key=lambda t: -t.bytes)[:count]
+        sizes = [(p.bytes, "", p.name) for layer in layers for p in layer.parameters]
+        sizes += [(kept * t.bytes, f"{layer.name}: ", f"{t.name}{times}") for layer in layers for t in layer.saved]
+        return [TensorSize(of + name, size) for size, of, name in nlargest(count, sizes, key=itemgetter(0))]

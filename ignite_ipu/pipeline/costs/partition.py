@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,12 @@ from ignite_ipu.errors import PlanError
 
 Matrix = npt.NDArray[np.float64]
 """Entry [i, j] speaks of a stage that holds the layers i up to, not including, j."""
+
+Index = Tuple[Any, Any]
+"""What picks entries of such a matrix: numbers, slices or arrays of i and of j."""
+
+StageTimes = Callable[[Index], Callable[[int], Matrix]]
+"""Gives for entries, and then for a stage number, the time of that stage, infinite where it is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +41,16 @@ class Partition:
 
 
 def partition(
-    stage_time: Callable[[int], Matrix], layers: int, stages: int, cut_bytes: Optional[Sequence[float]] = None
+    stage_times: StageTimes, layers: int, stages: int, cut_bytes: Optional[Sequence[float]] = None
 ) -> Optional[Partition]:
     """Cut `layers` layers into exactly `stages` non-empty stages so that the slowest is fastest, or return None.
 
     Of all cuttings with that slowest stage it takes one that moves the least over its cuts. Dynamic programming over
-    (stage, last layer) tries every cutting: O(stages * layers^2).
+    (stage, last layer) tries every cutting into stages of up to twice the layers that they have on average, and again
+    up to twice as many while a longer stage could be as fast: O(layers^2), where stages are much alike.
 
     Args:
-        stage_time: For a stage number, a square matrix of `layers + 1` rows whose entry [i, j] is the time of that
-            stage when it holds the layers i to j - 1, infinite where that is not allowed.
+        stage_times: The time of stages; no stage is faster than the last with the same layers.
         layers: Number of layers.
         stages: Number of stages.
         cut_bytes: What a cut after each layer but the last moves; nothing by default.
@@ -60,25 +66,45 @@ def partition(
     moved = np.zeros(layers + 1)
     if cut_bytes is not None:
         moved[1:layers] = cut_bytes
-    allowed = np.triu(np.ones((layers + 1, layers + 1), dtype=bool), 1)
-    times = [np.where(allowed, stage_time(stage), np.inf) for stage in range(stages)]
+    fastest = stage_times((slice(layers + 1), slice(layers + 1)))(stages - 1)
+    longest = -(-layers // stages)
+    while True:
+        longest = min(2 * longest, layers)
+        found = _with_stages_up_to(longest, stage_times, layers, stages, moved)
+        rows = enumerate(fastest[: layers - longest])
+        longer = min([row[begin + longest + 1 :].min() for begin, row in rows], default=np.inf)
+        if longer > (np.inf if found is None else found.slowest) or np.isinf(longer):
+            return found
+
+
+def _with_stages_up_to(
+    longest: int, stage_times: StageTimes, layers: int, stages: int, moved: npt.NDArray[np.float64]
+) -> Optional[Partition]:
+    """Return the best cutting into stages of up to `longest` layers."""
+    ends = np.arange(1, layers + 1)[:, None]
+    begins = ends - np.arange(longest, 0, -1)
+    exist = begins >= 0
+    begins = np.maximum(begins, 0)
+    time_of = stage_times((begins, ends))
+    times = [np.where(exist, time_of(stage), np.inf) for stage in range(stages)]
     start = np.full(layers + 1, np.inf)
     start[0] = 0.0
-    reach = start
+    reach = start.copy()
     for time in times:
-        reach = np.maximum(reach[:, None], time).min(axis=0)
+        reach[1:], reach[0] = np.maximum(reach[begins], time).min(axis=1), np.inf
     slowest = float(reach[layers])
     if not np.isfinite(slowest):
         return None
     total = start
     choices = []
     for time in times:
-        sums = np.where(time <= slowest, (total + moved)[:, None], np.inf)
-        choices.append(sums.argmin(axis=0))
-        total = sums.min(axis=0)
+        sums = np.where(time <= slowest, (total + moved)[begins], np.inf)
+        best = sums.argmin(axis=1)[:, None]
+        choices.append(np.take_along_axis(begins, best, 1)[:, 0])
+        total[1:], total[0] = np.take_along_axis(sums, best, 1)[:, 0], np.inf
     bounds = [layers]
     for choice in reversed(choices):
-        bounds.append(int(choice[bounds[-1]]))
+        bounds.append(int(choice[bounds[-1] - 1]))
     return Partition(tuple(reversed(bounds)), slowest, float(total[layers]))
 
 
@@ -109,7 +135,7 @@ def partition_chain(
     time = span_sums(times) + cuts[:, None] + cuts[None, :]
     if memory is not None:
         time = np.where(span_sums(memory) <= limit, time, np.inf)
-    return partition(lambda stage: time, count, stages, cut_times)
+    return partition(lambda entries: lambda stage: time[entries], count, stages, cut_times)
 
 
 def span_sums(values: Sequence[float]) -> Matrix:

@@ -9,7 +9,7 @@ import numpy as np
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import Machine
 from ignite_ipu.pipeline.costs.memory import MemoryModel
-from ignite_ipu.pipeline.costs.partition import Matrix, partition
+from ignite_ipu.pipeline.costs.partition import Index, Matrix, partition
 from ignite_ipu.pipeline.costs.timing import TimeModel
 from ignite_ipu.pipeline.planning.plan import StagePlan
 from ignite_ipu.pipeline.profiling.profile import Profile
@@ -68,12 +68,13 @@ def best_stages(
 
 def described(profile: Profile, spans: Sequence[_Span], memory: MemoryModel, time: TimeModel) -> Tuple[StagePlan, ...]:
     """Return the stages for spans of layers, with their estimates."""
+    names = profile.names
     return tuple(
         StagePlan(
             ipu=ipu,
             begin=begin,
             end=end,
-            layers=profile.names[begin:end],
+            layers=names[begin:end],
             time=time.stage(begin, end),
             memory=memory.stage(begin, end, stage, len(spans)),
         )
@@ -130,22 +131,25 @@ def _solve(
     stages = ipus + folded
     closed = np.asarray(layout.closed)
 
-    def held(stage: int) -> Matrix:
-        matrix = memory.totals(stage, stages)[: tail + 1, : tail + 1]
-        return matrix + memory.totals(stages - 1, stages)[tail, count] if folded and stage == 0 else matrix
-
-    def spent(stage: int) -> Matrix:
-        matrix = time.totals[: tail + 1, : tail + 1]
-        return matrix + time.totals[tail, count] if folded and stage == 0 else matrix
-
+    beside, seconds = (tail, count), time.totals
     by_time = memory.strategy.pipelined and limit < np.inf
-    cost: Callable[[int], Matrix] = spent if by_time else held
+    # What the first IPU has besides, when the last layers are a stage of its own.
+    held_besides = float(memory.totals(stages, beside)(stages - 1)) if folded else 0.0
+    spent_besides = float(seconds[beside]) if folded else 0.0
 
-    def allowed_cost(stage: int) -> Matrix:
-        within = held(stage) <= limit
-        return np.where(within & ~closed[:, None], cost(stage), np.inf)
+    def allowed_costs(entries: Index) -> Callable[[int], Matrix]:
+        is_closed = np.broadcast_to(closed[:, None], (tail + 1, tail + 1))[entries]
+        held, spent = memory.totals(stages, entries), seconds[entries]
 
-    best = partition(allowed_cost, tail, ipus, profile.cut_bytes[: tail - 1])
+        def cost(stage: int) -> Matrix:
+            need = held(stage) + held_besides * (stage == 0)
+            return np.where(
+                (need <= limit) & ~is_closed, spent + spent_besides * (stage == 0) if by_time else need, np.inf
+            )
+
+        return cost
+
+    best = partition(allowed_costs, tail, ipus, profile.cut_bytes[: tail - 1])
     if best is None:
         return None
     spans = [(begin, end, ipu) for ipu, (begin, end) in enumerate(zip(best.bounds, best.bounds[1:]))]
