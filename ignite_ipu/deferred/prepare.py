@@ -61,7 +61,7 @@ def ipu_prepare(
         capture_model(model, settings, clip_remedy=_CLIP_REMEDY)
     for each in given:
         if isinstance(each, torch.optim.Optimizer) and _refuse_host_step not in each._optimizer_step_pre_hooks.values():
-            capture_optimizer(each)
+            capture_optimizer(each, alone=True)
             each.register_step_pre_hook(_refuse_host_step)
     return first
 

@@ -38,6 +38,9 @@ class CaptureObserver:
     def called(self, model: Any, recorded: bool) -> None:
         """Note a call of a captured model, which is recorded for the device's step or runs an inference program."""
 
+    def uses(self, weight: Any) -> None:
+        """Note that a loss is computed from a weight that nothing has captured, and capture the model that has it."""
+
     def went_backward(self, model: Any) -> None:
         """Note that a loss of a captured model went backward."""
 

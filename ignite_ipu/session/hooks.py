@@ -51,6 +51,7 @@ class SessionHooks:
         check_evaluation: Called before each evaluation, to refuse it.
         refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
             once; None to warn of what a trace has changed, be it in every call or a cache of the first.
+        recorder: Does what `record` says; None where the host computes all.
         shows_gradients: Whether steps bring gradients back, and `parameter.grad` has them.
         withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that; None where
             they may be shown.
@@ -64,6 +65,7 @@ class SessionHooks:
         self.check_evaluation: Callable[[], None] = _allow
         self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.withheld: Optional[Callable[[], None]] = None
+        self.recorder: Optional[Callable[..., Any]] = None
         self.shows_gradients = False
         self.fired: Counter[IPUEvents] = Counter()
 
@@ -94,6 +96,7 @@ class SessionHooks:
         """Take off the callbacks around calls and programs."""
         self.end_guard()
         self.around_programs(contextlib.nullcontext, _allow)
+        self.recorder = None
 
     def around_programs(self, loading: Callable[[], ContextManager[Any]], check_evaluation: Callable[[], None]) -> None:
         """Set `loading` and `check_evaluation`."""
@@ -102,6 +105,14 @@ class SessionHooks:
     def refuse_frozen_values(self, refuse: Callable[[str], None]) -> None:
         """Set `refuse_frozen`."""
         self.refuse_frozen = refuse
+
+    def record_on_weights(self, recorder: Callable[..., Any]) -> None:
+        """Set `recorder`."""
+        self.recorder = recorder
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what a function of PyTorch's that is called with weights gives, `NotImplemented` for the host's."""
+        return NotImplemented if self.recorder is None else self.recorder(func, args, kwargs)
 
     def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
         """Set `withheld`."""

@@ -163,6 +163,7 @@ class Programs:
         self.trained = self.active = None
         self.waiting.clear()
         self.hooks.end()
+        self.weights.unwatch(always=False)
         self.states.leave()
         self.evaluations.clear()
 

@@ -126,6 +126,22 @@ for i in range(0, 32, 8):
     out += [loss.item(), losses[0].item()]
 out += weigh.logs.tolist()
 """,
+    "penalties on weights before the first call, and losses weighed by a bare parameter": TASKS
+    + """
+logs = nn.Parameter(torch.zeros(2, device=device))
+optimizer = torch.optim.Adam([*model.parameters(), logs], lr=0.02)
+for i in range(0, 32, 8):
+    l1 = torch.tensor(0., requires_grad=True)
+    for parameter in model.parameters():
+        l1 = l1 + parameter.abs().sum()
+    value, kind = model(x[i : i + 8].to(device))
+    loss = torch.exp(-logs[0]) * value.pow(2).mean() + F.cross_entropy(kind, y[i : i + 8].to(device)) + 0.01 * l1
+    optimizer.zero_grad()
+    (loss + logs.sum()).backward()
+    optimizer.step()
+    out += [loss.item(), l1.item(), model.body.weight.norm().item()]
+out += logs.tolist()
+""",
     "accumulation by hand over a number of batches that leaves some over": NET
     + """
 optimizer.zero_grad()
@@ -153,18 +169,6 @@ def test_results_are_the_native_ones(run, monkeypatch, name):
 
 
 REFUSED = {
-    "losses weighed by a bare parameter": (
-        TASKS
-        + """
-logs = nn.Parameter(torch.zeros(2, device=device))
-optimizer = torch.optim.Adam([*model.parameters(), logs], lr=0.02)
-value, kind = model(x)
-loss = torch.exp(-logs[0]) * value.pow(2).mean() + F.cross_entropy(kind, y)  # here
-loss.backward()
-optimizer.step()
-""",
-        "a loss with weights of its own, too: put both into one module",
-    ),
     "a similarity matrix indexed by a mask that the device computes": (
         NET
         + """

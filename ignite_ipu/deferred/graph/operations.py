@@ -16,11 +16,13 @@ from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.deferred.graph.writes import describe_writes
 from ignite_ipu.errors import CaptureError, EarlyReadError
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import Line
 
 __all__ = [
     "CLOCK",
     "NORM",
+    "USES",
     "CallSignature",
     "Input",
     "ModesThen",
@@ -30,6 +32,7 @@ __all__ = [
     "Value",
     "by_number",
     "keep_inputs",
+    "keep_weights",
     "name_of",
 ]
 
@@ -109,10 +112,12 @@ class Input:
 
     Attributes:
         tensor: The tensor; nobody may write into it before the step has run.
-        parameter: Name it has as a parameter or buffer of the captured model, None for any other tensor.
+        parameter, model: Name it has as a parameter or buffer of a captured model, and that; None for any other tensor.
+        weight: The trained weight of which the tensor is a copy, as it was before it was known whose it is, or before
+            an update; None for all others.
     """
 
-    __slots__ = ("_original", "_shape", "_version", "model", "parameter", "tensor")
+    __slots__ = ("_original", "_shape", "_version", "model", "parameter", "tensor", "weight")
 
     def __init__(
         self,
@@ -125,6 +130,7 @@ class Input:
         self._shape = shape
         self.parameter = parameter
         self.model = model
+        self.weight: Optional[torch.Tensor] = None
         self._version = tensor._version if parameter is None else 0
         # What a copy was made of, and its version then.
         self._original: Optional[Tuple[torch.Tensor, int]] = None
@@ -140,6 +146,35 @@ class Input:
         if self._shape is None:
             self._shape = Shape.of(self.tensor, False)
         return self._shape
+
+    @classmethod
+    def of_weight(cls, weight: torch.Tensor) -> Input:
+        """Return a trained weight as it is now."""
+        found = cls(weight, Shape.of(weight, True), "")
+        found.set_aside()
+        return found
+
+    def set_aside(self) -> None:
+        """Keep a copy of the weight, which the host has newest, since it is about to change."""
+        self.weight, self.tensor = self.tensor, plain(self.tensor).clone()
+        self.parameter = self.model = None
+        self._version = self.tensor._version
+
+    def belong(self, parameter: str, model: Captured, line: Line) -> None:
+        """Be a weight again, for a loss that was computed from the copy at a line.
+
+        Raises:
+            CaptureError: The weight has other values by now.
+        """
+        assert self.weight is not None
+        model.show_weights(())
+        if not torch.equal(plain(self.weight), self.tensor):
+            raise CaptureError(
+                f"The loss was computed at {line} from the weight {parameter}, which was updated or written since. The "
+                "device computes a loss and its update together, from the weights of the update: compute what depends "
+                "on weights anew for each update; or detach() it, for a constant."
+            )
+        self.tensor, self.weight, self.parameter, self.model = self.weight, None, parameter, model
 
     def check(self, line: Line, late: bool = False) -> None:
         """Refuse a tensor that was written into since it was recorded.
@@ -252,6 +287,15 @@ class Value:
         return False
 
 
+def keep_weights(models: Container[Captured]) -> None:
+    """Keep the weights of models, some about to change, that functions were called with whose results nobody knows."""
+    for operation in list(USES):
+        for leaf in operation.leaves:
+            if type(leaf) is Input and leaf.model is not None and leaf.model.whole in models:
+                leaf.model.show_weights([operation])
+                leaf.set_aside()
+
+
 class ModesThen(NamedTuple):
     """The modes of a captured model at one moment.
 
@@ -328,6 +372,9 @@ class CallSignature:
         self.draws, self.warned = draws, False
 
 
+USES: weakref.WeakSet[Operation] = weakref.WeakSet()
+"""Functions that were called with weights of captured models, until their results go backward."""
+
 NORM = CallSignature(
     None, flatten(((), {}), []), False, flatten(torch.empty(()), []), [Shape((), (), torch.float32, False)]
 )
@@ -348,11 +395,12 @@ class Operation:
         problem: Why its values will never be known.
         kept: What is of no use once nobody can run this any more; not set where there is nothing.
         before: What was in the buffers that it writes when it ran first, by name; empty where nobody may ask.
+        of_weights: Whether it is computed from weights and tensors of the host alone, by functions.
     """
 
     __slots__ = (
-        *("__weakref__", "_is_live", "before", "done", "kept", "leaves", "line", "model", "number", "problem"),
-        *("results", "signature"),
+        *("__weakref__", "_is_live", "before", "done", "kept", "leaves", "line", "model", "number", "of_weights"),
+        *("problem", "results", "signature"),
     )
     kept: List[Any]
 
@@ -367,10 +415,15 @@ class Operation:
         self.done = False
         self.before: Mapping[str, torch.Tensor] = {}
         self._is_live: Optional[bool] = None
+        self.of_weights = signature.function is not None
         for leaf in leaves:
-            if type(leaf) is Value:
+            if type(leaf) is Input:
+                if leaf.parameter is not None and model is None:
+                    USES.add(self)
+            elif type(leaf) is Value:
                 reference = weakref.ref(self)
                 leaf.consumers.append(reference)
+                self.of_weights &= leaf.operation.of_weights
                 if signature.aliases:
                     leaf.viewed = True
 
@@ -464,6 +517,8 @@ class Operation:
             return leaf.get()
         if isinstance(leaf, Input):
             leaf.check(self.line, late=True)
+            if leaf.model is not None:
+                leaf.model.show_weights([self])
             return leaf.tensor
         return leaf.value
 

@@ -65,6 +65,15 @@ class Captured(Protocol):
     def computes_on_host(self, line: Line) -> bool:
         """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""
 
+    def check_weights(self) -> None:
+        """Notice what was written into weights; refuse to compute with them where the device is ahead of the loop."""
+
+    def show_weights(self, operations: Sequence[Any]) -> None:
+        """Copy the newest weights to the host, and refuse operations that were recorded before somebody wrote some."""
+
+    def beside(self, weights: Sequence[torch.Tensor]) -> Captured:
+        """Return what captures weights that are no module's, to be trained together with this."""
+
     def know_norms(self, line: Line) -> bool:
         """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
 

@@ -26,7 +26,7 @@ from ignite_ipu.deferred.graph.structure import Structure, flatten_call, unflatt
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
-from ignite_ipu.deferred.model.held import held_by, is_trained, release_optimizer
+from ignite_ipu.deferred.model.held import held_by, held_lists, held_parameters, is_trained, release_optimizer
 from ignite_ipu.deferred.model.host_calls import HostCall, called_on_host
 from ignite_ipu.deferred.model.transforms import refuse_transforms
 from ignite_ipu.deferred.model.turns import is_statistic
@@ -35,14 +35,21 @@ from ignite_ipu.deferred.model.weight_edits import WeightEdits
 from ignite_ipu.deferred.settings import CaptureObserver
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
 from ignite_ipu.deferred.tensor.routing import awaits_backward
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor, all_values, as_leaf, deferred_results, deferred_values
+from ignite_ipu.deferred.tensor.tensor import (
+    DeferredTensor,
+    all_values,
+    as_leaf,
+    deferred_results,
+    deferred_values,
+    record_on_weights,
+)
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["CapturedModel", "owner_of"]
+__all__ = ["CapturedModel", "LooseParameters", "owner_of"]
 
 _logger = logging.getLogger("ignite_ipu")
 
@@ -114,6 +121,8 @@ class CapturedModel:
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferWrites()
         self._look_after(self.session)
+        self.session.hooks.record_on_weights(record_on_weights)
+        self.session.weights.watch_parameters()
         self._tensors = named_tensors(model)
         own(self, {name: each for name, each in self._tensors.items() if self._joins or parameter_of(each) is None})
 
@@ -443,6 +452,32 @@ class CapturedModel:
         turns = self.whole.turns
         return all(turn.early is None for turn in turns) and turns[0].computes_on_host(line)
 
+    def check_weights(self) -> None:
+        """Notice what was written into weights; refuse to compute with them where the device is ahead of the loop."""
+        self.whole.session.hooks.check_shown()
+        self.whole.edits.look()
+
+    def show_weights(self, operations: Sequence[Operation]) -> None:
+        """Copy the newest weights to the host, and refuse operations that were recorded before somebody wrote some."""
+        whole = self.whole
+        whole.edits.check(operations, self, "The read")
+        whole.session.weights.to_host()
+
+    def beside(self, weights: Sequence[torch.Tensor]) -> CapturedModel:
+        """Return what captures weights that nothing has captured, to be trained together with this."""
+        if self._observer is not None:
+            for weight in weights:
+                self._observer.uses(weight)
+        own = {id(weight) for weight in weights}
+        if own - held_parameters():
+            raise CaptureError(
+                f"The loss that goes backward at {current_line()} is computed from parameters that no optimizer holds "
+                "and no captured model has. Prepare what they are of, or call requires_grad_(False) on them."
+            )
+        together = [weights, *(held for held in held_lists() if not own.isdisjoint(map(id, held)))]
+        loose = {id(each): each for held in together for each in held if parameter_of(each) is None}
+        return self.whole.like(LooseParameters(list(loose.values()))) if loose else self
+
     def computes_alone(self, call: Operation) -> bool:
         """Tell whether the host can compute a call before those that were made before it have run.
 
@@ -546,6 +581,15 @@ class CapturedModel:
         self._join([self], current_line())
         if self.training.optimizer is None:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
+
+
+class LooseParameters(nn.Module):
+    """The module of parameters that are no module's, as the temperatures and uncertainties that a loss weighs with."""
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        for number, weight in enumerate(weights):
+            self.register_parameter(str(number), weight)  # type: ignore[arg-type]
 
 
 def owner_of(tensor: torch.Tensor) -> Optional[CapturedModel]:

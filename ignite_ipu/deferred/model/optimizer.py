@@ -13,24 +13,62 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ignite_ipu.deferred.model.held import MODEL, OPTIMIZERS, held_by, is_held
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.model.held import MODEL, OPTIMIZERS, WATCH, held_by, is_held
 from ignite_ipu.deferred.model.joined import join
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.model.updates import Updates
+from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_parameters, watch_parameters
 
 __all__ = ["capture_optimizer", "captured_by", "joined_by_optimizers"]
 
 
-def capture_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer run captured updates from now on, if it holds the parameters of a captured model."""
+def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False) -> None:
+    """Let an optimizer run captured updates from now on, if it holds the parameters of a captured model.
+
+    Args:
+        alone: Whether functions of its weights are recorded also before a model is captured that has one of them.
+    """
     OPTIMIZERS.add(optimizer)
+    optimizer.__dict__[WATCH] = HeldWeights(optimizer, alone)
     optimizer.__dict__["step"] = MethodType(_step, optimizer)
     optimizer.__dict__["zero_grad"] = MethodType(_zero_grad, optimizer)
     optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
+
+
+class HeldWeights(SessionHooks):
+    """Has functions recorded of an optimizer's parameters that no captured model has, yet or at all.
+
+    Args:
+        optimizer, alone: As for `capture_optimizer`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, alone: bool) -> None:
+        super().__init__()
+        self._parameters = _held(optimizer)
+        self._alone = alone
+        watch_parameters(self._parameters)
+        mine = [each for each in self._parameters if is_watched(type(each))]
+        self._accesses = AccessTracker(mine, self._bring_nothing, self)
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what is recorded, `NotImplemented` for what the host computes."""
+        self._alone = self._alone or any(parameter_of(each) is not None for each in self._parameters)
+        return record_on_weights(func, args, kwargs) if self._alone else NotImplemented
+
+    def _bring_nothing(self, brings: bool) -> None:
+        """Leave the weights: the host has the only ones."""
+
+    def end(self) -> None:
+        """Let the parameters be ordinary ones again."""
+        self._accesses.ended = True
+        unwatch_parameters(self._parameters, always=False)
 
 
 def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[CapturedModel]:

@@ -12,12 +12,19 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import CLOCK, NORM, Operation, Value, keep_inputs
+from ignite_ipu.deferred.graph.operations import (
+    CLOCK,
+    NORM,
+    USES,
+    Operation,
+    Value,
+    keep_inputs,
+    keep_weights,
+)
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.reach import Reach, gradient_path
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.device_gradients import (
-    DeviceGradient,
     DeviceGradients,
     check_all_parameters,
     refuse_uncleared,
@@ -28,6 +35,7 @@ from ignite_ipu.deferred.model.host_gradients import gradients_on_host
 from ignite_ipu.deferred.model.turns import Older, begin_again, forget, keep_buffers, values_of_then
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
+from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import requires_grad
@@ -145,6 +153,8 @@ class Updates:
         if keeps or self.pending or self.training.accumulates or self._model.postponed() is not None:
             keep_inputs(loss.operations, {}, keeps)
         self.pending.append(loss)
+        if USES:
+            USES.difference_update(loss.operations)
 
     def _follow_gradients(self, what: str) -> None:
         """Do with gradients on the device what the loop did with those on the host: it has taken some off.
@@ -448,7 +458,10 @@ class Updates:
         chosen, several = self.chosen(losses), self.reach is not None
         if model.buffer_writes.waiting:
             model.buffer_writes.check_update(chosen, model, several)
-        model.edits.check(chosen, model)
+        operations = [operation for loss in chosen for operation in loss.operations]
+        model.edits.check(operations, model)
+        if USES:
+            keep_weights([model])
         try:
             if several:
                 self._run_in_turn(losses, chosen)

@@ -5,11 +5,10 @@ PyTorch has computed the loss by then; the device computes it together with the 
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Iterable
 
 from ignite_ipu.deferred.graph.operations import CLOCK, Input, Operation
 from ignite_ipu.deferred.graph.owners import Captured
-from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
@@ -46,24 +45,23 @@ class WeightEdits:
         self._weights.notice_edits()
         self._seen = self._weights.edits
 
-    def check(self, losses: Sequence[Loss], model: Captured) -> None:
-        """Refuse an update of losses that were computed from other weights than those of now.
+    def check(self, operations: Iterable[Operation], model: Captured, what: str = "The update") -> None:
+        """Refuse an update, or a read, of what was computed from other weights than those of now.
 
         Raises:
-            CaptureError: One was.
+            CaptureError: One of these operations was.
         """
         self.look()
-        for loss in losses:
-            for operation in loss.operations:
-                if operation.number > self._edited:
-                    break
-                if operation.model is not None or any(map(_is_weight, operation.leaves)):
-                    raise CaptureError(
-                        f"The update at {current_line()} is of a loss that was computed at {operation.line}, and "
-                        f"weights or buffers of {model.name} were written after that. The device computes a loss and "
-                        "its update together, from the weights of the update. Write into weights after "
-                        "optimizer.step(), or before the model is called."
-                    )
+        for operation in operations:
+            if operation.number <= self._edited and (
+                operation.model is not None or any(map(_is_weight, operation.leaves))
+            ):
+                raise CaptureError(
+                    f"{what} at {current_line()} is of what was computed at {operation.line}, and weights or buffers "
+                    f"of {model.name} were written after that. The device computes a loss and its update together, "
+                    "from the weights of the update. Write into weights after optimizer.step(), or before the model "
+                    "is called."
+                )
 
 
 def _is_weight(leaf: Any) -> bool:

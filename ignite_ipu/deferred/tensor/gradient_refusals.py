@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, List
 
 import torch
 
 from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.errors import CaptureError, listed
-from ignite_ipu.program.user_code import Line
+from ignite_ipu.program.tensors.raw import set_gradient
+from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["ON_THE_HOST", "refuse_weights_of_the_host"]
+__all__ = ["ON_THE_HOST", "refuse_weights_of_the_host", "withhold_gradient"]
 
 ON_THE_HOST = (
     "Gradients of inputs do not exist on the device: take them on the host, from a copy of the model, "
     "copy.deepcopy(model), which is an ordinary one with the newest weights. A loss that is computed from them is "
     "trained on the host."
 )
-_REMEDY = (
-    "For c * sum(p.pow(2)), give an optimizer that adds weight_decay to gradients (SGD, Adam, RMSprop) "
-    "weight_decay=2 * c. Anything else, compute in a forward that is captured: prepare a module whose forward returns "
-    "the model's output and what else the loss needs. To look at the value alone, compute it under torch.no_grad()."
-)
+
+
+class _NoGradient:
+    """Source of the gradients of what is no weight."""
+
+    def gradient_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Refuse to return one.
+
+        Raises:
+            CaptureError: Always.
+        """
+        raise CaptureError(
+            f"The gradient is read at {current_line()} of a tensor of shape {tuple(tensor.shape)} that is no weight of "
+            "a captured model. If it is a parameter, make it one of the model that is prepared, or give it to its "
+            f"optimizer as an nn.Parameter. {ON_THE_HOST}"
+        )
+
+
+_NO_GRADIENT = _NoGradient()
+
+
+def withhold_gradient(tensor: torch.Tensor) -> None:
+    """Let a tensor's gradient, which a device does not compute, be refused to whoever uses it."""
+    if not isinstance(tensor.grad, DeviceGradient):
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient = DeviceGradient(tensor.detach(), lambda: _NO_GRADIENT, weakref.ref(tensor), ON_THE_HOST)
+            set_gradient(tensor, gradient)
 
 
 def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
@@ -35,9 +60,9 @@ def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
         return
     raise CaptureError(
         f"A tensor of shape {tuple(tensor.shape)} at {line} was computed from weights of the captured model "
-        f"({listed(names)}), but not by a call of that model: by a penalty on weights, by one "
-        "of its layers, or by model.forward(...). That ran on the host, so its gradient would not reach the device. "
-        f"Call model(...) itself. {_REMEDY}"
+        f"({listed(names)}) by the host, since its shape depends on values, or before they were captured, so its "
+        "gradient would not reach the device. Prepare models and optimizers first, keep shapes fixed (a mask that "
+        "multiplies); to look at the value alone, compute it under torch.no_grad()."
     )
 
 

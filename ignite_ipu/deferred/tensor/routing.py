@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 
 from ignite_ipu.deferred.graph.operations import NORM, Input, Number, Operation, Value
-from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.owners import Captured, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.graph.structure import flatten, unflatten
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
@@ -42,7 +42,14 @@ def mark_loss(value: Value, retained: bool = False) -> None:
             f"The loss at {line} is computed with the norm of gradients from {norm.line}, which comes with the update "
             "that it is a loss of. Use the norm after optimizer.step()."
         )
+    _find_weights(operations, line)
     parts = _models_of(operations, "backward()", line)
+    if not parts:
+        raise CaptureError(
+            f"The loss at {line} is computed by no call of a captured model and from no weight of one, so its "
+            "gradients would be the host's. A model is captured when it is given to ipu_prepare together with its "
+            "optimizer."
+        )
     models = list(dict.fromkeys(parts.values()))
     if value.shape.size and max(value.shape.size) != 1:
         raise CaptureError(
@@ -80,6 +87,8 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
     Raises:
         EarlyReadError: That is not possible yet, or never.
     """
+    if value.operation.of_weights:
+        return on_host(value)
     operations, line = [each for each in ancestors(value) if not each.done], current_line()
     models = list(dict.fromkeys(_models_of(operations, what, line).values()))
     updates = [model.early_update(value, operations) for model in models]
@@ -98,6 +107,50 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
         else:
             run()
     return None
+
+
+def on_host(value: Value) -> torch.Tensor:
+    """Compute what comes from weights alone as PyTorch does, with gradients that reach no device."""
+    results: Dict[Operation, List[torch.Tensor]] = {}
+
+    def tensor_of(leaf: Any, operation: Operation) -> Any:
+        if type(leaf) is Value:
+            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
+        if type(leaf) is Number:
+            return leaf.value
+        leaf.check(operation.line, late=True)
+        if leaf.model is not None:
+            leaf.model.show_weights([operation])
+        return leaf.tensor if leaf.weight is None else torch.Tensor.detach(leaf.tensor).requires_grad_()
+
+    with torch._C.DisableTorchFunctionSubclass():
+        for operation in ancestors(value):
+            args, kwargs = unflatten(
+                operation.signature.structure, [tensor_of(leaf, operation) for leaf in operation.leaves]
+            )
+            assert operation.signature.function is not None
+            results[operation] = []
+            with torch.set_grad_enabled(operation.signature.grad):
+                flatten(operation.signature.function(*args, **kwargs), results[operation])
+    value.take(results[value.operation][value.index])
+    return value.get()
+
+
+def _find_weights(operations: Sequence[Operation], line: Line) -> None:
+    """Find out whose the weights are that a loss at a line is computed from; those that are no module's get one."""
+    leaves = [(each, leaf) for each in operations for leaf in each.leaves if type(leaf) is Input]
+    used = [(operation, leaf, leaf.weight) for operation, leaf in leaves if leaf.weight is not None]
+    loose = {id(weight): weight for _, _, weight in used if parameter_of(weight) is None}
+    if loose:
+        models = _models_of(operations, "backward()", line)
+        if not models:
+            return
+        owner = next(iter(models)).beside(list(loose.values()))
+    for operation, leaf, weight in used:
+        found = parameter_of(weight)
+        assert found is not None
+        owner, name = found
+        leaf.belong(name, owner, operation.line)
 
 
 def _computed_on_host(

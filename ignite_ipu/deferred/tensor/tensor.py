@@ -9,23 +9,32 @@ import numpy as np
 import torch
 from torch.overrides import enable_reentrant_dispatch
 
-from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Shape, Value, name_of
+from ignite_ipu.deferred.graph.operations import USES, Input, Number, Operation, Shape, Value, keep_weights, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import KEYWORDS, Signatures, changing_numbers, inferred_signature, keywords_of
-from ignite_ipu.deferred.graph.structure import flatten_call, leaves_in, mapped, refuse_sparse, unflatten, words
+from ignite_ipu.deferred.graph.structure import flatten_call, leaves_in, mapped, unflatten, words
 from ignite_ipu.deferred.tensor.buffer_writes import NORMALISATIONS, refuse_statistics
 from ignite_ipu.deferred.tensor.frames import applied_function, is_argument_check, refuse_function, refuse_script
-from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST, refuse_weights_of_the_host
+from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.in_place import OPERATORS, diagonal_masked, out_of_place
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
+from ignite_ipu.deferred.tensor.inputs import input_of, is_weight
 from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeferredTensor", "all_values", "as_leaf", "deferred_results", "known_in", "resolved"]
+__all__ = [
+    "DeferredTensor",
+    "all_values",
+    "as_leaf",
+    "deferred_results",
+    "known_in",
+    "record_on_weights",
+    "resolved",
+]
 
 _METADATA = words(
     "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
@@ -52,6 +61,11 @@ _REFUSED = {
 }
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
+# What the host does with weights, be it with gradients.
+_WITH_WEIGHTS = words(
+    "__get__ __set__ __delete__ backward grad _engine_run_backward clone to type type_as cpu cuda float double half "
+    "bfloat16 contiguous pin_memory detach register_post_accumulate_grad_hook __iter__ __setstate__ as_subclass"
+).union(_METADATA, _READS, _REFUSED)
 _CPU = torch.device("cpu")
 _MAKE = torch.Tensor._make_wrapper_subclass
 # Functions that were recorded before, and types of numbers among their arguments that may change.
@@ -195,7 +209,37 @@ def as_leaf(value: Any, line: Line) -> Any:
         return Input(known.get(), Shape.of(known.get(), False))
     if isinstance(value, (float, int)):
         return Number(value)
-    return _input(value, line)
+    return input_of(value, line)
+
+
+def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Return what a function gives that is called with weights, recorded where gradients flow through it to them.
+
+    Returns:
+        `NotImplemented` for what the host computes.
+    """
+    if EAGER.is_on:
+        return NotImplemented
+    name = getattr(func, "__name__", "")
+    leaves = leaves_in((args, kwargs))
+    values = all_values(leaves)
+    if name == "__get__" and _descriptor_name(func) in _TENSOR_PROPERTIES:
+        func, args, name = getattr, (args[0], _descriptor_name(func)), ""
+    writes = name == "__set__" or _written(name, args, kwargs) is not None
+    if writes and USES:
+        keep_weights([found[0].whole for found in map(parameter_of, leaves) if found is not None])
+    own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes
+    if values and (own or not all(value.known or value.operation.of_weights for value in values)):
+        return DeferredTensor.__torch_function__(func, tuple(map(type, leaves)), args, kwargs)
+    if values:
+        return func(*resolved(args), **resolved(kwargs))
+    if not own:
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return _recorded(func, args, kwargs)
+        except CaptureError:  # without values nobody knows what it gives
+            return NotImplemented
 
 
 def deferred_results(operation: Operation) -> Any:
@@ -214,29 +258,6 @@ def _tensor_of(value: Value) -> DeferredTensor:
     tensor.value = value
     value.handle = weakref.ref(tensor)
     return tensor
-
-
-def _input(tensor: torch.Tensor, line: Line) -> Input:
-    found = parameter_of(tensor)
-    if found is not None:
-        model, name = found
-        return Input(tensor, Shape.of(tensor, requires_grad(tensor)), name, model)
-    if requires_grad(tensor):
-        refuse_weights_of_the_host(tensor, line)
-        raise CaptureError(
-            f"A tensor of shape {tuple(tensor.shape)} at {line} requires gradients, but it is no part of the "
-            "captured model, so the device could not train through it. If it is a parameter, make it one of the model "
-            "that is prepared (a loss with weights of its own, too: put both into one module); if a model in "
-            "evaluation mode computed it, call model.train() to train that, or use torch.no_grad(); else call detach() "
-            f"on it. {ON_THE_HOST}"
-        )
-    if tensor.device.type != "cpu":
-        raise CaptureError(
-            f"A tensor on {tensor.device} takes part in the step at {line}; PopTorch copies from the host's "
-            "memory. Leave it on the CPU."
-        )
-    refuse_sparse(tensor, line)
-    return Input(tensor, Shape.of(tensor, False))
 
 
 def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -330,6 +351,23 @@ def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype
 
 
 def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    try:
+        found = _recorded(func, args, kwargs)
+    except CaptureError:
+        if not all(value.known or value.operation.of_weights for value in all_values((args, kwargs))):
+            raise
+        found = NotImplemented
+    if found is not NotImplemented:
+        return found
+    for leaf in leaves_in((args, kwargs)):
+        owner = parameter_of(leaf)
+        if owner is not None:
+            owner[0].show_weights(())
+    return func(*resolved(args), **resolved(kwargs))
+
+
+def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Return what a function gives, recorded; `NotImplemented` where the host computes it."""
     name = getattr(func, "__name__", "")
     target = _written(name, args, kwargs)
     if target is not None:
@@ -353,9 +391,9 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     line = current_line()
     values = [leaf.value for leaf in leaves if isinstance(leaf, DeferredTensor)]
     if all(value.known for value in values):
-        live = torch.is_grad_enabled() and any(value.live for value in values)
+        live = torch.is_grad_enabled() and (any(value.live for value in values) or any(map(is_weight, leaves)))
         if not live or not _gives_gradients(func, structure, [as_leaf(leaf, line) for leaf in leaves], line):
-            return func(*known_in(args), **known_in(kwargs))
+            return NotImplemented
     if name in NORMALISATIONS:
         refuse_statistics(func, name, args, kwargs, line)
     leaves = [as_leaf(leaf, line) for leaf in leaves]
@@ -391,7 +429,9 @@ def _record_in_place(
     line = current_line()
     known = not isinstance(target, DeferredTensor) or target.value.known
     if known and not deferred_values((args, kwargs)):
-        return func(*known_in(args), **known_in(kwargs))
+        if not _is_awaited(target):
+            return func(*known_in(args), **known_in(kwargs))
+        known = False
     ordinary = not isinstance(target, DeferredTensor)
     if plain is None and not ordinary:
         raise CaptureError(
@@ -415,6 +455,10 @@ def _record_in_place(
     if name == "fill_diagonal_":
         args, kwargs = diagonal_masked(*args, **kwargs), {}
     result = _record(plain, args, kwargs)
+    if not isinstance(result, DeferredTensor):  # the host has computed it, with gradients of its own
+        if not ordinary and not _is_awaited(target):
+            target.value.take(result)
+        return result
     if ordinary:
         # The name that `total += loss` binds gets the result, and the tensor it named before stands for it.
         result.origin = target
@@ -435,6 +479,16 @@ def _record_in_place(
     if target.origin is not None:
         write_back(target.value, target.origin, target)
     return target
+
+
+def _is_awaited(target: Any) -> bool:
+    """Tell whether something was recorded of a known value that comes from weights; a loss may not be from now on."""
+    if not (isinstance(target, DeferredTensor) and target.value.live):
+        return False
+    if any(each is not None and not each.done for each in [reference() for reference in target.value.consumers]):
+        return True
+    target.value.operation.problem = f"it was written in place at {current_line()}"
+    return False
 
 
 def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:

@@ -192,6 +192,11 @@ class _Loops(CaptureObserver):
         became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
         self._journal.note(self._code.current_line(), f"{type(model.model).__name__}()", became)
 
+    def uses(self, weight: Any) -> None:
+        """Capture the model that has a weight, if an optimizer was made for its parameters."""
+        for root in [root for root in self._roots if any(each is weight for each in root.parameters())]:
+            self._capture(root)
+
     def went_backward(self, model: CapturedModel) -> None:
         """Log a backward pass, and refuse one whose gradients no optimizer or the wrong update would use."""
         line = self._code.current_line()
@@ -216,7 +221,7 @@ class _Loops(CaptureObserver):
         if type(optimizer).__module__.startswith(_OURS):
             return
         self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._refuse_host_step)
-        capture_optimizer(optimizer)
+        capture_optimizer(optimizer, alone=True)
         self._note_roots(optimizer)
 
     def _session_that_trains(self, module: nn.Module) -> Optional[IPUSession]:

@@ -37,7 +37,13 @@ _METADATA = frozenset(
         *("__class__", "__torch_function__", "__torch_dispatch__"),
     )
 )
-_HOLDER = "_ignite_ipu_accesses"
+# Methods say what they do when they are called.
+_SILENT = _METADATA.union(
+    name
+    for name in dir(torch.Tensor)
+    if name[0] != "_" and name not in _UNCOUNTED and callable(getattr(torch.Tensor, name))
+)
+_HOLDER, _ACCESS = "_ignite_ipu_accesses", "_ignite_ipu_access"
 
 
 class AccessTracker:
@@ -98,6 +104,11 @@ class AccessTracker:
         """True while somebody asks."""
         return not self.ended and self._before_first() is not None
 
+    def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of a function that is recorded, `NotImplemented` for one that the host computes."""
+        hooks = self._hooks()
+        return NotImplemented if hooks is None else hooks.record(func, args, kwargs)
+
     def note(self, reads: bool, brings: bool = True) -> None:
         """Take notice of an access, which may read values or asks for none, and for which they are to be brought."""
         self.any = True
@@ -143,7 +154,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
     any_of_them = torch.Tensor._make_subclass(tensor_class, torch.empty(0))
 
     def getattribute(self: Any, name: str) -> Any:
-        if name in _METADATA or not hasattr(torch.Tensor, name):
+        if name in _SILENT or not hasattr(torch.Tensor, name):
             with torch._C.DisableTorchFunctionSubclass():
                 return object.__getattribute__(self, name)
         for accesses in holder:
@@ -154,27 +165,40 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
                 accesses.note_exposed(self, found)
         return found
 
-    def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        reads = _name(func) not in _METADATA
+    def access(reads: bool) -> None:
         for accesses in holder:
             accesses.note(reads)
         if reads:
             download(any_of_them, "__class__")
+
+    def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for accesses in holder:
+            found = accesses.recorded(func, args, kwargs or {})
+            if found is not NotImplemented:
+                return found
+        reads = _name(func) not in _METADATA
+        for tensor_class in types:  # of which PyTorch asks one
+            tensor_class.__dict__.get(_ACCESS, _no_access)(reads)
         if func == _SET_DATA and not _same_memory(*args):
             for accesses in holder:
                 accesses.note_replaced()
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
-        if _name(func) in _UNCOUNTED and isinstance(args[0], tensor_class):
+        if _name(func) in _UNCOUNTED and isinstance(args[0], cls):
             for accesses in holder:
                 accesses.note_exposed(args[0], found)
         return found
 
+    setattr(tensor_class, _ACCESS, access)
     tensor_class.__getattribute__ = getattribute
     tensor_class.__torch_function__ = classmethod(torch_function)
     tensor_class.__deepcopy__, tensor_class.__reduce_ex__ = _deepcopy, _reduce_ex
     if tensor_class in copyreg.dispatch_table:  # which is asked before the method
         copyreg.pickle(tensor_class, _reduce_ex)
+
+
+def _no_access(reads: bool) -> None:
+    pass
 
 
 def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
@@ -241,8 +265,14 @@ def watch_parameters(tensors: Iterable[torch.Tensor]) -> None:
         tensor.__class__ = watched
 
 
-def unwatch_parameters(tensors: Iterable[torch.Tensor]) -> None:
-    """Give parameters PyTorch's class back."""
+def unwatch_parameters(tensors: Iterable[torch.Tensor], always: bool = True) -> None:
+    """Give parameters PyTorch's class back.
+
+    Args:
+        tensors: The parameters.
+        always: Whether also where somebody still asks.
+    """
     for tensor in tensors:
-        if is_watched(type(tensor)):
+        tensor_class = type(tensor)
+        if is_watched(tensor_class) and (always or not any(each.serves for each in tensor_class.__dict__[_HOLDER])):
             object.__setattr__(tensor, "__class__", nn.Parameter)

@@ -102,10 +102,14 @@ class Weights:
         else:
             self._inference.append(copy)
             if self._training is None:
-                self._watch()
+                self.watch_parameters()
 
-    def _watch(self) -> bool:
-        """Notice writes that PyTorch does not count, while nobody trains; returns whether some may have been missed."""
+    def watch_parameters(self) -> bool:
+        """Notice what is done with parameters, while nobody trains.
+
+        Returns:
+            Whether writes may have been missed that PyTorch does not count.
+        """
         watch_parameters(self._tensors)
         if self._accesses is not None and self._accesses.watches(self._tensors):
             return False
@@ -114,11 +118,15 @@ class Weights:
         self._silent = [number for number, tensor in enumerate(self._tensors) if type(tensor) is torch.Tensor]
         return True
 
-    def unwatch(self) -> None:
-        """Let parameters be ordinary ones, for PopTorch to wrap or for whoever goes on with them natively."""
+    def unwatch(self, always: bool = True) -> None:
+        """Let parameters be ordinary ones, for PopTorch to wrap or for whoever goes on with them natively.
+
+        Args:
+            always: Whether also where somebody else still watches them.
+        """
         if self._training is None:
             self._forget_accesses()
-            unwatch_parameters(self._tensors)
+            unwatch_parameters(self._tensors, always)
 
     def _forget_accesses(self) -> None:
         if self._accesses is not None:
@@ -157,7 +165,9 @@ class Weights:
             self._forget_accesses()
             self._host_is_stale = False
             self.counters.forget()
-        if not self._inference:
+        if self._training is None and self._hooks.recorder is not None:
+            self.watch_parameters()
+        elif not self._inference:
             self.unwatch()
 
     def trained(self) -> None:
@@ -197,8 +207,8 @@ class Weights:
         edited |= bool(self._watched) and self._watched_changed()
         if accesses is not None:
             accesses.forget()
-        if self._training is None and self._inference:
-            edited |= self._watch()
+        if self._training is None and (self._inference or self._hooks.recorder is not None):
+            edited |= self.watch_parameters()
         if self._lost:
             names, self._lost = self._lost, []
             self._versions = _count_edits(self._tensors)

@@ -474,12 +474,14 @@ def test_a_metric_read_after_its_tensor_was_written_into_is_refused() -> None:
 
 
 def test_weights_outside_the_model_are_refused() -> None:
-    """A loss with weights of its own cannot be trained by the model's step."""
+    """What an optimizer has that nobody prepared would be trained by gradients that the host has not."""
     model = network()
     capture_model(model)
+    capture_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     scale = nn.Parameter(torch.ones(2))
-    with pytest.raises(CaptureError, match="requires gradients, but it is no part of the captured model"):
-        model(X[:8]) * scale
+    (model(X[:8]) * scale).sum().backward()
+    with pytest.raises(CaptureError, match="If it is a parameter, make it one of the model that is prepared"):
+        torch.optim.SGD([scale], lr=0.1).step()
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -1,0 +1,239 @@
+"""Losses that are computed from weights themselves, besides by calls of the model, train to PyTorch's numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, List, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import ipu_prepare
+from ignite_ipu.deferred import CaptureError
+
+X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+BATCHES = list(zip(X.split(8), Y.split(8)))
+LossOf = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Network(nn.Sequential):
+    """A model with parameters beside it, as for the weights of several losses."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.__dict__["beside"] = nn.Parameter(torch.tensor([0.5, -0.5]))
+        self.__dict__["before"] = copy.deepcopy(nn.ModuleList([self[0], self[2]]))
+
+
+def made(captures: bool, beside: bool = False, **sgd: Any) -> Tuple[Any, Any]:
+    model = Network()
+    parameters = [*model.parameters(), *([model.beside] if beside else [])]
+    optimizer = torch.optim.SGD(parameters, **{"lr": 0.1, "momentum": 0.9, **sgd})
+    return model, ipu_prepare(optimizer, model) if captures else optimizer
+
+
+def trained(captures: bool, loss_of: LossOf, beside: bool = False) -> List[torch.Tensor]:
+    """Return the losses and weights of six updates, between which there is an evaluation with gradients."""
+    model, optimizer = made(captures, beside)
+    found = []
+    for _ in range(2):
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            found.append(loss.detach())
+        model.eval()
+        found.append(torch.tensor(sum(loss_of(model, x, y).item() for x, y in BATCHES)))
+        model.train()
+    return found + [each.detach().clone() for each in (*model.parameters(), model.beside)]
+
+
+def same(loss_of: LossOf, beside: bool = False) -> None:
+    torch.testing.assert_close(trained(True, loss_of, beside), trained(False, loss_of, beside), rtol=1e-5, atol=1e-6)
+
+
+def sum_of_norms(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y) + 0.05 * sum(p.abs().sum() + p.pow(2).sum() for p in model.parameters())
+
+
+def before_the_call(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    penalty = torch.tensor(0.0, requires_grad=True)
+    for parameter in model.parameters():
+        penalty = penalty + torch.norm(parameter, 1)
+    return 0.05 * penalty + F.cross_entropy(model(x), y)
+
+
+def in_place(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = torch.zeros(())
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight"):
+            loss += parameter.abs().mean()
+    loss += F.cross_entropy(model(x), y)
+    return loss
+
+
+def orthogonal(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    weight = model[0].weight
+    return F.cross_entropy(model(x), y) + (weight @ weight.T - torch.eye(4)).pow(2).sum()
+
+
+def proximal(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    old = model.before.parameters()  # which require gradients that nobody uses
+    return F.cross_entropy(model(x), y) + 0.1 * sum((p - q).norm() for p, q in zip(model.parameters(), old))
+
+
+def tied(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    codes = torch.tanh(F.linear(x, model[0].weight))
+    return F.cross_entropy(model(x), y) + F.mse_loss(codes @ model[0].weight, x)
+
+
+def all_at_once(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y) + 0.1 * nn.utils.parameters_to_vector(model.parameters()).norm()
+
+
+def forward_alone(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model.forward(x), y)
+
+
+def layer_by_layer(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    for layer in model.children():
+        x = layer(x)
+    return F.cross_entropy(x, y)
+
+
+def looks(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Detached, without gradients, or read as a number, a norm is a number like others."""
+    with torch.no_grad():
+        norm = sum(p.norm() for p in model.parameters())
+    pruned = model[0].weight[model[0].weight.abs() > 0.1].sum().item() + model[2].weight.max().item()
+    return F.cross_entropy(model(x), y) * (1 + norm + pruned) + model[0].bias.norm().detach()
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        *(sum_of_norms, before_the_call, in_place, orthogonal, proximal, tied, all_at_once),
+        *(forward_alone, layer_by_layer, looks),
+    ],
+)
+def test_losses_of_weights(loss_of: LossOf) -> None:
+    """Before or after the model's call, by any functions, evaluated with gradients in between."""
+    same(loss_of)
+
+
+def uncertain(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    penalty = model.beside.sum()
+    scores = model(x)
+    losses = torch.stack([F.cross_entropy(scores, y), scores.square().mean()])
+    return (torch.exp(-model.beside) * losses).sum() + penalty
+
+
+def test_parameters_of_no_module() -> None:
+    """In the optimizer of the model they are trained with it."""
+    same(uncertain, beside=True)
+
+
+def test_parameters_with_an_optimizer_of_their_own() -> None:
+    """Clamped by the loop after each step, as temperatures are."""
+
+    def ends(captures: bool) -> List[float]:
+        model, optimizer = made(captures)
+        own = torch.optim.Adam([model.beside], lr=0.1)
+        if captures:
+            ipu_prepare(own)
+        for x, y in BATCHES:
+            optimizer.zero_grad(), own.zero_grad()
+            F.cross_entropy(model(x) * model.beside.exp(), y).backward()
+            optimizer.step(), own.step()
+            with torch.no_grad():
+                model.beside.clamp_(-0.45, 0.55)
+        return [*model.beside.tolist(), model[0].weight.sum().item()]
+
+    assert ends(True) == pytest.approx(ends(False), rel=1e-5)
+
+
+def test_gradients_and_accumulation() -> None:
+    """Importances from gradients, consolidated weights, and two micro-batches for an update."""
+
+    def ends(captures: bool) -> List[torch.Tensor]:
+        model, optimizer = made(captures)
+        importance = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        for x, y in BATCHES:
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            for name, parameter in model.named_parameters():
+                importance[name] += parameter.grad.detach() ** 2
+        model.zero_grad()
+        old = {name: parameter.clone().detach() for name, parameter in model.named_parameters()}
+        for number, (x, y) in enumerate([*BATCHES, *BATCHES[:1]]):
+            drift = sum((importance[n] * (p - old[n]).pow(2)).sum() for n, p in model.named_parameters())
+            ((F.cross_entropy(model(x), y) + 100 * drift) / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    torch.testing.assert_close(ends(True), ends(False), rtol=1e-5, atol=1e-6)
+
+
+def test_values_are_those_of_their_time() -> None:
+    """What was computed before updates and edits keeps its value, whenever it is read."""
+
+    def found(captures: bool) -> List[float]:
+        model, optimizer = made(captures)
+        norms, copies = [model[0].weight.norm()], [model[0].weight * 1]
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            sum_of_norms(model, x, y).backward()  # type: ignore[no-untyped-call]
+            norms.append(model[0].weight.norm())
+            optimizer.step()
+            copies.append(model[0].weight * 1)
+            nn.init.ones_(model[2].bias)
+            norms.append(model[2].bias.norm())
+        norms += [(copy - model[0].weight).abs().sum() for copy in copies]
+        with torch.no_grad():
+            model[2].weight.div_(norms[0])
+        return [each.item() for each in (*norms, model[2].weight.sum())]
+
+    assert found(True) == pytest.approx(found(False), rel=1e-5, abs=1e-6)
+
+
+def test_a_loss_of_earlier_weights_is_refused() -> None:
+    """The device has them no more; PyTorch would take gradients through them."""
+    model, optimizer = made(True)
+    earlier = model[0].weight * 2
+    for x, y in BATCHES[:1]:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with pytest.raises(CaptureError, match=r"computed at .*\.py:\d+ from the weight 0\.weight, which was updated"):
+            (F.cross_entropy(model(x), y) + (model[0].weight - earlier).sum()).backward()
+
+
+def test_gradients_of_what_is_no_weight_are_refused() -> None:
+    """Of a tensor that only requires them, as soon as they are used."""
+    model, optimizer = made(True)
+    x = BATCHES[0][0].clone().requires_grad_()
+    model(x).sum().backward()
+    optimizer.step()
+    with pytest.raises(CaptureError, match=r"no weight of a captured model\. .* Gradients of inputs do not exist"):
+        print(x.grad.sum())  # type: ignore[union-attr]
+
+
+def test_everything_is_given_back() -> None:
+    """With the capture ends that functions of weights are recorded."""
+    from ignite_ipu.deferred.model.capturing import captured
+
+    model, optimizer = made(True, beside=True)
+    uncertain(model, *BATCHES[0]).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    capture = captured(model)
+    assert capture is not None
+    capture.close()
+    assert {type(each) for each in (*model.parameters(), model.beside)} == {nn.Parameter}
+    assert type(model.beside * 2) is torch.Tensor
