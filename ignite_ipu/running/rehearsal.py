@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional
 import torch
 
 from ignite_ipu import backend
+from ignite_ipu.errors import RunError
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.forward.recorder import Recorder
@@ -106,11 +107,19 @@ def _is_temporary(path: Any) -> bool:
     return place.startswith(temporary + os.sep) and not place.startswith(here + os.sep)
 
 
-def _wrapped(
-    rehearsal: Rehearsal, wrap: Callable[..., Executor], step: BatchStep, options: Options, **arguments: Any
-) -> Executor:
-    """Return an executor that compiles and does not run."""
-    offline = options.clone()
+def _wrapped(rehearsal: Rehearsal, wrap: Callable[..., Executor], step: Any, *given: Any, **arguments: Any) -> Executor:
+    """Return an executor that compiles and does not run.
+
+    Raises:
+        RunError: The model is not wrapped by a trainer, an evaluator or a captured loop.
+    """
+    if not isinstance(step, BatchStep) or given:
+        raise RunError(
+            None,
+            f"{current_line()} wraps a {type(step).__qualname__} by PopTorch itself, which is not rehearsed: call the "
+            "compileAndExport() of its executor, with options that have useOfflineIpuTarget().",
+        )
+    offline: Options = arguments.pop("options").clone()
     offline.useOfflineIpuTarget()
     executor: Any = wrap(step, options=offline, **arguments)
     results: List[Any] = []

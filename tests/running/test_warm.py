@@ -138,6 +138,8 @@ def test_what_cannot_be_warmed(run, monkeypatch):
     """Without a cache, for a script of PopTorch's, and natively it says what to do; without programs it fails."""
     assert "--cache-dir DIR" in run("warm", LOOP, code=2)[0].err
     assert "compileAndExport" in run("warm", "import poptorch", "--cache-dir", "cache", code=2)[0].err
+    wrapped = "from ignite_ipu import backend\nimport torch\nbackend.poptorch().inferenceModel(torch.nn.Linear(1, 1))"
+    assert "train.py:3 wraps a Linear by PopTorch" in run("warm", wrapped, "--cache-dir", "cache", code=2)[0].err
     assert "--calls 0" in run("warm", LOOP, "--cache-dir", "cache", "--calls", "0", code=2)[0].err
     assert "0 programs compiled" in run("warm", "print()", "--cache-dir", "cache", code=1)[0].out
     assert "0 programs compiled" in run("warm", "raise SystemExit(3)", "--cache-dir", "cache", code=3)[0].out
