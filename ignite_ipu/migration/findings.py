@@ -79,6 +79,8 @@ class Rule:
             `one_side` takes apart.
         check: Yields the places that break the rule. None when only a trace shows them (`check --run`); the example
             then has a factory `make`.
+        rewritten: True if `run` handles such code by what it puts in the place of PyTorch's own, so that `migrate` has
+            to write it otherwise; what is handled in captured loops and engines may stay.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Rule:
     remedy: str
     example: str
     check: Optional[Callable[[Program], Hits]] = None
+    rewritten: bool = False
 
     @property
     def traced(self) -> bool:

@@ -6,6 +6,7 @@ has errors is left alone, byte for byte, and the errors are the remarks.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import io
 import re
@@ -17,15 +18,17 @@ import libcst as cst
 from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.analysis.reach import Import, imports_of
 from ignite_ipu.migration.checker import check_source
-from ignite_ipu.migration.findings import Finding, Severity
+from ignite_ipu.migration.findings import Finding, Outcome, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rewriting.imports import update_imports
+from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
 
 OUTCOMES = ("migrated", "unchanged", "left alone")
 _ACCELERATOR = "ignite_ipu.IPUAccelerator"
+_LIBRARY_TRAINER = re.compile(r"(transformers|trl|sentence_transformers)\.([\w.]+\.)?\w*Trainer")
 # What a remedy says of `migrate`, which has just declined.
 _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
 
@@ -103,6 +106,13 @@ def _trains(program: Program) -> bool:
 
 
 def _migrated(source: Source, program: Program) -> Migration:
+    for node, trainer in _trainers_of_libraries(program):
+        return left_alone(
+            source,
+            node.lineno,
+            f"{trainer} trains by a loop of its library, which stays where it is installed. `ignite-ipu run` captures "
+            "that loop and trains the file as it is. Optimum Graphcore's IPUTrainer is the other way",
+        )
     try:
         result = _rewritten(source, program)
     except RewriteRefused as refused:
@@ -112,16 +122,32 @@ def _migrated(source: Source, program: Program) -> Migration:
     except RecursionError:
         raise SourceError("is beyond LibCST: it nests too deeply") from None
     after, _ = check_source(replace(source, text=result.text, notebook=None))
-    if any(finding.severity is Severity.ERROR for finding in after):
-        return _with_errors(source, after)
+    errors = [finding for finding in after if finding.severity is Severity.ERROR and not _may_stay(finding)]
+    if errors:
+        return _with_errors(source, errors)
     if result.changed:
         try:
             source.encode(result.text)
         except (SourceError, UnicodeEncodeError) as error:
             return left_alone(source, 1, str(error))
-    result.remarks += [Remark(f.line, f.rule, f.message) for f in after if f.severity is Severity.WARNING]
+    warned = [f for f in after if f.severity is Severity.WARNING and not _may_stay(f)]
+    result.remarks += [Remark(f.line, f.rule, f.message) for f in warned]
     result.remarks.sort(key=lambda remark: remark.line)
     return result
+
+
+def _trainers_of_libraries(program: Program) -> Iterator[Tuple[ast.expr, str]]:
+    """Yield where a trainer with a loop of its own is made, or extended."""
+    bases = (base for each in program.nodes(ast.ClassDef) for base in each.bases)
+    for node in (*(call.func for call in program.nodes(ast.Call)), *bases):
+        name = program.names.resolve(node)
+        if name is not None and _LIBRARY_TRAINER.fullmatch(name):
+            yield node, name
+
+
+def _may_stay(finding: Finding) -> bool:
+    """Tell whether a captured loop or an engine computes what breaks a rule, as `run` does."""
+    return finding.run is Outcome.HANDLED and not all_rules()[finding.rule].rewritten
 
 
 def rewritten_rules(source: Source) -> Set[str]:
@@ -152,9 +178,8 @@ def _rewritten(source: Source, program: Program) -> Migration:
     return result
 
 
-def _with_errors(source: Source, after: List[Finding]) -> Migration:
+def _with_errors(source: Source, errors: List[Finding]) -> Migration:
     """Name what stands in the way, at its lines in the file as it is."""
-    errors = [finding for finding in after if finding.severity is Severity.ERROR]
     original, _ = check_source(source)
     reasons: List[Finding] = []
     for error in errors:

@@ -292,6 +292,10 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         )
     if name == "__iter__":
         return iter(_record(torch.Tensor.unbind, (args[0], 0), {}))
+    if name == "type" and (args[1:] or kwargs):
+        wanted = (*args[1:], *kwargs.values())[0]
+        wanted = getattr(torch, wanted.rpartition(".")[2]) if isinstance(wanted, str) else wanted
+        name, args, kwargs = "to", (args[0], getattr(wanted, "dtype", wanted)), {}  # a class of tensors has a type
     if name == "to":
         dtype = _cast(args, kwargs)
         if dtype is None:

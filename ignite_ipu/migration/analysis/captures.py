@@ -10,7 +10,16 @@ from ignite_ipu.migration.analysis.engine_functions import captured_functions, t
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.kinds import parameters_of
 from ignite_ipu.migration.analysis.models import Holding
-from ignite_ipu.migration.analysis.names import argument, dotted, index_of, method_calls, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.names import (
+    argument,
+    constant,
+    dotted,
+    index_of,
+    method_calls,
+    owner_of,
+    unmoved,
+    walk,
+)
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
 
@@ -242,13 +251,10 @@ class _Captures:
     def _find_out(self, name: str, scope: Scope) -> bool:
         parameters = [] if isinstance(scope, ast.Module) else [arg.arg for arg in parameters_of(scope)]
         if isinstance(scope, ast.Module) or name not in parameters:
-            return any(map(self._makes, self.file.values.get(name, ())))
-        method = parameters[:1] == ["self"]
-        position = parameters.index(name) - method
-        above = self.file.parents[scope]
-        called = above.name if isinstance(above, ast.ClassDef) and scope.name == "__init__" else scope.name
-        calls = [each for each in self.file.nodes(ast.Call) if _calls(each, called, method and called == scope.name)]
-        given = [argument(call, name, position) for call in calls]
+            return any(map(self._makes, [*self.file.values.get(name, ()), *self._looped(name, scope)]))
+        position = parameters.index(name) - (parameters[:1] == ["self"])
+        assert not isinstance(scope, ast.Module)
+        given = [argument(call, name, position) for call in self._calls_of(scope)]
         return bool(given) and all(value is not None and self._makes(value) for value in given)
 
     def _makes(self, value: ast.expr) -> bool:
@@ -257,9 +263,41 @@ class _Captures:
         if name is not None:
             return self._is_made_here(name, scope)
         inner = self.training.unwrapped(value)
+        if isinstance(inner, _LISTS):
+            elements = [inner.elt] if isinstance(inner, ast.ListComp) else inner.elts
+            return bool(elements) and all(map(self._makes, elements))
+        if isinstance(inner, ast.Subscript):  # **options of a function, by name
+            return self._is_given(constant(index_of(inner)), dotted(inner.value), scope)
         makers = {getattr(self.file.function_of(call), "name", None) for call in self.made}
         function = (dotted(inner.func) or "").rsplit(".", 1)[-1] if isinstance(inner, ast.Call) else ""
+        if isinstance(inner, ast.Call) and any(function == each.name for each in self.file.nodes(ast.ClassDef)):
+            given = [*inner.args, *(keyword.value for keyword in inner.keywords)]
+            return any(map(self._makes, given))  # a schedule around an optimizer
         return inner in self.made or function in makers
+
+    def _looped(self, name: str, scope: Scope) -> Iterator[ast.expr]:
+        """Yield what a variable of loops runs over, part by part where they run over several together."""
+        for loop in (each for node in self._own_nodes(scope) for each in _loops(node)):
+            pairs = [(loop.target, loop.iter)]
+            if isinstance(loop.target, ast.Tuple) and self.file.names.called(loop.iter) == "zip":
+                assert isinstance(loop.iter, ast.Call)
+                pairs = list(zip(loop.target.elts, loop.iter.args))
+            yield from (each for target, each in pairs if dotted(target) == name)
+
+    def _is_given(self, name: object, options: Optional[str], scope: Scope) -> bool:
+        """Tell whether all calls of a function give it, among its `**options`, an optimizer that the file makes."""
+        if isinstance(scope, ast.Module) or scope.args.kwarg is None or scope.args.kwarg.arg != options:
+            return False
+        given = [argument(call, str(name)) for call in self._calls_of(scope)]
+        return bool(given) and all(value is not None and self._makes(value) for value in given)
+
+    def _calls_of(self, scope: Union[ast.FunctionDef, ast.AsyncFunctionDef]) -> List[ast.Call]:
+        """Return the calls of a function, or of the class whose constructor it is."""
+        above = self.file.parents[scope]
+        made = isinstance(above, ast.ClassDef) and scope.name == "__init__"
+        called = above.name if made and isinstance(above, ast.ClassDef) else scope.name
+        method = not made and [arg.arg for arg in parameters_of(scope)][:1] == ["self"]
+        return [each for each in self.file.nodes(ast.Call) if _calls(each, called, method)]
 
     def _in_front(self, scope: Scope, optimizers: Sequence[str]) -> Iterator[Capture]:
         """Yield the call of `ipu_prepare` in front of the first statement that calls a model."""

@@ -34,6 +34,14 @@ def _holds_answer(file: ParsedFile, name: Optional[str]) -> bool:
     return False
 
 
+def is_native_alone(file: ParsedFile, node: ast.AST) -> bool:
+    """Tell whether an expression is the first of `... if is_native() else ...`."""
+    above = file.parents.get(node)
+    return (
+        isinstance(above, ast.IfExp) and above.body is node and file.names.called(above.test) == "ignite_ipu.is_native"
+    )
+
+
 def is_guarded(file: ParsedFile, node: ast.AST) -> bool:
     """Tell whether a node is reached only where there is a GPU to use."""
     below: ast.AST = node

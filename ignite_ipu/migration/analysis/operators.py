@@ -35,11 +35,12 @@ COMPUTED: Dict[str, Optional[FrozenSet[str]]] = {
     "nll_loss": frozenset(("weight",)),
     "layer_norm": frozenset(("", "weight", "bias")),
     "lstm": frozenset(("num_layers", "bias", "has_biases", "bidirectional", "dropout")),
-    "pad": frozenset(("mode",)),
+    "pad": frozenset(("mode", "padding_mode")),
 }
 _LAYERS = {
     **{"CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "HuberLoss": "huber_loss"},
     **{"LayerNorm": "layer_norm", "LSTM": "lstm", "ChannelShuffle": "channel_shuffle", **_POOLS},
+    **{f"Conv{n}d": "pad" for n in (1, 2, 3)},
 }
 
 

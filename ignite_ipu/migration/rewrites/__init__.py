@@ -14,6 +14,7 @@ ORDER = (
     "device_moves",
     "checkpoint_loading",
     "parallel_launch",
+    "compiled_models",
     "optimizers",
     "ignite_factories",
     "ignite_evaluators",

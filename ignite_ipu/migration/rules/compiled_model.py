@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.migration.analysis.devices import is_native_alone
 from ignite_ipu.migration.analysis.names import dotted
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
@@ -13,6 +14,8 @@ def check(program: Program) -> Hits:
     """Find calls and decorators that compile for another back end."""
     names = ("torch.compile", "torch.jit.script", "torch.jit.trace")
     for call, name in program.calls(*names):
+        if is_native_alone(program, call):
+            continue
         # Of what is exported a copy is made; what is called is not.
         outcome = Outcome.REFUSED if ".jit." in name and _is_called(program, call) else Outcome.HANDLED
         yield Hit(call, f"{name} makes a model that PopTorch cannot trace", run=outcome)
@@ -41,4 +44,5 @@ RULE = Rule(
 + model = torch.nn.Linear(2, 2)
 """,
     check=check,
+    rewritten=True,
 )

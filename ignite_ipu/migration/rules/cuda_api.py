@@ -55,4 +55,5 @@ RULE = Rule(
 +     torch.cuda.synchronize()
 """,
     check=check,
+    rewritten=True,
 )

@@ -66,4 +66,5 @@ RULE = Rule(
 + model = torch.nn.Linear(2, 2).to(host_device())
 """,
     check=check,
+    rewritten=True,
 )

@@ -49,4 +49,5 @@ RULE = Rule(
 + model = parallel_model(torch.nn.DataParallel, torch.nn.Linear(2, 2))
 """,
     check=check,
+    rewritten=True,
 )

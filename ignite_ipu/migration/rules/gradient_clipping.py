@@ -54,4 +54,5 @@ RULE = Rule(
       optimizer.step()
 """,
     check=check,
+    rewritten=True,
 )

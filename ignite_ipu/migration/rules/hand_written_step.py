@@ -60,4 +60,5 @@ RULE = Rule(
       optimizer.step()
 """,
     check=check,
+    rewritten=True,
 )

@@ -46,4 +46,5 @@ RULE = Rule(
 + scaler = torch.cuda.amp.GradScaler(enabled=is_native())
 """,
     check=check,
+    rewritten=True,
 )

@@ -48,4 +48,5 @@ RULE = Rule(
 + trainer = create_ipu_trainer(model, optimizer, loss)
 """,
     check=check,
+    rewritten=True,
 )

@@ -46,6 +46,18 @@ def train_batch(model, optimizer, x):
     loss.backward()
     optimizer.step()
 """,
+    "a library's trainer": """\
+import torch
+from transformers import Seq2SeqTrainer as Trainer
+model = make().cuda()
+Trainer(model=model, args=args, train_dataset=data).train()
+""",
+    "a trainer that extends a library's": """\
+import transformers
+class Weighted(transformers.Trainer):
+    def compute_loss(self, model, inputs): ...
+Weighted(model=model, args=args, train_dataset=data).train()
+""",
     "a move with arguments of its own": "model.cuda(memory_format=format)\n",
 }
 
@@ -75,3 +87,12 @@ def test_everything_but_the_change_is_kept(newline):
     after = migrate_source(Source("code.py", before)).text
     expected = before.replace("model . cuda( )", "model . to( host_device())")
     assert after.replace(f"from ignite_ipu import host_device{newline}", "") == expected
+
+
+@pytest.mark.parametrize("name", ["a library's trainer", "a trainer that extends a library's"])
+def test_a_librarys_trainer_says_how_to_train_it(name):
+    """`run` captures loops of installed packages, too."""
+    migration = migrate_source(Source("code.py", PIECES[name]))
+    assert migration.blocked
+    assert "`ignite-ipu run` captures that loop" in migration.remarks[0].message
+    assert migration.remarks[0].line in (2, 4)  # where it is extended, or made
