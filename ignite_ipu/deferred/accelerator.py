@@ -148,7 +148,14 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         if self.gradient_accumulation_steps > 1:
             said["gradient_accumulation_steps"] = self.gradient_accumulation_steps
         self.config = dataclasses.replace(settings, **said)
-        captured_options(self.config)
+        replicas = captured_options(self.config).replication_factor
+        for handler in arguments.get("kwargs_handlers") or ():
+            hook = str(getattr(handler, "comm_hook", "no"))  # nothing is sent in one process without replicas
+            if hook != "no" and replicas > 1:
+                raise UnsupportedArgumentError(
+                    f"kwargs_handlers: {type(handler).__name__}(comm_hook={hook!r}) compresses gradients between "
+                    f"processes, and between {replicas} replicas an IPU adds them up as they are. Leave comm_hook out."
+                )
 
     # -- preparing ------------------------------------------------------------------------------------------------
 
@@ -433,7 +440,9 @@ def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
     for name, reason in _REFUSED.items():
         value = kwargs.get(name)
         if (value.backend if isinstance(value, TorchDynamoPlugin) else value) not in (None, "no", "NO"):
-            raise UnsupportedArgumentError(f"{name}={value!r}: {reason}. Leave it out.")
+            # The plugins that accelerate makes of them are long to read.
+            shown = repr(value) if isinstance(value, (str, bool, dict)) else f"{type(value).__name__}(...)"
+            raise UnsupportedArgumentError(f"{name}={shown}: {reason}. Leave it out.")
     precision = kwargs.get("mixed_precision")
     if precision is not None and str(precision) not in _PRECISIONS:
         raise UnsupportedArgumentError(
@@ -443,15 +452,7 @@ def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
         )
     for handler in kwargs.get("kwargs_handlers") or ():
         name = type(handler).__name__
-        if name == "DistributedDataParallelKwargs":
-            # One process has no buckets, and what gets no gradient is left alone. Gradients between replicas are sums.
-            hook = str(getattr(handler, "comm_hook", "no"))
-            if hook != "no":
-                raise UnsupportedArgumentError(
-                    f"kwargs_handlers: {name}(comm_hook={hook!r}) compresses gradients between processes, and between "
-                    "replicas an IPU adds them up as they are. Leave comm_hook out."
-                )
-        elif name in ("GradScalerKwargs", "AutocastKwargs") or "Recipe" in name:
+        if name in ("GradScalerKwargs", "AutocastKwargs") or "Recipe" in name:
             raise UnsupportedArgumentError(
                 f"kwargs_handlers: {name} configures a mechanism of GPUs that an IPU does not have. Leave it out"
                 f"{' and use config=IPUConfig(loss_scaling=...)' if name == 'GradScalerKwargs' else ''}."

@@ -121,8 +121,12 @@ def test_options_of_data_parallel_processes() -> None:
     hooks = getattr(accelerate.utils, "DDPCommunicationHookType", None)
     if hooks is None:
         pytest.skip("accelerate 0.31 brought hooks on communication")
+    IPUAccelerator(kwargs_handlers=[kwargs(comm_hook=hooks.FP16)])
+    forget()
     with pytest.raises(UnsupportedArgumentError, match=r"DistributedDataParallelKwargs\(comm_hook='fp16'\)"):
-        IPUAccelerator(kwargs_handlers=[kwargs(comm_hook=hooks.FP16)])
+        IPUAccelerator(
+            kwargs_handlers=[kwargs(comm_hook=hooks.FP16)], replication_factor=2, gradient_accumulation_steps=2
+        )
 
 
 def test_arguments_by_position() -> None:
