@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.forward.randomness import GENERATORS
-from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, MAPPINGS, SEQUENCES, SETS
+from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, MAPPINGS, SEQUENCES, SETS, items_of
 from ignite_ipu.program.user_code import is_users_file, loaded_by, names_in
 
 __all__ = ["BOOKKEEPERS", "HOOKS", "Named", "Place", "is_followed"]
@@ -122,8 +122,9 @@ class Named:
         if issubclass(kind, (*GENERATORS, Iterator)):
             self.iterators.append(value)
         if issubclass(kind, (*MAPPINGS, *SEQUENCES, *SETS)):
-            if self._everything or (depth < _DEEPEST and len(value) <= _MOST_ELEMENTS):
-                for element in list(value.values() if issubclass(kind, MAPPINGS) else value):
+            elements = items_of(value) if issubclass(kind, MAPPINGS) else value
+            if self._everything or (depth < _DEEPEST and len(elements) <= _MOST_ELEMENTS):
+                for element in [item for _, item in elements] if issubclass(kind, MAPPINGS) else list(value):
                     self._visit(path, element, depth + 1)
         elif kind in _WRAPPERS:
             self._visit(path, getattr(value, _WRAPPERS[kind]))

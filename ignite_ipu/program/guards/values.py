@@ -15,14 +15,14 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
-from typing import Any, Hashable
+from typing import Any, Collection, Hashable, ItemsView
 
 import numpy as np
 import torch
 
 from ignite_ipu.program.forward.randomness import state_of
 
-__all__ = ["FIXED", "FUNCTIONS", "MAPPINGS", "READ", "SEQUENCES", "SETS", "Reader", "Same"]
+__all__ = ["FIXED", "FUNCTIONS", "MAPPINGS", "READ", "SEQUENCES", "SETS", "Reader", "Same", "items_of"]
 
 FIXED = (
     *(int, float, complex, str, bytes, enum.Enum, type(None), np.generic, range),
@@ -35,6 +35,7 @@ FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 """Types of what has code that a call runs, or leads to it."""
 
 MAPPINGS = (dict, MappingProxyType)
+_PLAIN = (*MAPPINGS, collections.OrderedDict)
 SEQUENCES = (list, tuple, collections.deque)
 SETS = (set, frozenset)
 # Of which the bytes are compared; those of ctypes are what processes share.
@@ -43,6 +44,13 @@ _LONGEST = 64
 
 READ = (*FIXED, torch.Tensor, np.ndarray, *MAPPINGS, *SEQUENCES, *SETS, *_MEMORY, Iterator)
 """Types of values that are compared by what is in them."""
+
+
+def items_of(mapping: Any) -> ItemsView[Any, Any]:
+    """Return what one of `MAPPINGS` holds, whatever else the methods of its class do: import what it names, say."""
+    if type(mapping) in _PLAIN:
+        return mapping.items()  # type: ignore[no-any-return]
+    return (collections.OrderedDict if isinstance(mapping, collections.OrderedDict) else dict).items(mapping)
 
 
 class Same:
@@ -69,9 +77,10 @@ class Reader:
         if isinstance(value, torch.Tensor):
             return self.of_tensor(value)
         if isinstance(value, MAPPINGS):
-            return self._long(value) or (kind, *[(self.read(key), self.read(item)) for key, item in value.items()])
+            items = items_of(value)
+            return self._long(value, items) or (kind, *[(self.read(key), self.read(item)) for key, item in items])
         if isinstance(value, SEQUENCES):
-            return self._long(value) or (kind, *map(self.read, value))
+            return self._long(value, value) or (kind, *map(self.read, value))
         if isinstance(value, SETS):
             return kind, frozenset((type(each), each) for each in value)
         if isinstance(value, np.ndarray):
@@ -91,13 +100,13 @@ class Reader:
             return value  # methods are equal that are made of the same
         return state_of(value) if isinstance(value, Iterator) else Same(value)
 
-    def _long(self, value: Any) -> Hashable:
+    def _long(self, value: Any, elements: Collection[Any]) -> Hashable:
         """Return something for the contents of a long collection, computed by C; None where there are objects in it."""
-        if len(value) <= _LONGEST:
+        if len(elements) <= _LONGEST:
             return None
         try:
             # Later formats write down which objects are the same, too.
             contents = marshal.dumps(list(value) if isinstance(value, collections.deque) else value, 2)
         except ValueError:
             return None
-        return type(value), len(value), hash(contents)
+        return type(value), len(elements), hash(contents)

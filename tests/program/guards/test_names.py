@@ -57,6 +57,11 @@ NOTICED = {
     "one of a namespace in it": ("def forward(self, x): return x * cfg.inner.beta", "", "cfg.inner.beta = 2.0"),
     "another namespace": ("def forward(self, x): return x * cfg.inner.beta", "", "cfg.inner = Config(2.0)"),
     "a class as a namespace": ("def forward(self, x): return x * CFG.beta", "", "CFG.beta = 2.0"),
+    "an item of a dictionary whose class computes what it lists": (
+        "def forward(self, x): return x * lazy['beta']",
+        "class Lazy(dict):\n    def items(self): raise ValueError\n    values = __len__ = items\nlazy = Lazy(beta=1.0)",
+        "lazy['beta'] = 2.0",
+    ),
     "an item of a dictionary": ("def forward(self, x): return x * table['beta']", "", "table['beta'] = 2.0"),
     "an item of a list": ("def forward(self, x): return x * numbers[0]", "", "numbers[0] = 2.0"),
     "a tensor in place": ("def forward(self, x): return x * mask", "", "mask[0] = 0"),
