@@ -35,6 +35,8 @@ from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import read_source
 from ignite_ipu.pipeline import PlanError, load_plan, measure, plan, save_plan
+from ignite_ipu.session.executables import Executable
+from ignite_ipu.session.session import SessionError
 from tests.resilience.children import Child
 
 SECONDS_PER_INPUT = 10
@@ -286,6 +288,12 @@ def _read_states(data: bytes, path: Path) -> None:
     read_device_states(str(path))
 
 
+def _read_description(data: bytes, path: Path) -> None:
+    path.write_bytes(b"")
+    Path(f"{path}.json").write_bytes(data)
+    Executable(path)
+
+
 # -- programs and notebooks -------------------------------------------------------------------------------------------
 
 _PROGRAM = b"""import torch
@@ -339,6 +347,14 @@ TARGETS: Dict[str, Target] = {
         lambda: [b"[[3, 18446744073709551615], null, [1]]"],
         _read_states,
         (CheckpointError,),
+        lambda data, drawn: damage(data, drawn),
+    ),
+    "descriptions of executables": Target(
+        lambda: [
+            b'{"the kind": "training", "0.weight": "torch.float32 of shape (4, 2)", "what forward computes": "0a1b"}'
+        ],
+        _read_description,
+        (SessionError,),
         lambda data, drawn: damage(data, drawn),
     ),
     "settings as JSON": Target(
