@@ -341,7 +341,7 @@ class IPUSession:
             LossError: All parameters are frozen.
         """
         programs = self._programs
-        trained = self.with_trainer()
+        trained = programs.trained or self.with_trainer()
         program, link, executor = trained.program, trained.link, trained.program.executor
         if self._gradient_hooks.handles != RemovableHandle.next_id:
             problem = self._gradient_hooks.problem()
@@ -363,7 +363,7 @@ class IPUSession:
     def note_updates(self, count: int) -> None:
         """Note that the training program made updates."""
         self.weights.trained()
-        trained = self.with_trainer()
+        trained = self._programs.trained or self.with_trainer()
         trained.link.stepped(count)
         trained.program.note_call()
 

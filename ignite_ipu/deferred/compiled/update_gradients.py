@@ -82,15 +82,14 @@ class UpdateGradients:
 
     def follow(self, program: Optional[ModelProgram]) -> None:
         """Take the update that a program has just made; None for one that brings no gradients back."""
-        known = self._program()
         self._found, self._factor = {}, None
-        self._program = _none if program is None else weakref.ref(program)
         if program is None:
-            self.unused = set()
-        elif program is not known:
+            self._program, self.unused = _none, set()
+            return
+        if program is not self._program():
+            self._program = weakref.ref(program)
             self.unused = {id(each) for name, each in self._trained() if anchored_gradient(program, name, each) is None}
-        if program is not None:
-            self.settle_norms()
+        self.settle_norms()
 
     def show(self, found: Dict[int, Optional[torch.Tensor]]) -> None:
         """Show those that the host has computed, by `id` of their parameter, until the update is made."""

@@ -393,7 +393,9 @@ class CapturedModel:
         Raises:
             CaptureError: It cannot be a part of the update, or no optimizer has weights that it reaches.
         """
-        turns = [turn for turn in self.whole.turns if turn.reach is None or turn.chosen([loss])]
+        turns = self.whole.turns
+        if len(turns) > 1:
+            turns = [turn for turn in turns if turn.reach is None or turn.chosen([loss])]
         if not turns:
             raise CaptureError(
                 f"The loss at {loss.line} trains no weights that an optimizer holds: its gradients would be used by "

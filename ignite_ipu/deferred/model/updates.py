@@ -455,7 +455,8 @@ class Updates:
         if self.uncleared is not None:
             refuse_uncleared(self.uncleared)
         model, (losses, self.pending, self._shown) = self._model, (self.pending, [], 0)
-        chosen, several = self.chosen(losses), self.reach is not None
+        several = self.reach is not None
+        chosen = self.chosen(losses) if several else losses
         if model.buffer_writes.waiting:
             model.buffer_writes.check_update(chosen, model, several)
         operations = [operation for loss in chosen for operation in loss.operations]

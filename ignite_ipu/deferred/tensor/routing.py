@@ -36,12 +36,12 @@ def mark_loss(value: Value, retained: bool = False) -> None:
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
         )
     operations = ancestors(value)
-    norm = next((operation for operation in operations if operation.signature is NORM), None)
-    if norm is not None:
-        raise CaptureError(
-            f"The loss at {line} is computed with the norm of gradients from {norm.line}, which comes with the update "
-            "that it is a loss of. Use the norm after optimizer.step()."
-        )
+    for operation in operations:
+        if operation.signature is NORM:
+            raise CaptureError(
+                f"The loss at {line} is computed with the norm of gradients from {operation.line}, which comes with "
+                "the update that it is a loss of. Use the norm after optimizer.step()."
+            )
     _find_weights(operations, line)
     parts = _models_of(operations, "backward()", line)
     if not parts:
