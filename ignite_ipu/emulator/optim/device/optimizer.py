@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -22,6 +22,8 @@ from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
 STEP = "Step"
 _UPDATE_FACTOR = "lossScaleUpdateFactor"
+# Elements of weights whose update is computed at once: several tensors of as many are needed in between.
+_MOST_AT_ONCE = 1 << 22
 _COUNTED = (UpdateRule.ADAM, UpdateRule.ADAMW, UpdateRule.ADAMW_NO_BIAS, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
 Grads = Sequence[Optional[torch.Tensor]]
 
@@ -273,8 +275,20 @@ class DeviceOptimizer:
         for index, slot in present:
             key = (slot.group, slot.weight.dtype, slot.grouped, slot.steps, slot.in_force)
             members.setdefault(key, []).append(index)
-        self._work = [self._prepared(indices) for indices in members.values()]
+        self._work = [self._prepared(part) for indices in members.values() for part in self._parts(indices)]
         self._missing = missing
+
+    def _parts(self, indices: List[int]) -> Iterator[List[int]]:
+        """Yield runs of weights that are not too large together for what an update computes in between."""
+        part, elements = [], 0  # type: List[int], int
+        for index in indices:
+            more = self._slots[index].weight.numel()
+            if part and elements + more > _MOST_AT_ONCE:
+                yield part
+                part, elements = [], 0
+            part.append(index)
+            elements += more
+        yield part
 
     def _prepared(self, indices: List[int]) -> _Work:
         slots = [self._slots[index] for index in indices]

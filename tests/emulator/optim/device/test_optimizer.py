@@ -14,6 +14,7 @@ from ignite_ipu.emulator.enums import CommGroupType, VariableRetrievalMode
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.optim.description import describe
 from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.emulator.optim.device import optimizer as device_optimizer
 from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
@@ -60,9 +61,11 @@ def steps(which: Any, count: int, seed: int = 0) -> None:
         which.update([torch.randn(w.shape, generator=generator) for w in which.weights.values()])
 
 
+@pytest.mark.parametrize("most", [1 << 22, 3])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
-def test_every_group_has_values_of_its_own(kind: Any) -> None:
-    """Three groups with different rates and decays end where torch's end."""
+def test_every_group_has_values_of_its_own(kind: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three groups with different rates and decays end where torch's end, however many weights are updated at once."""
+    monkeypatch.setattr(device_optimizer, "_MOST_AT_ONCE", most)
     own = params(4)
     optimizer = kind(
         [{"params": own[:1]}, {"params": own[1:3], "lr": 0.05, "weight_decay": 0.1}, {"params": own[3:], "lr": 0.0}],

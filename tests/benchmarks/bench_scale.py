@@ -1,0 +1,272 @@
+"""Growth, with a model's size, of what people wait for, as the exponent of a power law: none may be above 1.
+
+Where plain PyTorch does the same, what its own exponent has above 1 is taken off: a larger model leaves the processor's
+caches. First steps and memory are compared with plain PyTorch's. `python -m tests.benchmarks.bench_scale 350` goes up
+to 350 M parameters, not 125 M.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from tests.benchmarks.bench_imports import of_children
+from tests.benchmarks.bench_pipeline import best_of, measured
+from tests.benchmarks.measures import Measure, Work, report, seconds
+from tests.benchmarks.models import batches, perceptron, poptorch_loop
+
+LAYERS = (10, 100, 300, 1000)
+MILLIONS = (1, 8, 31, 125)
+FILES = (100, 1000, 10_000)
+TOKENS = 64
+PROGRAM = """
+import torch
+from torch import nn
+from ignite.engine import create_supervised_trainer
+
+class Net{0}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+def train{0}(loader):
+    model = Net{0}().to("cuda")
+    trainer = create_supervised_trainer(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cuda")
+    trainer.run(loader, max_epochs=2)
+"""
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int, layers: int, words: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+            for _ in range(layers)
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def loss(predicted: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(predicted.flatten(0, 1), tokens.flatten())
+
+
+def measures() -> Iterator[Measure]:
+    """Yield the rows of the table."""
+    waits(lambda: perceptron(32, 5), 32)  # imports, and what else is done once
+    yield from growth("layers", LAYERS, [waits(partial(perceptron, 32, count), 32) for count in LAYERS])
+    widths = [math.isqrt(10**6 * size // 5) for size in MILLIONS]
+    yield from growth("M parameters", MILLIONS, [waits(partial(perceptron, width, 5), width) for width in widths])
+    yield from first_step()
+    yield from memory()
+    yield from plans()
+    yield from checks()
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Return the slope of a straight line through the logarithms."""
+    x, y = ([math.log(each) for each in side] for side in (sizes, values))
+    middle = sum(x) / len(x)
+    return sum((a - middle) * b for a, b in zip(x, y)) / sum((a - middle) ** 2 for a in x)
+
+
+def growth(unit: str, sizes: Sequence[int], found: Sequence[Dict[str, Tuple[float, ...]]]) -> Iterator[Measure]:
+    of = f"{', '.join(map(str, sizes))} {unit}"
+    for name in found[0]:
+        sides = list(zip(*(each[name] for each in found)))
+        laws = [exponent(sizes, side) for side in sides]
+        shown = "; plain ".join(" / ".join(f"{1e3 * value:.3g}" for value in side) for side in sides)
+        yield Measure(
+            f"growth of {name}, {of}",
+            laws[0] - max([law - 1 for law in laws[1:] if law > 1], default=0),
+            1,
+            "",
+            f"{shown} ms",
+        )
+
+
+def waits(make: Callable[[], nn.Module], width: int) -> Dict[str, Tuple[float, ...]]:
+    """Return the processor seconds of what somebody waits for who trains a model, and plain PyTorch's of the same."""
+    model, (batch,) = make(), batches(1, 8, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    trainer, evaluator = create_ipu_trainer(model, optimizer, F.cross_entropy), create_ipu_evaluator(model)
+
+    def train() -> None:
+        trainer._process_function(trainer, batch)
+
+    def evaluate() -> None:
+        evaluator._process_function(evaluator, batch)
+
+    def after_training(work: Work) -> float:
+        train()
+        return seconds(work)
+
+    first = {"the first step": (seconds(train),), "the first evaluation": (seconds(evaluate),)}
+    step = best_of(5, train)
+    switch = min(after_training(evaluate) for _ in range(3))
+    checkpoint = min(after_training(lambda: save(model, optimizer)) for _ in range(3))
+    trainer.ipu.close()
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    plain = best_of(5, lambda: train_plainly(model, optimizer, batch))
+    saved = best_of(3, lambda: save(model, optimizer))
+    again = {
+        "a step": (step, plain),
+        "an evaluation that takes weights over": (switch,),
+        "a checkpoint": (checkpoint, saved),
+    }
+    return {**first, **again}
+
+
+def train_plainly(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tuple[torch.Tensor, torch.Tensor]) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+def save(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(states, Path(folder, "checkpoint.pt"))
+
+
+def first_step() -> Iterator[Measure]:
+    """Yield the first step of 60 blocks after a few, beside a hand-written program's and plain PyTorch's."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(*(Block(64) for _ in range(60)), nn.Linear(64, 10))
+
+    data = batches(1, 32, 64)
+
+    def step(by_hand: bool) -> Work:
+        made = model()
+        if by_hand:
+            return poptorch_loop(made, data)
+        optimizer = torch.optim.SGD(made.parameters(), lr=1e-4, momentum=0.9)
+        trainer = create_ipu_trainer(made, optimizer, F.cross_entropy)
+        return lambda: trainer._process_function(trainer, data[0])
+
+    def plain() -> Work:
+        made = model()
+        optimizer = torch.optim.SGD(made.parameters(), lr=1e-4, momentum=0.9)
+        return lambda: train_plainly(made, optimizer, data[0])
+
+    for name, other in (("hand-written PopTorch", lambda: step(by_hand=True)), ("plain PyTorch", plain)):
+        pairs = [(seconds(step(by_hand=False)), seconds(other())) for _ in range(8)][1:]
+        ours, theirs = sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
+        both = f"{1e3 * ours:.3g} / {1e3 * theirs:.3g} ms"
+        yield Measure(f"first step of 60 blocks / {name}'s first", ours / theirs, 2, "", both)
+
+
+def memory() -> Iterator[Measure]:
+    """Yield what AdamW's training of transformers holds, in processes of their own, and its peak."""
+    sizes = ((256, 4, 8000), (384, 8, 13000), (768, 12, 26000))
+    ours, theirs = ([held_by(kind, *size) for size in sizes] for kind in ("ours", "plain"))
+    weights = [each[0] for each in ours]
+    shown = " / ".join(f"{each[1] >> 20}" for each in ours)
+    name = f"growth of memory held in training, {', '.join(f'{each / 1e6:.0f}' for each in weights)} M parameters"
+    yield Measure(name, exponent(weights, [each[1] for each in ours]), 1, "", f"{shown} MiB")
+    for place, what in ((1, "held"), (2, "at most")):
+        mine, other = ours[-1][place], theirs[-1][place]
+        times = f"{mine / weights[-1] / 4:.2f} / {other / weights[-1] / 4:.2f} times the weights"
+        name = f"memory {what} in training {weights[-1] / 1e6:.0f} M parameters with AdamW / plain PyTorch"
+        yield Measure(name, mine / other, 1.15, "", times)
+
+
+def held_by(kind: str, *size: int) -> Tuple[int, int, int]:
+    """Return the parameters of a transformer, and the bytes that training it holds, and held at most."""
+    command = [sys.executable, "-m", "tests.benchmarks.bench_scale", kind, *map(str, size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    parameters, held, most = map(int, done.stdout.split())
+    return parameters, held, most
+
+
+def hold(kind: str, width: int, layers: int, words: int) -> None:
+    """Train for three steps, and print what `held_by` returns."""
+    torch.set_num_threads(1)
+    model = Transformer(width, layers, words)
+    parameters = sum(each.numel() for each in model.parameters())
+    tokens = torch.randint(0, words, (1, TOKENS))
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = resident() - 4 * parameters
+    trainer = create_ipu_trainer(model, optimizer, loss) if kind == "ours" else None
+    for _ in range(3):
+        if trainer is not None:
+            trainer._process_function(trainer, (tokens, tokens))
+        else:
+            optimizer.zero_grad()
+            loss(model(tokens), tokens).backward()
+            optimizer.step()
+    gc.collect()
+    most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(parameters, resident() - before, most - before)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def plans() -> Iterator[Measure]:
+    """Yield how long plans take for 64 IPUs, measuring included."""
+    from ignite_ipu.pipeline import compare
+
+    sizes = (100, 300, 1000)
+    taken = [best_of(1, lambda size=size: compare(measured(size), 64)) for size in sizes]  # type: ignore[misc]
+    shown = " / ".join(f"{1e3 * value:.3g}" for value in taken)
+    yield Measure("plan 1,000 layers over 64 IPUs, measuring included", taken[-1], 20, "s")
+    yield Measure("growth of a plan, 100, 300, 1000 layers", exponent(sizes, taken), 1, "", f"{shown} ms")
+
+
+def checks() -> Iterator[Measure]:
+    """Yield how long `check` takes for folders of programs."""
+    taken: List[float] = []
+    for count in FILES:
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(count):
+                package = Path(folder, f"package{number // 100}")
+                package.mkdir(exist_ok=True)
+                (package / f"program{number}.py").write_text(PROGRAM.format(number))
+            command = [sys.executable, "-m", "ignite_ipu", "check", folder]
+            taken.append(seconds(lambda: subprocess.run(command, stdout=subprocess.DEVNULL), of_children))  # noqa: B023
+    shown = " / ".join(f"{1e3 * value:.3g}" for value in taken)
+    yield Measure(f"growth of check, {', '.join(map(str, FILES))} files", exponent(FILES, taken), 1, "", f"{shown} ms")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        hold(sys.argv[1], *map(int, sys.argv[2:]))
+    else:
+        torch.set_num_threads(1)
+        MILLIONS = (*MILLIONS, *map(int, sys.argv[1:]))
+        sys.exit(1 if report(measures(), sys.stdout) else 0)
