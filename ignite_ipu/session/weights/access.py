@@ -23,6 +23,7 @@ from torch import nn
 
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.session.weights.aliases import note_alias
 
 __all__ = ["AccessTracker", "is_watched", "unwatch_parameters", "watch_parameters"]
 
@@ -161,6 +162,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
             accesses.note(reads=True)
         found = download(self, name)
         if name in _UNCOUNTED:
+            note_alias(found)
             for accesses in holder:
                 accesses.note_exposed(self, found)
         return found
@@ -184,6 +186,8 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
                 accesses.note_replaced()
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.detach:
+            note_alias(found)
         if _name(func) in _UNCOUNTED and isinstance(args[0], cls):
             for accesses in holder:
                 accesses.note_exposed(args[0], found)

@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from torch import nn
 
+from ignite_ipu.session.weights.aliases import note_alias
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["LiveState", "ModelStates", "live_state"]
@@ -25,6 +26,10 @@ def _refreshed(name: str) -> Any:
             weights = source()
             if weights is not None:
                 weights.show()
+        if not self.noted:
+            self.noted, holder = True, weakref.ref(self)
+            for tensor in OrderedDict.values(self):
+                note_alias(tensor, holder)
         return method(self, *args, **kwargs)
 
     return call
@@ -38,10 +43,12 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
 
     Attributes:
         sources: Whose weights it shows; each returns None when that is over. Never changed in place.
+        noted: Whether somebody may have taken tensors out of it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.sources: Sequence[Callable[[], Optional[Weights]]] = ()
+        self.noted = False
         super().__init__(*args, **kwargs)
 
     __getitem__, get, pop = map(_refreshed, ("__getitem__", "get", "pop"))
@@ -64,7 +71,8 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
 
     def _ordinary(self) -> OrderedDict[str, Any]:
         ordinary: OrderedDict[str, Any] = OrderedDict(self)
-        ordinary.__dict__.update({name: value for name, value in self.__dict__.items() if name != "sources"})
+        own = ("sources", "noted")
+        ordinary.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
         return ordinary
 
 

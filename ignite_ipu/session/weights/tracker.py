@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import sys
 import weakref
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -18,10 +19,12 @@ from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, unwatch_parameters, watch_parameters
+from ignite_ipu.session.weights.aliases import is_kept
 from ignite_ipu.session.weights.batch_counters import BatchCounters
 
 __all__ = ["Weights"]
 
+_logger = logging.getLogger("ignite_ipu")
 # To a watched tensor: from its entry, from the variable in the loop, and from the call that counts.
 _OUR_REFERENCES = 3
 _MOST_NAMES = 3
@@ -70,6 +73,7 @@ class Weights:
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
         self.updates = [0]
+        self._told_of_aliases = False
         self.counters = BatchCounters()
         self._watched: List[Tuple[torch.Tensor, int]] = []
 
@@ -179,6 +183,19 @@ class Weights:
             self._accesses.read = False
         for copy in self._inference:
             copy.stale = True
+        if is_kept(self._places):
+            if not self._told_of_aliases:
+                self._told_of_aliases = True
+                _logger.warning(
+                    "The loop keeps tensors that share the memory of weights (parameter.data, parameter.detach(), or "
+                    "taken out of a state_dict()) over updates, and natively they change with them: so the weights are "
+                    "copied to the host after each update. A clone() keeps the values, and saves the copies."
+                )
+            self.to_host()
+
+    def _places(self) -> Set[int]:
+        with torch._C.DisableTorchFunctionSubclass():
+            return {tensor.untyped_storage().data_ptr() for tensor in self._tensors}
 
     def host_changed(self) -> None:
         """Remember that the host's weights were set, for example by `load_state_dict`: they are now the newest."""

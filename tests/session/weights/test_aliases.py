@@ -1,0 +1,64 @@
+"""Tensors with the memory of weights that somebody keeps over updates change with the weights, as natively."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any, Callable, Dict, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import ipu_prepare
+from ignite_ipu.session.session import IPUSession
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+KEPT: Dict[str, Callable[[nn.Module], Any]] = {
+    "data": lambda model: model.weight.data,
+    "detached": lambda model: model.weight.detach(),
+    "entries": lambda model: {name: tensor for name, tensor in model.state_dict().items()}["weight"],
+    "one_entry": lambda model: model.state_dict()["weight"],
+    "copy": lambda model: model.weight.detach().clone(),
+}
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    F.mse_loss(model(X), X[:, :2]).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_is_live(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Taken before the first update, or between two; only a copy stays what it was, and costs nothing."""
+
+    def sums(captures: bool) -> List[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model)
+        found, kept = [], []
+        for _ in range(3):
+            kept.append(KEPT[name](model))
+            update(model, optimizer)
+            found += [float(each.sum()) for each in kept]
+        return found
+
+    expected = sums(False)
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        assert sums(True) == pytest.approx(expected, rel=1e-5)
+    assert caplog.text.count("over updates, and natively they change with them") == (name != "copy")
+
+
+def test_a_state_that_nobody_takes_from_costs_no_copies() -> None:
+    """It shows the newest weights when it is asked; loading or copying it keeps no tensor of it."""
+    model = nn.Linear(4, 2)
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    state = model.state_dict()
+    update(model, optimizer)
+    model.load_state_dict(copy.deepcopy(state))
+    update(model, optimizer)
+    assert not IPUSession.of(model).weights.host_is_newest
