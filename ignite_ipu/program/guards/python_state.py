@@ -78,8 +78,9 @@ class PythonState:
         named = Named([*called, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]])
         self.words, self.iterators = named.names, named.iterators
         modules = [part for _, part in called if isinstance(part, nn.Module)]
-        reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in set(map(type, modules))}
-        self._moded = [vars(part) for part in modules if part is model or reads[type(part)]]
+        # Of a part that is captured meanwhile the class is another one, which says that it is of the one before.
+        reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
+        self._moded = [vars(part) for part in modules if part is model or reads[part.__class__]]
         theirs = [vars(part) for part in modules if _is_pytorchs(type(part))]
         hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in HOOKS]]
         self._hookless = [table for table in hooks if not table]
