@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Collection, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from ignite_ipu.deferred.graph.operations import CallSignature, Input, Operation, Value, by_number
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, by_number
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.errors import CaptureError
 

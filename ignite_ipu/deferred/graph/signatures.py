@@ -25,7 +25,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Input, ModesThen, Number, Shape, name_of
+from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
+from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, ModesThen, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_tensor, unflatten
 from ignite_ipu.errors import CaptureError

@@ -10,7 +10,8 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tupl
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import Input, Number, Operation, Value, by_number
+from ignite_ipu.deferred.graph.leaves import Input, Number
+from ignite_ipu.deferred.graph.operations import Operation, Value, by_number
 from ignite_ipu.deferred.graph.structure import Structure
 from ignite_ipu.program.user_code import Line
 

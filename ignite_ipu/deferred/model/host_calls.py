@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.deferred.compiled.guards import ForwardGuard, HeldBuffers
-from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Shape
+from ignite_ipu.deferred.graph.leaves import Shape
+from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import eagerly

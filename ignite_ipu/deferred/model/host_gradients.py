@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.operations import Number, Operation, Value
+from ignite_ipu.deferred.graph.leaves import Number
+from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import flatten, unflatten
 from ignite_ipu.program.forward.eager import eagerly

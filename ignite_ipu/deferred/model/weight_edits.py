@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Iterable
 
-from ignite_ipu.deferred.graph.operations import CLOCK, Input, Operation
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import Input, Shape
+from ignite_ipu.deferred.graph.leaves import Input, Shape
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.structure import refuse_sparse
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST, refuse_weights_of_the_host, withhold_gradient

@@ -6,7 +6,8 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import NORM, Input, Number, Operation, Value
+from ignite_ipu.deferred.graph.leaves import Input, Number
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.graph.structure import flatten, unflatten

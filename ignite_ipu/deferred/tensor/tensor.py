@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch.overrides import enable_reentrant_dispatch
 
-from ignite_ipu.deferred.graph.operations import USES, Input, Number, Operation, Shape, Value, keep_weights, name_of
+from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
+from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_weights, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import KEYWORDS, Signatures, changing_numbers, inferred_signature, keywords_of
 from ignite_ipu.deferred.graph.structure import flatten_call, leaves_in, mapped, unflatten, words

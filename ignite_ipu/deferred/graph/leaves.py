@@ -1,0 +1,181 @@
+"""Leaves of recorded operations that are no operation's results: tensors of the host, and numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+
+from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.writes import describe_writes
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.user_code import Line
+
+__all__ = ["Input", "Number", "Shape"]
+
+_META = torch.device("meta")
+# Before PyTorch 2.1 no storage tells whether its memory is PyTorch's: none counts as if it were.
+_is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
+
+
+class Shape:
+    """Properties of a tensor that has not been computed.
+
+    Attributes:
+        size, stride, dtype: As of the tensor.
+        requires_grad: Whether it depends on trainable weights.
+        aliases: Whether it may share its memory with what it was computed from.
+    """
+
+    __slots__ = ("aliases", "dtype", "key", "requires_grad", "size", "stride")
+
+    def __init__(
+        self,
+        size: Tuple[int, ...],
+        stride: Tuple[int, ...],
+        dtype: torch.dtype,
+        requires_grad: bool,
+        aliases: bool = False,
+    ) -> None:
+        self.size = size
+        self.stride = stride
+        self.dtype = dtype
+        self.requires_grad = requires_grad
+        self.aliases = aliases
+        self.key = (size, stride, dtype, requires_grad)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, requires_grad: bool, aliases: bool = False) -> Shape:
+        """Return the shape of an existing tensor."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, requires_grad, aliases)
+
+    def meta(self) -> torch.Tensor:
+        """Return a tensor like this on the meta device."""
+        tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=_META)
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+
+class Number:
+    """A Python number in an arithmetic operation of floats, which may change from step to step."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Input:
+    """A tensor of the host that a recorded operation reads.
+
+    Attributes:
+        tensor: The tensor; nobody may write into it before the step has run.
+        parameter, model: Name it has as a parameter or buffer of a captured model, and that; None for any other tensor.
+        weight: The trained weight of which the tensor is a copy, as it was before it was known whose it is, or before
+            an update; None for all others.
+    """
+
+    __slots__ = ("_original", "_shape", "_version", "model", "parameter", "tensor", "weight")
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        shape: Optional[Shape] = None,
+        parameter: Optional[str] = None,
+        model: Optional[Captured] = None,
+    ) -> None:
+        self.tensor = tensor
+        self._shape = shape
+        self.parameter = parameter
+        self.model = model
+        self.weight: Optional[torch.Tensor] = None
+        self._version = tensor._version if parameter is None else 0
+        # What a copy was made of, and its version then.
+        self._original: Optional[Tuple[torch.Tensor, int]] = None
+
+    @property
+    def changed(self) -> bool:
+        """True if the tensor that this is a copy of was written into since."""
+        return self._original is not None and self._original[0]._version != self._original[1]
+
+    @property
+    def shape(self) -> Shape:
+        """Properties of the tensor."""
+        if self._shape is None:
+            self._shape = Shape.of(self.tensor, False)
+        return self._shape
+
+    @classmethod
+    def of_weight(cls, weight: torch.Tensor) -> Input:
+        """Return a trained weight as it is now."""
+        found = cls(weight, Shape.of(weight, True), "")
+        found.set_aside()
+        return found
+
+    def set_aside(self) -> None:
+        """Keep a copy of the weight, which the host has newest, since it is about to change."""
+        self.weight, self.tensor = self.tensor, plain(self.tensor).clone()
+        self.parameter = self.model = None
+        self._version = self.tensor._version
+
+    def belong(self, parameter: str, model: Captured, line: Line) -> None:
+        """Be a weight again, for a loss that was computed from the copy at a line.
+
+        Raises:
+            CaptureError: The weight has other values by now.
+        """
+        assert self.weight is not None
+        model.show_weights(())
+        if not torch.equal(plain(self.weight), self.tensor):
+            raise CaptureError(
+                f"The loss was computed at {line} from the weight {parameter}, which was updated or written since. The "
+                "device computes a loss and its update together, from the weights of the update: compute what depends "
+                "on weights anew for each update; or detach() it, for a constant."
+            )
+        self.tensor, self.weight, self.parameter, self.model = self.weight, None, parameter, model
+
+    def check(self, line: Line, late: bool = False) -> None:
+        """Refuse a tensor that was written into since it was recorded.
+
+        Args:
+            line: Where it was recorded.
+            late: Whether the host computes with it, for somebody who reads a value that is no part of the loss.
+
+        Raises:
+            CaptureError: It was.
+        """
+        if self.parameter is not None:
+            return
+        if type(self.tensor) is not torch.Tensor:
+            # What was recorded before `tensor += loss` reads the value of then, which its memory still has.
+            with torch._C.DisableTorchFunctionSubclass():
+                self.tensor = self.tensor.detach()
+        if self.tensor._version != self._version:
+            use = f"A tensor of shape {self.shape.size} was used"
+            change = f"changed in place afterwards{describe_writes(self.tensor)}"
+            if late:
+                raise CaptureError(
+                    f"{use} at {line} for a value that is no part of the loss, and {change}. Such a value is computed "
+                    "when it is first read, and now its tensor holds something else. Read the value before you write "
+                    "into the tensor, as by item() right after optimizer.step(); or compute it from tensor.clone()."
+                )
+            raise CaptureError(
+                f"{use} in the training step at {line} and {change}, before the step ran with optimizer.step(). Change "
+                "a copy of it, or change it after optimizer.step()."
+            )
+
+    def keep(self, copies: Dict[int, torch.Tensor], every: bool = False) -> None:
+        """Copy memory that is not PyTorch's, as that of a numpy array, in which others write without its notice.
+
+        Args:
+            copies: Those that were made before, by `id` of the tensor.
+            every: Whether to copy PyTorch's, too.
+        """
+        tensor = self.tensor
+        if self.parameter is not None or type(tensor) is not torch.Tensor or tensor._version != self._version:
+            return
+        if every or not _is_resizable(tensor.untyped_storage()):
+            self._original = tensor, tensor._version
+            copy = copies.get(id(tensor))
+            self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy
+            self._version = self.tensor._version
