@@ -10,6 +10,7 @@ imports no torch, as `ignite-ipu check` does.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name.startswith("__") and name not in ("__all__", "__version__"):
         raise AttributeError(name)  # what the import system asks of each module
+    if find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
     api = import_module(f"{__name__}.api")
     globals().update({each: getattr(api, each) for each in (*api.__all__, "__all__", "NOT_IN_POPTORCH")})
     try:

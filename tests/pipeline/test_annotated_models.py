@@ -12,7 +12,7 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.pipeline import PlanError
 from tests.supervised import assert_same_weights, task, train_natively
-from tests.taken_ipus import taken
+from tests.taken_ipus import leave_out_others, taken
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 
@@ -72,6 +72,7 @@ def made(kind):
 @pytest.mark.parametrize("strategy", [None, poptorch.PipelinedExecution, poptorch.ShardedExecution])
 def test_loss_and_predictions_belong_to_the_last_block(kind, strategy):
     """The loss, what the trainer does with it, and the predictions' transformation; over 4 IPUs."""
+    leave_out_others()
     options = poptorch.Options()
     if strategy is not None:
         options.setExecutionStrategy(strategy(*(poptorch.Stage(f"B{n + 1}").ipu(n) for n in range(4))))

@@ -27,7 +27,7 @@ REFUSED = {
     "adagrad_ignite": ("create_supervised_trainer(", "PopTorch has no such update"),
     "dynamic_model": ("while h.abs().mean() > 0.2", "needs the value of a tensor"),
     "functional_updates": ("loss.backward()", "updated by hand"),
-    "gradient_penalty": ("torch.autograd.grad(", "asks for gradients"),
+    "gradient_penalty": ("torch.autograd.grad(", "cannot be mapped to IPUs"),
     "hogwild": ("model.share_memory()", "Hogwild"),
     "lbfgs": ("optimizer.step(closure)", "closure"),
     "reinforce": ("action.item()", "as in reinforcement learning"),

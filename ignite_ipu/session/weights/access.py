@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.session.hooks import SessionHooks
@@ -123,6 +124,7 @@ class AccessTracker:
             before_first = self._before_first()
             if before_first is not None:
                 before_first(brings)
+                self.read = True  # also where a fault was recovered from by training again
 
     def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
         """Take notice that the memory of a tensor, which holds the newest values, is handed out, by an attribute."""
@@ -241,6 +243,8 @@ def _name(func: Any) -> str:
 
 def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Tell whether another tensor holds the same values in the same memory, as after `model.to(...)` without effect."""
+    if is_lazy(tensor) or is_lazy(other):
+        return False
     with torch._C.DisableTorchFunctionSubclass():
         mine, theirs = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (tensor, other)]
     return mine == theirs
