@@ -27,11 +27,13 @@ __all__ = [
     "loaded_by",
     "names_in",
     "owner_of",
+    "read_by",
     "variables_of",
 ]
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Where this library's files are."""
+_NAMING = frozenset([*dis.hasname, *dis.hasconst])
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
@@ -156,6 +158,14 @@ def names_in(code: CodeType) -> FrozenSet[str]:
     """Return the names in code, and the texts that may be some; those of the functions within it included."""
     texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
     return frozenset(code.co_names).union(texts, *map(names_in, _codes_in(code)))
+
+
+@functools.lru_cache(maxsize=4096)
+def read_by(code: CodeType) -> FrozenSet[str]:
+    """Return the names and texts of `names_in`, without those that the code does nothing with but assign to them."""
+    named = [each for each in dis.get_instructions(code) if each.opcode in _NAMING and isinstance(each.argval, str)]
+    own = {each.argval for each in named if not each.opname.startswith("STORE_")}
+    return frozenset(own).union(*map(read_by, _codes_in(code)))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -490,3 +490,31 @@ def test_hooks_that_change_something_in_every_call_are_refused(change: Callable[
     change(net)
     with pytest.raises(CaptureError, match=rf"changes Python values in every call \({name}"):
         net(X)
+
+
+class Shows(nn.Module):
+    """Leaves its attention in an attribute for others to look at, which it does not read itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attend, self.last, self.attention = nn.Linear(6, 6), nn.Linear(6, 2), None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        attention = self.attend(x).softmax(1)
+        self.attention = attention
+        return self.last(attention * x)
+
+
+def test_tensors_that_are_left_for_others_to_look_at_are_no_state(caplog: pytest.LogCaptureFixture) -> None:
+    """The loop is told that it has no new ones."""
+    found = []
+    for captures in (False, True):
+        net = Shows()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if captures:
+            capture_model(net)
+            capture_optimizer(optimizer)
+        found.append((train(net, optimizer, lambda net, number: None), net.state_dict()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert "attention: tensors that were kept while the model was traced are the device's" in caplog.text

@@ -115,8 +115,9 @@ def called_on_host(
         raise CaptureError(what + _CHANGES_ARGUMENT) from None
     drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
     with eagerly(), without_generation_cache(model), torch.no_grad():
-        called = Retrace(call, lambda: PythonState(model), drawn_from)
-        changed = called.begin(PythonState(model))
+        called, state = Retrace(call, lambda: PythonState(model), drawn_from), PythonState(model)
+        changed = called.begin(state)
+    state.put_back_left()
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
     left: List[Any] = []

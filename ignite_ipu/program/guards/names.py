@@ -25,7 +25,7 @@ from torch import nn
 
 from ignite_ipu.program.forward.randomness import GENERATORS
 from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, MAPPINGS, SEQUENCES, SETS, items_of
-from ignite_ipu.program.user_code import is_users_file, loaded_by, names_in
+from ignite_ipu.program.user_code import is_users_file, loaded_by, names_in, read_by
 
 __all__ = ["BOOKKEEPERS", "HOOKS", "Named", "Place", "is_followed"]
 
@@ -73,6 +73,7 @@ class Named:
     Attributes:
         places: The places, in the order in which they were found.
         names: All names in the user's code that was found, and the texts in it, which may be names for `getattr`.
+        read: Those of them that some code does not only assign to.
         iterators: The iterators and random generators among the values.
         codes: The code of the user's functions that were found.
     """
@@ -80,6 +81,7 @@ class Named:
     def __init__(self, parts: Iterable[Tuple[str, Any]], everything: bool = False) -> None:
         self.places: List[Place] = []
         self.names: Set[str] = set()
+        self.read: Set[str] = set()
         self.iterators: List[Any] = []
         self.codes: List[types.CodeType] = []
         self._everything, self._passive = everything, BOOKKEEPERS if everything else _PASSIVE
@@ -160,6 +162,7 @@ class Named:
             return
         self.codes.append(code)
         self.names |= names_in(code)
+        self.read |= read_by(code)
         self._give(function, function, "__defaults__", "__kwdefaults__")
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             if name != "__class__":
@@ -229,6 +232,7 @@ class Named:
                         self._add(f"self.{name}", partial(vars(base).get, name), base, name)
                     else:
                         names |= of_library
+                        self.read |= of_library
         self._of_classes[kind, made] = names, in_class
         return names, in_class
 

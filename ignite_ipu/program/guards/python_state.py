@@ -8,10 +8,12 @@ natively in every step.
 from __future__ import annotations
 
 import operator
+from functools import partial
 from itertools import chain
 from types import FunctionType
 from typing import Any, Callable, Collection, Dict, Hashable, List, Sequence
 
+import torch
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
@@ -97,7 +99,16 @@ class PythonState:
         values = [isinstance(place.read(), _VALUES) for place in named.places]
         self._leads = [place.read for place, is_value in zip(named.places, values) if not is_value]
         self._leading = [read() for read in self._leads]
-        self._places = [place for place, is_value in zip(named.places, values) if is_value]
+        # What forward leaves for others to look at, as an attention map, it does not compute from.
+        assigned = self.words - named.read
+        owners = [(path, vars(part)) for path, part in called if isinstance(part, nn.Module)]
+        self._left = [(own, name, own[name]) for _, own in owners for name in assigned & own.keys()]
+        left = {f"{path}.{name}".lstrip(".") for path, _ in owners for name in assigned}
+        self._places = [
+            place._replace(read=partial(_but_tensors, place.read)) if place.name in left else place
+            for place, is_value in zip(named.places, values)
+            if is_value
+        ]
         self.leave_out(())
 
     def leave_out(self, names: Collection[str]) -> None:
@@ -121,6 +132,11 @@ class PythonState:
             return False
         self._turn = (self._turn + 1) % len(self._in_turns)
         return self._watched.same and self._in_turns[self._turn].same
+
+    def put_back_left(self) -> None:
+        """Put attributes that forward only assigns to back to what they were when this was made."""
+        for own, name, value in self._left:
+            own[name] = value
 
     def training(self) -> List[bool]:
         """Return whether each module is in training mode that reads that, and the model; the same list for the same."""
@@ -151,6 +167,11 @@ class PythonState:
         """Return the names of the attributes that had other values before."""
         pairs = zip(self.names, before, self.values())
         return list(dict.fromkeys(name for name, old, new in pairs if old != new))
+
+
+def _but_tensors(read: Callable[[], Any]) -> Any:
+    value = read()
+    return None if isinstance(value, torch.Tensor) else value
 
 
 def _is_pytorchs(kind: type) -> bool:
