@@ -57,11 +57,10 @@ class CompiledProgram:
         """Return the names of Python values that were others when the program was traced; modules and hooks, too."""
         attributes = self._python
         if not attributes.complete:
-            parts = attributes.parts
-            before = dict(zip(attributes.names, self._traced))
+            known, before = attributes, dict(zip(attributes.names, self._traced))
             attributes = self._python = self._step.python_state()
-            if attributes.parts != parts:
-                return ["modules or hooks"]
+            if attributes.parts != known.parts:
+                return [f"modules or hooks{known.within}"]
             attributes.leave_out(self._changed)
             self._traced = [before.get(name) for name in attributes.names]
         now = attributes.values()

@@ -122,6 +122,12 @@ class PythonState:
         self._values: List[Hashable] = []
 
     @property
+    def within(self) -> str:
+        """How long ago `complete` may have become false, for messages; empty where that is seen in the next step."""
+        turns = len(self._in_turns)
+        return f", within the last {turns} steps" if turns > 1 else ""
+
+    @property
     def complete(self) -> bool:
         """True if parts are the same, no attribute has come or gone since, and values are found at the same places."""
         if self._told != (RemovableHandle.next_id, REGISTRATIONS.count):
