@@ -99,6 +99,15 @@ class Model:
         """The class's name."""
         return self.node.name
 
+    def reads(self, attribute: str) -> bool:
+        """Tell whether its code, inherited one included, reads an attribute of this name, or may by `getattr`."""
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Attribute) and node.attr == attribute and not isinstance(node.ctx, ast.Store):
+                return True
+            if isinstance(node, ast.Constant) and node.value == attribute:
+                return True
+        return any(base.reads(attribute) for base in self.bases)
+
     def method(self, name: str) -> Optional[Function]:
         """Return a method by name, inherited ones included."""
         for statement in self.node.body:

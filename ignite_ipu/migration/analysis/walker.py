@@ -176,9 +176,13 @@ class Walker:
             self.mutation(target, dotted(target) or "", kind, value)
 
     def mutation(self, node: ast.expr, name: str, kind: Kind, value: Optional[ast.expr]) -> None:
-        """Note that Python state is changed; what is made when it is missing or unfit, or known, is the same again."""
+        """Note that Python state is changed; what is made when it is missing or unfit, or known, is the same again.
+
+        So are tensors that are left for others to look at.
+        """
         own = value is None or reads(value, name)
-        settled = not own and (kind is Kind.PYTHON or name in self.tested)
+        left = kind.is_tensor and self.model is not None and not self.model.reads(name.rpartition(".")[2])
+        settled = not own and (kind is Kind.PYTHON or name in self.tested or left)
         self.fact("settled" if settled else "mutation", node, name)
 
     def is_own(self, node: ast.AST) -> bool:
