@@ -83,9 +83,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _collections_are_quick() -> None:
-    """Spare garbage collections what outlives a module: a million objects that finding the tests has made."""
+    """Spare garbage collections the million objects that finding the tests has made.
+
+    Only before the first test: a model of the last one would be frozen with the IPUs that it has.
+    """
     gc.collect()
     gc.freeze()
 

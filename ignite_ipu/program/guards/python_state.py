@@ -123,7 +123,7 @@ class PythonState:
 
     @property
     def within(self) -> str:
-        """How long ago `complete` may have become false, for messages; empty where that is seen in the next step."""
+        """Time within which `complete` has become false, for messages; empty where that is seen in the next step."""
         turns = len(self._in_turns)
         return f", within the last {turns} steps" if turns > 1 else ""
 
