@@ -94,7 +94,8 @@ def test_a_process_finds_what_a_spawned_one_would(monkeypatch, tmp_path, capfd):
     data = Surroundings()
     assert parent(data, SharingStrategy.SharedMemory) == 0
     assert [tensor.item() for tensor in data.shared] == list(range(300))
-    assert capfd.readouterr().out == f"printed by the worker new {tmp_path}\n"
+    # It may have loaded ahead: the accessor begins anew after the last item.
+    assert set(capfd.readouterr().out.splitlines()) == {f"printed by the worker new {tmp_path}"}
 
 
 def test_a_server_that_died_or_hangs_is_replaced(monkeypatch):
