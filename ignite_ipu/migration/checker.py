@@ -6,8 +6,10 @@ import ast
 import contextlib
 import gc
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
+from ignite_ipu.cli.cores import on_all_cores
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.findings import Finding, Hit, Outcome, Rule, Severity
@@ -84,21 +86,24 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
     """
     chosen = list(all_rules().values() if rules is None else rules)
     found = discover(paths)
-    report = Report(skipped=found.skipped)
+    report = Report(skipped=found.skipped, files=len(found.files))
+    files = [path for path, _ in found.files]
     with _without_collections():
-        for path, _ in following(found.files, "Checking", lambda file: str(file[0])):
-            report.files += 1
-            try:
-                source = read_source(path)
-            except SourceError as error:
-                report.findings.append(_unreadable(path, str(error), error.line, None))
-            except OSError as error:
-                report.findings.append(_unreadable(path, f"cannot be read: {error.strerror}", 1, None))
-            else:
-                findings, suppressed = check_source(source, chosen)
-                report.findings.extend(findings)
-                report.suppressed += suppressed
+        checked = on_all_cores(partial(_check_file, chosen), files)
+        for _, (findings, suppressed) in zip(following(files, "Checking"), checked):
+            report.findings.extend(findings)
+            report.suppressed += suppressed
     return report
+
+
+def _check_file(rules: Sequence[Rule], path: str) -> Tuple[List[Finding], int]:
+    try:
+        source = read_source(path)
+    except SourceError as error:
+        return [_unreadable(path, str(error), error.line, None)], 0
+    except OSError as error:
+        return [_unreadable(path, f"cannot be read: {error.strerror}", 1, None)], 0
+    return check_source(source, rules)
 
 
 @contextlib.contextmanager

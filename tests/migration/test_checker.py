@@ -59,3 +59,13 @@ def test_a_file_is_freed_without_the_garbage_collector():
         assert freed() is None
     finally:
         gc.enable()
+
+
+def test_a_folder_of_many_files_reads_as_its_files_do_one_by_one(tmp_path):
+    """Which are shared among the cores."""
+    for place in range(70):
+        (tmp_path / f"file{place:02}.py").write_text("def f(:\n" if place == 40 else "x.cuda()\n" * (place % 3))
+    together = check_paths([str(tmp_path)])
+    alone = [check_paths([str(path)]) for path in sorted(tmp_path.iterdir())]
+    assert together.findings == [finding for report in alone for finding in report.findings]
+    assert together.files == sum(report.files for report in alone) == 70
