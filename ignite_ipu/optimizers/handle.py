@@ -14,6 +14,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import OptimizerError
+from ignite_ipu.program.derived_class import derived_once
 
 __all__ = ["StateKeeper", "link_handle"]
 
@@ -86,7 +87,7 @@ def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     )
 
 
-@functools.lru_cache(maxsize=None)
+@derived_once
 def _linked_class(base: Any) -> Any:
     def get_state(self: Any) -> Any:
         return self.__dict__[_LINK]().show_state()

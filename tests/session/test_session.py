@@ -109,9 +109,10 @@ def test_taking_turns_on_the_same_ipus():
 
 
 @pytest.mark.parametrize(("ipus", "attached"), [(1, [False, True]), (2, [True, True])])
-def test_turns_are_taken_where_the_machine_has_too_few_ipus(ipus, attached, monkeypatch, caplog):
+def test_turns_are_taken_where_the_machine_has_too_few_ipus(ipus, attached, monkeypatch, caplog, tmp_path):
     """Without share_ipus, which the message names; where there are enough, each program keeps its own."""
     monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", str(ipus))
+    monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path))
     model, optimizer = pair(momentum=0.9)
     trainer, evaluator = trainer_for(model, optimizer), create_ipu_evaluator(model, {"accuracy": Accuracy()})
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(loader()))
@@ -124,8 +125,9 @@ def test_turns_are_taken_where_the_machine_has_too_few_ipus(ipus, attached, monk
     assert ("IPUConfig(share_ipus=True) says so" in caplog.text) == ("take turns" in repr(trainer.ipu)) == (ipus == 1)
 
 
-def test_an_evaluation_that_finds_all_ipus_busy_names_share_ipus(monkeypatch):
+def test_an_evaluation_that_finds_all_ipus_busy_names_share_ipus(monkeypatch, tmp_path):
     monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "2")
+    monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path))
     (model, optimizer), other = pair(), network()
     busy = create_ipu_evaluator(other)
     busy.run(loader())

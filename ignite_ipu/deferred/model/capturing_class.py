@@ -6,12 +6,12 @@ It is for the captured object alone. Whatever else is made from it, as by `type(
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
 from torch import nn
 
+from ignite_ipu.program.derived_class import derived_once
 from ignite_ipu.program.forward.eager import EAGER
 
 __all__ = ["CAPTURE", "capturing_class", "release_class"]
@@ -27,7 +27,7 @@ def release_class(model: nn.Module) -> None:
         del model.__dict__[CAPTURE]
 
 
-@functools.lru_cache(maxsize=None)
+@derived_once
 def capturing_class(base: Any) -> Any:
     """Return the class for captured models of a class.
 

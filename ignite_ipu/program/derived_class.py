@@ -1,0 +1,27 @@
+"""Classes that are derived from users' own, for the time that an object is in our care."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Callable
+
+
+def derived_once(derive: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Have a function that derives a class from another derive just one from each.
+
+    It is found among the subclasses of the other, which Python keeps by weak references. A cache would keep the class,
+    whose functions keep their module, with the models and the IPUs that a script or a cell of a notebook left there.
+    """
+    derived: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @functools.wraps(derive)
+    def known(base: Any) -> Any:
+        for each in type.__subclasses__(base):
+            if each in derived:
+                return each
+        new = derive(base)
+        derived.add(new)
+        return new
+
+    return known
