@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -35,15 +34,14 @@ def on_all_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> I
         yield from map(function, items)
         return
     forks = multiprocessing.get_context("fork")
-    with concurrent.futures.ProcessPoolExecutor(cores, forks, _begin, [function]) as pool:
-        with contextlib.closing(pool.map(_call, items, chunksize=_TAKEN_AT_ONCE)) as results:
-            try:
-                yield from results
-            except BrokenProcessPool:
-                raise UserError(
-                    f"one of {cores} processes died while they worked on {len(items)} files, as it does when memory "
-                    "runs out: name fewer files or folders at a time"
-                ) from None
+    with concurrent.futures.ProcessPoolExecutor(cores, forks, _begin, (function,)) as pool:
+        try:
+            yield from pool.map(_call, items, chunksize=_TAKEN_AT_ONCE)
+        except BrokenProcessPool:
+            raise UserError(
+                f"one of {cores} processes died while they worked on {len(items)} files, as it does when memory "
+                "runs out: name fewer files or folders at a time"
+            ) from None
 
 
 _function: Any = None  # in a fork, what it computes: forks need no pickle of it

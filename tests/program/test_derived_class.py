@@ -1,4 +1,4 @@
-"""A class that is derived from a user's is the same each time, and keeps neither the other nor what its module holds."""
+"""A class derived from a user's is the same each time, and keeps neither that one nor what its module holds."""
 
 from __future__ import annotations
 
