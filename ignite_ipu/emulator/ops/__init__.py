@@ -6,9 +6,13 @@ from ignite_ipu.emulator.ops.control_flow import cond, for_loop
 from ignite_ipu.emulator.ops.ctc import ctc_beam_search_decoder
 from ignite_ipu.emulator.ops.custom import attributes_lists, custom_op, register_custom_op, unregister_custom_op
 from ignite_ipu.emulator.ops.host import CPU
-from ignite_ipu.emulator.ops.identity import nop, recomputationCheckpoint, set_available_memory
-from ignite_ipu.emulator.ops.loss import identity_loss
-from ignite_ipu.emulator.ops.matmul import serializedMatMul
+from ignite_ipu.emulator.ops.identity import (
+    identity_loss,
+    nop,
+    recomputationCheckpoint,
+    serializedMatMul,
+    set_available_memory,
+)
 from ignite_ipu.emulator.ops.multi_conv import MultiConv
 from ignite_ipu.emulator.ops.neighbours import fps, nearest
 from ignite_ipu.emulator.ops.overlap import set_overlap_for_input, set_overlap_for_output

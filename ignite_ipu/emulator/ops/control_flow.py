@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Sequence
 
 import torch
 
@@ -28,10 +28,6 @@ def for_loop(count: int, body: _BodyFunction, inputs: List[torch.Tensor]) -> Lis
 
     Returns:
         What the last run returned, as a list.
-
-    Raises:
-        ValueError: `inputs` is no list of tensors.
-        Error: The model is a training model, or the body returns something else than it takes.
     """
     _check_list("for_loop", "inputs", inputs)
     for index, value in enumerate(inputs):
@@ -43,7 +39,9 @@ def for_loop(count: int, body: _BodyFunction, inputs: List[torch.Tensor]) -> Lis
             logger.warning("for_loop runs its body once outside a wrapped model, not %s times, as in PopTorch.", count)
         return listed(body(*[value.clone() for value in inputs]))
     _refuse_training("for_loop", trace)
-    _check_count(count)
+    given: Any = count
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise backend_error(f"for_loop: count must be an int of 0 or more, got {count!r}.")
     traced = trace_body("for_loop", body, inputs)
     inside = [trace.traced(value).meta for value in inputs]
     _check_same("for_loop", "the body's outputs", traced.outputs, "its inputs", inside)
@@ -74,14 +72,10 @@ def cond(
 
     Returns:
         What the chosen body returned, as a list.
-
-    Raises:
-        ValueError: `then_inps` or `else_inps` is no list.
-        Error: The model is a training model, the condition is no bool scalar, an input is no tensor, or the bodies
-            differ in what they return.
     """
-    _check_list("cond", "then_inps", then_inps)
-    _check_list("cond", "else_inps", else_inps)
+    given = {"then_inps": then_inps, "else_inps": else_inps}
+    for argument, inputs in given.items():
+        _check_list("cond", argument, inputs)
     trace = active()
     if trace is None:
         return listed(then_body(*then_inps) if bool(condition) else else_body(*else_inps))
@@ -91,8 +85,13 @@ def cond(
             f"cond: the condition must be a scalar tensor of type bool, got {condition!r}. A choice by a Python value "
             "is made while the model is traced: write it with if."
         )
-    _check_inputs("then_inps", then_inps)
-    _check_inputs("else_inps", else_inps)
+    for argument, inputs in given.items():
+        for index, value in enumerate(inputs):
+            if not isinstance(value, torch.Tensor):
+                raise backend_error(
+                    f"cond: {argument}[{index}] must be a tensor while the model is traced, got {value!r}. A body may "
+                    "use Python values from outside: leave it out of the inputs."
+                )
     meta = trace.traced(condition).meta
     if meta.dtype is not torch.bool or meta.numel() != 1:
         raise backend_error(
@@ -101,31 +100,12 @@ def cond(
     then, other = trace_body("cond", then_body, then_inps), trace_body("cond", else_body, else_inps)
     _check_same("cond", "then_body's outputs", then.outputs, "else_body's outputs", other.outputs)
 
-    def run_branch(
-        chosen: torch.Tensor,
-        then_values: Sequence[torch.Tensor],
-        then_captured: Sequence[torch.Tensor],
-        else_values: Sequence[torch.Tensor],
-        else_captured: Sequence[torch.Tensor],
-    ) -> List[torch.Tensor]:
-        if bool(chosen):
-            branch, values, captured = then, then_values, then_captured
-        else:
-            branch, values, captured = other, else_values, else_captured
-        copies = [value.clone() for value in values]
-        return [value.clone() for value in branch.run(copies, captured)]
+    def run_branch(chosen: torch.Tensor, *tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        branch, (values, captured) = (then, tensors[:2]) if bool(chosen) else (other, tensors[2:])
+        return [value.clone() for value in branch.run([value.clone() for value in values], captured)]
 
-    return _record(
-        trace,
-        "cond",
-        run_branch,
-        then,
-        condition,
-        list(then_inps),
-        list(then.captured),
-        list(else_inps),
-        list(other.captured),
-    )
+    tensors = [list(each) for each in (then_inps, then.captured, else_inps, other.captured)]
+    return _record(trace, "cond", run_branch, then, condition, *tensors)
 
 
 def _record(trace: Trace, name: str, kernel: Callable[..., Any], body: Body, *args: Any) -> List[torch.Tensor]:
@@ -141,20 +121,6 @@ def _check_list(name: str, argument: str, value: Any) -> None:
         raise ValueError(f"{name} expects {argument} to be a list of tensors, got {type(value).__qualname__}.")
 
 
-def _check_inputs(argument: str, inputs: List[Any]) -> None:
-    for index, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor):
-            raise backend_error(
-                f"cond: {argument}[{index}] must be a tensor while the model is traced, got {value!r}. A body may use "
-                "Python values from outside: leave it out of the inputs."
-            )
-
-
-def _check_count(count: Any) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise backend_error(f"for_loop: count must be an int of 0 or more, got {count!r}.")
-
-
 def _refuse_training(name: str, trace: Trace) -> None:
     if trace.training:
         raise backend_error(f"{name} is only supported in inference: wrap the model with poptorch.inferenceModel.")
@@ -166,12 +132,10 @@ def _check_same(
     if len(found) != len(expected):
         raise backend_error(f"{name}: {what} must be as many as {like}: {len(found)} and {len(expected)}.")
     for index, (one, other) in enumerate(zip(found, expected)):
-        problem = _difference(one, other)
-        if problem is not None:
-            raise backend_error(f"{name}: {what} and {like} must have the same {problem} at position {index}.")
-
-
-def _difference(one: torch.Tensor, other: torch.Tensor) -> Optional[str]:
-    if one.shape != other.shape:
-        return f"shape, not {tuple(one.shape)} and {tuple(other.shape)},"
-    return f"type, not {one.dtype} and {other.dtype}," if one.dtype != other.dtype else None
+        if one.shape != other.shape:
+            problem = f"shape, not {tuple(one.shape)} and {tuple(other.shape)},"
+        elif one.dtype != other.dtype:
+            problem = f"type, not {one.dtype} and {other.dtype},"
+        else:
+            continue
+        raise backend_error(f"{name}: {what} and {like} must have the same {problem} at position {index}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
 import torch
 
@@ -29,9 +29,6 @@ def ctc_beam_search_decoder(
     Returns:
         Log-probabilities [N, P], most likely first; lengths [N, P] (int32); labels [N, P, T] (int32), filled up with
         the blank. Where there are fewer than P sequences, the rest have probability zero and length zero.
-
-    Raises:
-        Error: A type, shape or value is wrong.
     """
     for name, value in (("probs", probs), ("lengths", lengths)):
         if not isinstance(value, torch.Tensor):
@@ -104,16 +101,11 @@ def _beams(steps: List[List[float]], blank: int, width: int) -> List[Tuple[_Labe
                     add((*labels, symbol), 1, after_blank + likelihood)
                 else:
                     add((*labels, symbol), 1, either + likelihood)
-        ranked = sorted(grown.items(), key=_rank)
+        # Ties go to the sequence that comes first in the order of labels, so that results repeat.
+        ranked = sorted(grown.items(), key=lambda item: (-_log_add(*item[1]), item[0]))
         beams = {labels: (entry[0], entry[1]) for labels, entry in ranked[:width]}
     found = [(labels, _log_add(*entry)) for labels, entry in beams.items()]
     return [each for each in found if each[1] > _IMPOSSIBLE]
-
-
-def _rank(item: Tuple[_Labels, Any]) -> Tuple[float, _Labels]:
-    # Ties go to the sequence that comes first in the dictionary's order of labels, so that results repeat.
-    labels, entry = item
-    return -_log_add(entry[0], entry[1]), labels
 
 
 def _log_add(one: float, other: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
 
 import torch
 
@@ -28,8 +28,8 @@ def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, axis: int) ->
 _STAND_INS: Dict[Tuple[str, str, int], StandIn] = {
     ("FastGatherLastDim", "poptorch.custom_ops", 1): _fast_gather_last_dim
 }
-_LARGEST_FLOAT = torch.finfo(torch.float32).max
-_LARGEST_INT = 2**63 - 1
+_FLOATS = torch.finfo(torch.float32)
+_RANGES: Dict[str, Tuple[float, float]] = {"float": (_FLOATS.min, _FLOATS.max), "int": (-(2**63), 2**63 - 1)}
 
 
 def register_custom_op(name: str, domain: str, domain_version: int = 1) -> Callable[[_StandIn], _StandIn]:
@@ -73,11 +73,6 @@ def custom_op(
 
     Returns:
         One tensor for each example.
-
-    Raises:
-        ValueError: An attribute is of another kind.
-        Error: Nothing stands in for the operator, an attribute is out of range, or, when the model runs, the stand-in
-            returns something unlike the examples.
     """
     attributes = copy.deepcopy(dict(attributes or {}))
     _check_attributes(attributes)
@@ -85,7 +80,7 @@ def custom_op(
         attributes_lists.append(attributes)
     trace = active()
     if trace is None:
-        return [_zeros_like(example) for example in example_outputs]
+        return [torch.zeros_like(each, requires_grad=each.requires_grad) for each in example_outputs]
     for value in attributes.values():
         for number in value if isinstance(value, (list, tuple)) else (value,):
             _check_range(number)
@@ -117,10 +112,6 @@ def custom_op(
     return outputs
 
 
-def _zeros_like(example: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(example, requires_grad=example.requires_grad)
-
-
 def _meta_like(trace: Trace, example: torch.Tensor) -> torch.Tensor:
     known = trace.stood_in(example)
     meta = getattr(known, "meta", known)
@@ -131,39 +122,30 @@ def _check_attributes(attributes: Dict[str, Any]) -> None:
     for key, value in attributes.items():
         if not isinstance(key, str):
             raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
-        _check_ascii(key)
-        if not isinstance(value, (float, int, str, list, tuple)):
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        for each in values:
+            if not isinstance(each, (float, int, str)):
+                raise ValueError(
+                    f"Attribute values must be floats, ints or strings; the list {key} holds {each!r}."
+                    if values is value
+                    else f"Attribute values must be floats, ints, strings, or lists or tuples of these; {key} is "
+                    f"{value!r}."
+                )
+        for text in (key, *values):
+            if isinstance(text, str) and not text.isascii():
+                raise ValueError(f"{text!r} contains non-ASCII characters, which attributes cannot hold.")
+        if len(set(map(type, values))) > 1:
             raise ValueError(
-                f"Attribute values must be floats, ints, strings, or lists or tuples of these; {key} is {value!r}."
+                f"The elements of an attribute's list must all be the same type; {key} is {list(values)!r}."
             )
-        if isinstance(value, (list, tuple)):
-            _check_sequence(key, value)
-        else:
-            _check_ascii(value)
-
-
-def _check_sequence(key: str, values: Sequence[Any]) -> None:
-    for value in values:
-        if not isinstance(value, (float, int, str)):
-            raise ValueError(f"Attribute values must be floats, ints or strings; the list {key} holds {value!r}.")
-        _check_ascii(value)
-    if len({type(value) for value in values}) > 1:
-        raise ValueError(f"The elements of an attribute's list must all be the same type; {key} is {list(values)!r}.")
-
-
-def _check_ascii(value: Any) -> None:
-    if isinstance(value, str) and any(ord(character) > 127 for character in value):
-        raise ValueError(f"{value!r} contains non-ASCII characters, which attributes cannot hold.")
 
 
 def _check_range(value: Any) -> None:
-    if isinstance(value, float):
-        if value > _LARGEST_FLOAT:
-            raise backend_error(f"{value} is too high for a Popart float attribute; the largest is {_LARGEST_FLOAT}.")
-        if value < -_LARGEST_FLOAT:
-            raise backend_error(f"{value} is too low for a Popart float attribute; the lowest is {-_LARGEST_FLOAT}.")
-    elif isinstance(value, int):
-        if value > _LARGEST_INT:
-            raise backend_error(f"{value} is too high for a Popart int attribute; the largest is {_LARGEST_INT}.")
-        if value < -_LARGEST_INT - 1:
-            raise backend_error(f"{value} is too low for a Popart int attribute; the lowest is {-_LARGEST_INT - 1}.")
+    if isinstance(value, str):
+        return
+    kind = "float" if isinstance(value, float) else "int"
+    lowest, largest = _RANGES[kind]
+    if value > largest:
+        raise backend_error(f"{value} is too high for a Popart {kind} attribute; the largest is {largest}.")
+    if value < lowest:
+        raise backend_error(f"{value} is too low for a Popart {kind} attribute; the lowest is {lowest}.")

@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace.active import Trace, active, suspended
+from ignite_ipu.emulator.trace.active import active, suspended
 from ignite_ipu.emulator.values.nested import listed
 
 
@@ -67,29 +67,21 @@ class CPU:
             raise backend_error(
                 f"The CPU operator {self.ID!r} is only supported in inference: wrap with poptorch.inferenceModel."
             )
-        self._check_unique(trace)
+        for node in trace.graph.nodes:
+            if isinstance(node.target, _HostCall) and node.target.operator is not self and node.target.ID == self.ID:
+                raise backend_error(f"Two CPU operators of the model have the ID {self.ID!r}: give each its own.")
         self.in_shapes = [tuple(trace.traced(tensor).meta.shape) for tensor in input]
-        example = self._on_zeros(trace)
+        # As on the host: outside the trace, and with the model's own tensors in place.
+        with suspended(), trace.outside(), trace.host_tensors(), torch.no_grad():
+            example = self.layer_to_call(*[torch.zeros(shape) for shape in self.in_shapes])
         self.out_shapes = [tuple(value.shape) for value in listed(example)]
         if any(value.dtype is not torch.float32 for value in listed(example)):
             logger.warning("CPU operator %r: its results are handed over as float32.", self.ID)
         with trace.outside():
             self.registerPersistentData()
             result = [torch.empty(shape, device="meta") for shape in self.out_shapes]
-        outputs: List[torch.Tensor] = trace.record(
-            _HostCall(self, self.in_shapes, self.out_shapes), *input, result=result
-        )
+        outputs: List[torch.Tensor] = trace.record(_HostCall(self), *input, result=result)
         return outputs[0] if isinstance(example, torch.Tensor) else outputs
-
-    def _on_zeros(self, trace: Trace) -> Any:
-        """Call the layer as on the host: outside the trace, and with the model's own tensors in place."""
-        with suspended(), trace.outside(), trace.host_tensors(), torch.no_grad():
-            return self.layer_to_call(*[torch.zeros(shape) for shape in self.in_shapes])
-
-    def _check_unique(self, trace: Trace) -> None:
-        for node in trace.graph.nodes:
-            if isinstance(node.target, _HostCall) and node.target.operator is not self and node.target.ID == self.ID:
-                raise backend_error(f"Two CPU operators of the model have the ID {self.ID!r}: give each its own.")
 
 
 class _HostCall:
@@ -98,9 +90,9 @@ class _HostCall:
     runs_every_time = True
     __name__ = "CPU"
 
-    def __init__(self, operator: CPU, in_shapes: List[Tuple[int, ...]], out_shapes: List[Tuple[int, ...]]) -> None:
+    def __init__(self, operator: CPU) -> None:
         self.operator, self.ID = operator, operator.ID
-        self._in_shapes, self._out_shapes = in_shapes, out_shapes
+        self._in_shapes, self._out_shapes = operator.in_shapes, operator.out_shapes
 
     def __call__(self, *values: torch.Tensor) -> List[torch.Tensor]:
         operator = self.operator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, Dict
 
@@ -19,23 +20,16 @@ def accessAttributes(attribute_id_str: str) -> Dict[str, Any]:
 
     Args:
         attribute_id_str: `"attr:"` and their place in `attributes_lists`, as a hexadecimal number; or a JSON object.
-
-    Raises:
-        ValueError: It is neither.
     """
     if not isinstance(attribute_id_str, str):
         raise ValueError(f"Attributes are asked for by a string, got {attribute_id_str!r}.")
-    try:
-        if attribute_id_str.startswith(_PREFIX):
-            index = int(attribute_id_str[len(_PREFIX) :], 16)
-            if 0 <= index < len(attributes_lists):
-                return attributes_lists[index]
-        else:
+    with contextlib.suppress(ValueError):
+        if not attribute_id_str.startswith(_PREFIX):
             found = json.loads(attribute_id_str)
             if isinstance(found, dict):
                 return found
-    except ValueError:
-        pass
+        elif 0 <= (index := int(attribute_id_str[len(_PREFIX) :], 16)) < len(attributes_lists):
+            return attributes_lists[index]
     raise ValueError(
         f'{attribute_id_str!r} stands for no attributes: give a JSON object, or "attr:" with a hexadecimal number '
         f"below {len(attributes_lists):#x}."
@@ -43,11 +37,7 @@ def accessAttributes(attribute_id_str: str) -> Dict[str, Any]:
 
 
 def getIpuTensorId(x: torch.Tensor) -> int:
-    """Return the number of a tensor on the IPU, which tells it from all others of the same trace.
-
-    Raises:
-        Error: It is not on the IPU.
-    """
+    """Return the number of a tensor on the IPU, which tells it from all others of the same trace."""
     if not isinstance(x, IpuTensor):
         raise backend_error(
             f"Expected an IPU tensor, got one on {x.device}: only tensors of a traced forward have ids."

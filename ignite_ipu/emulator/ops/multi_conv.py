@@ -12,15 +12,7 @@ from ignite_ipu.emulator.options.guarded import checked
 from ignite_ipu.emulator.trace.active import Trace, active
 
 _PARTIALS = (torch.float32, torch.float16)
-_CONVOLUTIONS = (
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "convolution",
-)
+_CONVOLUTIONS = ("convolution", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
 
 
 class MultiConv:
@@ -36,61 +28,36 @@ class MultiConv:
         self._entered: List[Tuple[Optional[Trace], int]] = []
 
     def availableMemoryProportions(self, value: Union[float, List[float], None]) -> MultiConv:
-        """Set the share of memory for temporary values; None leaves it to the compiler again.
-
-        Raises:
-            AssertionError: It is neither a float nor a list of floats.
-        """
-        if value is not None and not _all(value, lambda each: isinstance(each, float)):
-            raise AssertionError(f"Invalid available memory proportion {value!r}: pass a float or a list of floats.")
-        return self._set_for_each("availableMemoryProportions", value)
+        """Set the share of memory for temporary values; None leaves it to the compiler again."""
+        error = AssertionError(f"Invalid available memory proportion {value!r}: pass a float or a list of floats.")
+        return self._set_for_each("availableMemoryProportions", value, lambda each: isinstance(each, float), error)
 
     def partialsTypes(self, value: Union[torch.dtype, List[torch.dtype]]) -> MultiConv:
-        """Set the types in which the convolutions add up.
-
-        Raises:
-            ValueError: One is neither `torch.float` nor `torch.half`.
-        """
-        if not _all(value, lambda each: each in _PARTIALS):
-            raise ValueError(f"Invalid partials types {value!r}: pass torch.float or torch.half, or a list of them.")
-        return self._set_for_each("partialsTypes", value)
+        """Set the types in which the convolutions add up."""
+        error = ValueError(f"Invalid partials types {value!r}: pass torch.float or torch.half, or a list of them.")
+        if value is None:
+            raise error
+        return self._set_for_each("partialsTypes", value, _PARTIALS.__contains__, error)
 
     def enableConvDithering(self, value: Union[bool, List[bool], None]) -> MultiConv:
-        """Spread the convolutions over the tiles, or not; None leaves it to the compiler again.
-
-        Raises:
-            ValueError: It is neither a bool nor a list of bools.
-        """
-        if value is not None and not _all(value, lambda each: isinstance(each, bool)):
-            raise ValueError(f"Convolution dithering must be bool or list of bools, got {value!r}.")
-        return self._set_for_each("enableConvDithering", value)
+        """Spread the convolutions over the tiles, or not; None leaves it to the compiler again."""
+        error = ValueError(f"Convolution dithering must be bool or list of bools, got {value!r}.")
+        return self._set_for_each("enableConvDithering", value, lambda each: isinstance(each, bool), error)
 
     def planType(self, value: Optional[MultiConvPlanType]) -> MultiConv:
-        """Choose whether the convolutions run at the same time; None leaves it to the compiler again.
-
-        Raises:
-            AssertionError: It is no `MultiConvPlanType`.
-        """
+        """Choose whether the convolutions run at the same time; None leaves it to the compiler again."""
         if value is not None and not isinstance(value, MultiConvPlanType):
             raise AssertionError(f"Invalid plan type {value!r}: pass a poptorch.MultiConvPlanType.")
         self._for_all["planType"] = value
         return self
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
-        """Set how many tiles are kept for each convolution.
-
-        Raises:
-            AssertionError: It is no int.
-        """
+        """Set how many tiles are kept for each convolution."""
         self._for_all["perConvReservedTiles"] = checked("perConvReservedTiles", value, int)
         return self
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """Set by how much the planner may exceed the fastest plan's cycles.
-
-        Raises:
-            AssertionError: It is no float.
-        """
+        """Set by how much the planner may exceed the fastest plan's cycles."""
         self._for_all["cycleBackOff"] = checked("cycleBackOff", value, float)
         return self
 
@@ -124,17 +91,11 @@ class MultiConv:
             own = {name: values[index % len(values)] for name, values in self._for_each.items()}
             node.meta["multi_conv"] = {**own, **common}
 
-    def _set_for_each(self, name: str, value: Any) -> MultiConv:
+    def _set_for_each(self, name: str, value: Any, is_allowed: Callable[[Any], bool], error: Exception) -> MultiConv:
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        if value is not None and not (values and all(map(is_allowed, values))):
+            raise error
         self._for_each.pop(name, None)
         if value is not None:
-            self._for_each[name] = _as_list(value)
+            self._for_each[name] = values
         return self
-
-
-def _all(value: Any, allowed: Callable[[Any], bool]) -> bool:
-    values = _as_list(value)
-    return bool(values) and all(allowed(each) for each in values)
-
-
-def _as_list(value: Any) -> List[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -23,7 +23,6 @@ def fps(src: torch.Tensor, ptr: List[int], ratio: float = 0.5, random_start: boo
         random_start: Start from a random point rather than from an example's first.
 
     Raises:
-        Error: A type or value is wrong.
         NotImplementedError: No wrapped model is being traced: there is no CPU implementation.
     """
     if not isinstance(src, torch.Tensor):
@@ -43,7 +42,7 @@ def fps(src: torch.Tensor, ptr: List[int], ratio: float = 0.5, random_start: boo
     if ptr[0] < 0 or ptr[-1] > rows or any(end < start for start, end in zip(ptr, ptr[1:])):
         raise backend_error(f"fps: ptr must rise from 0 to at most the number of points ({rows}), got {ptr}.")
     with trace.outside():
-        chosen = sum(_chosen(ptr[index], ptr[index + 1], ratio) for index in range(len(ptr) - 1))
+        chosen = sum(math.ceil(ratio * (end - start)) for start, end in zip(ptr, ptr[1:]))
         result = torch.empty(chosen, dtype=torch.int32, device="meta")
     indices: torch.Tensor = trace.record(_fps, src, list(ptr), ratio, random_start, result=result)
     return indices
@@ -77,18 +76,13 @@ def _trace(name: str) -> Trace:
     return trace
 
 
-def _chosen(start: int, end: int, ratio: float) -> int:
-    return math.ceil(ratio * (end - start))
-
-
 def _fps(src: torch.Tensor, ptr: List[int], ratio: float, random_start: bool) -> torch.Tensor:
     chosen: List[int] = []
     points = src.reshape(src.shape[0], -1)
     for start, end in zip(ptr, ptr[1:]):
-        count = _chosen(start, end, ratio)
+        count, example = math.ceil(ratio * (end - start)), points[start:end]
         if not count:
             continue
-        example = points[start:end]
         current = int(torch.randint(end - start, ())) if random_start else 0
         distances = torch.full((end - start,), math.inf, dtype=example.dtype)
         for step in range(count):

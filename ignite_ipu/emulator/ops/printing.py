@@ -74,32 +74,21 @@ class TensorFormat:
     def _number(self, value: Any, notation: str) -> str:
         if isinstance(value, bool):
             return str(int(value))
-        if not isinstance(value, float):
-            return str(value)
-        if self.float_format == "none":
-            return repr(value)
-        if not math.isfinite(value):
+        if not isinstance(value, float) or not math.isfinite(value) or self.float_format == "none":
             return str(value)
         return f"{value:{notation}}"
 
     def _notation(self, tensor: torch.Tensor) -> str:
         """Return how Python formats the floats of a tensor with `digits` significant digits."""
-        if self._is_scientific(tensor):
-            return f".{max(self.digits - 1, 0)}e"
         sizes = tensor.abs() if tensor.is_floating_point() else torch.zeros(0)
         sizes = sizes[torch.isfinite(sizes)]
+        largest = float(sizes.max()) if sizes.numel() else 0.0
+        scientific = self.float_format == "scientific"
+        if self.float_format == "auto" and largest > 0:
+            scientific = largest >= _TOO_LARGE or float(sizes[sizes > 0].min()) < _TOO_SMALL
         # The digits before the point of the largest element are no longer there for the fraction.
-        before = len(str(int(sizes.max()))) if sizes.numel() else 1
-        return f".{max(self.digits - before, 0)}f"
-
-    def _is_scientific(self, tensor: torch.Tensor) -> bool:
-        if self.float_format != "auto":
-            return self.float_format == "scientific"
-        if not tensor.is_floating_point():
-            return False
-        sizes = tensor.abs()
-        sizes = sizes[torch.isfinite(sizes) & (sizes > 0)]
-        return bool(sizes.numel()) and bool(sizes.max() >= _TOO_LARGE or sizes.min() < _TOO_SMALL)
+        taken = 1 if scientific else len(str(int(largest)))
+        return f".{max(self.digits - taken, 0)}{'e' if scientific else 'f'}"
 
 
 def ipu_print_tensor(
@@ -130,10 +119,6 @@ def ipu_print_tensor(
         separator: Between the elements of a row, as it is; rows have a line each.
         open_bracket: Before the elements of a dimension.
         close_bracket: After them.
-
-    Raises:
-        Error: It is no tensor.
-        KeyError: There is no such float format.
     """
     if not isinstance(tensor, torch.Tensor):
         raise python_error(f"ipu_print_tensor must take a torch.tensor argument, got {tensor!r}.")
@@ -154,7 +139,7 @@ def ipu_print_tensor(
 def _print(tensor: torch.Tensor, title: str, print_gradient: bool, style: TensorFormat) -> torch.Tensor:
     if tensor.is_meta:
         return tensor.clone()
-    _write(title, tensor, style)
+    print(f"{title}: {style.text(tensor.detach())}", file=sys.stderr, flush=True)
     if print_gradient and tensor.requires_grad and torch.is_grad_enabled():
         shown: torch.Tensor = _PrintGradient.apply(tensor, title, style)  # type: ignore[no-untyped-call]
         return shown
@@ -173,9 +158,5 @@ class _PrintGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        _write(f"{ctx.title}_gradient", gradient, ctx.style)
+        print(f"{ctx.title}_gradient: {ctx.style.text(gradient)}", file=sys.stderr, flush=True)
         return gradient, None, None
-
-
-def _write(title: str, tensor: torch.Tensor, style: TensorFormat) -> None:
-    print(f"{title}: {style.text(tensor.detach())}", file=sys.stderr, flush=True)

@@ -20,9 +20,6 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     Args:
         start: An integer scalar.
         size: A divisor of the dimension's length.
-
-    Raises:
-        Error: A type is wrong, or the slice cannot be compiled.
     """
     _check_types("dynamic_slice", tensor, dim, start, size)
     if not _is_int(step):
@@ -32,8 +29,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
         first = int(start)
         every = (slice(None),) * (dim % tensor.dim())
         return tensor[(*every, slice(first, first + size, step))]
-    _check_dimension("dynamic_slice", tensor, dim)
-    _check_size("dynamic_slice", size)
+    _check_extent("dynamic_slice", tensor, dim, size)
     length = tensor.shape[dim]
     if length % size:
         raise backend_error(
@@ -54,9 +50,6 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
     Args:
         src: Like `input`, but `size` long in the dimension.
         start: An integer scalar.
-
-    Raises:
-        Error: A type is wrong, the tensors do not fit each other, or the update cannot be compiled.
     """
     _check_types("dynamic_update", input, dim, start, size)
     if not isinstance(src, torch.Tensor):
@@ -71,8 +64,7 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
     if trace is None:
         first = int(start)
         return torch.slice_scatter(input, src, dim, first, first + size)
-    _check_dimension("dynamic_update", input, dim)
-    _check_size("dynamic_update", size)
+    _check_extent("dynamic_update", input, dim, size)
     expected = list(input.shape)
     expected[dim] = size
     if list(src.shape) != expected or size > input.shape[dim]:
@@ -111,15 +103,12 @@ def _check_types(name: str, tensor: Any, dim: Any, start: Any, size: Any) -> Non
         raise python_error(f"{name}: Size must be an integer, got {size!r}.")
 
 
-def _check_dimension(name: str, tensor: torch.Tensor, dim: int) -> None:
+def _check_extent(name: str, tensor: torch.Tensor, dim: int, size: int) -> None:
     if not -tensor.dim() <= dim < tensor.dim():
         raise backend_error(
             f"{name}: Dimension {dim} is out of range for a tensor of shape {tuple(tensor.shape)}, whose dimensions "
             f"are {-tensor.dim()} to {tensor.dim() - 1}."
         )
-
-
-def _check_size(name: str, size: int) -> None:
     if size == 0:
         raise backend_error(f"{name}: the start and the end of a slice must be different, and the size is 0.")
     if size < 0:
