@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Dict, Iterable, List, Protocol, Set, Type
+from typing import Dict, Iterable, Set
 
 import torch
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.optim.adam import Adam, AdamW
-from ignite_ipu.emulator.optim.description import OptimizerDescription
-from ignite_ipu.emulator.optim.hyper_parameters import UpdateRule
-from ignite_ipu.emulator.optim.lamb import LAMB
-from ignite_ipu.emulator.optim.rmsprop import RMSprop
-from ignite_ipu.emulator.optim.sgd import SGD
+from ignite_ipu.emulator.optim.algorithms import LAMB, SGD, Adam, AdamW, RMSprop
+from ignite_ipu.emulator.optim.description import OptimizerDescription, UpdateRule
+from ignite_ipu.emulator.optim.optimizer import EXTRAS
+from ignite_ipu.emulator.options import Options
 
-_CLASSES: Set[Type[torch.optim.Optimizer]] = {
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.RMSprop,
-    SGD,
-    Adam,
-    AdamW,
-    RMSprop,
-    LAMB,
-}
-_READ_FROM_THE_OBJECT = {
-    "accum_type",
-    "bias_correction",
-    "first_order_momentum_accum_type",
-    "loss_scaling",
-    "max_grad_norm",
-    "second_order_momentum_accum_type",
-    "state_dict",
-    "use_combined_accum",
-    "use_tf_variant",
-    "velocity_accum_type",
-    "velocity_scaling",
-}
+_TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+_CLASSES = {*_TORCHS, SGD, Adam, AdamW, RMSprop, LAMB}
+_READ_FROM_THE_OBJECT = {*EXTRAS, "state_dict"}
 _UNCLIPPED = (UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
-
-
-class Settings(Protocol):
-    """The part of `Options` that matters here."""
-
-    _relax_optimizer_checks: bool
 
 
 class AttributeTracker:
@@ -56,37 +27,13 @@ class AttributeTracker:
         options: Says whether reports about names go to debug level, as `relaxOptimizerAttributesChecks` sets it.
     """
 
-    def __init__(self, options: Settings) -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
         self._names: Dict[str, Set[str]] = {}
         self._said: Set[str] = set()
 
     def check(self, optimizer: torch.optim.Optimizer, description: OptimizerDescription) -> None:
         """Look at the optimizer given to `setOptimizer`; the first call says which names are expected."""
-        self._check_class(optimizer)
-        self._check_ineffective(optimizer, description)
-        found: Dict[str, Iterable[str]] = {"optimizer attribute": vars(optimizer)}
-        for index, group in enumerate(optimizer.param_groups):
-            found[f"group {index} attribute"] = group
-        found["default group variable"] = optimizer.defaults
-        if not self._names:
-            self._names = {where: set(names) for where, names in found.items()}
-            return
-        level = logging.DEBUG if self._options._relax_optimizer_checks else logging.WARNING
-        for where, names in found.items():
-            unexpected = self._unexpected(where, names)
-            if unexpected:
-                text = f"Ignoring unexpected {where} in {description.kind.value} optimizer: {unexpected}"
-                self._say_once(level, text)
-
-    def _unexpected(self, where: str, names: Iterable[str]) -> List[str]:
-        expected = self._names.get(where)
-        if expected is None:
-            # A group added after wrapping is compared with those that were there.
-            expected = {name for key, known in self._names.items() if key.startswith("group ") for name in known}
-        return sorted(name for name in names if name not in expected and name not in _READ_FROM_THE_OBJECT)
-
-    def _check_class(self, optimizer: torch.optim.Optimizer) -> None:
         kind = type(optimizer)
         if kind not in _CLASSES:
             self._say_once(
@@ -94,8 +41,6 @@ class AttributeTracker:
                 f"{kind.__module__}.{kind.__qualname__} is subclassed from classes in torch.optim or poptorch.optim: "
                 "the device runs the update of the base class, and methods overridden in the subclass are not called.",
             )
-
-    def _check_ineffective(self, optimizer: torch.optim.Optimizer, description: OptimizerDescription) -> None:
         if any(group.get("maximize", False) for group in optimizer.param_groups):
             self._say_once(
                 logging.WARNING,
@@ -106,6 +51,21 @@ class AttributeTracker:
                 logging.WARNING,
                 f"max_grad_norm has no effect on a {description.kind.value} optimizer: gradients are not clipped.",
             )
+        found: Dict[str, Iterable[str]] = {"optimizer attribute": vars(optimizer)}
+        for index, group in enumerate(optimizer.param_groups):
+            found[f"group {index} attribute"] = group
+        found["default group variable"] = optimizer.defaults
+        if not self._names:
+            self._names = {where: set(names) for where, names in found.items()}
+            return
+        level = logging.DEBUG if self._options._relax_optimizer_checks else logging.WARNING
+        # A group added after wrapping is compared with those that were there.
+        any_group = {name for key, known in self._names.items() if key.startswith("group ") for name in known}
+        for where, names in found.items():
+            unexpected = sorted(set(names) - self._names.get(where, any_group) - _READ_FROM_THE_OBJECT)
+            if unexpected:
+                text = f"Ignoring unexpected {where} in {description.kind.value} optimizer: {unexpected}"
+                self._say_once(level, text)
 
     def _say_once(self, level: int, text: str) -> None:
         if text not in self._said:

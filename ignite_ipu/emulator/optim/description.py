@@ -1,18 +1,19 @@
-"""Description of an optimizer as an executor reads it, and when that may replace what it compiled."""
+"""Description of an optimizer as an executor reads it: hyper-parameters, each compiled in or open to change."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
 import math
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import torch
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy
 from ignite_ipu.emulator.errors import Error, backend_error
-from ignite_ipu.emulator.optim.hyper_parameters import GROUP_VALUES, HyperParameter, HyperParameters, UpdateRule
-from ignite_ipu.emulator.optim.lamb import LAMB
-from ignite_ipu.emulator.optim.optimizer import ACCUMULATION_TYPES
+from ignite_ipu.emulator.optim.algorithms import LAMB
+from ignite_ipu.emulator.optim.optimizer import ACCUMULATION_TYPES, MOMENTS
 from ignite_ipu.emulator.optim.optimizer import Optimizer as PoptorchOptimizer
 
 _NOT_NEGATIVE = ("lr", "weight_decay", "momentum", "dampening", "eps")
@@ -27,6 +28,70 @@ _TORCH_CONSTANTS: Mapping[str, float] = {
 """A plain torch optimizer's value is a constant exactly when it equals the one here."""
 _ALWAYS_CONSTANT = ("betas", "alpha", "nesterov")
 _ADAMW_WEIGHT_DECAY = 0.01
+
+
+class UpdateRule(enum.Enum):
+    """Update that an optimizer stands for."""
+
+    SGD1 = "SGD1"
+    """SGD whose velocity and accumulated gradient share a tensor."""
+    SGD2 = "SGD2"
+    """SGD whose velocity and accumulated gradient are apart."""
+    ADAM = "ADAM"
+    ADAMW = "ADAMW"
+    ADAMW_NO_BIAS = "ADAMW_NO_BIAS"
+    RMSPROP = "RMSPROP"
+    RMSPROP_CENTERED = "RMSPROP_CENTERED"
+    LAMB = "LAMB"
+    LAMB_NO_BIAS = "LAMB_NO_BIAS"
+
+
+_ADAM = ("lr", "beta1", "beta2", "eps", "weight_decay")
+_RMSPROP = ("lr", "alpha", "eps", "weight_decay", "momentum")
+_SGD = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+
+GROUP_VALUES: Dict[UpdateRule, Tuple[str, ...]] = {
+    UpdateRule.SGD1: (*_SGD, "velocity_scaling"),
+    UpdateRule.SGD2: _SGD,
+    **dict.fromkeys((UpdateRule.ADAM, UpdateRule.ADAMW, UpdateRule.ADAMW_NO_BIAS), _ADAM),
+    **dict.fromkeys((UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED), _RMSPROP),
+    **dict.fromkeys((UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS), (*_ADAM, "max_weight_norm")),
+}
+"""What each parameter group of an optimizer says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HyperParameter:
+    """One number, compiled in if `constant`."""
+
+    value: float
+    constant: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class HyperParameters:
+    """The numbers of one parameter group, by the names in `GROUP_VALUES`."""
+
+    entries: Tuple[Tuple[str, HyperParameter], ...]
+
+    @functools.cached_property
+    def _by_name(self) -> Dict[str, HyperParameter]:
+        # The maths asks for the same few values on every update.
+        return dict(self.entries)
+
+    def __getitem__(self, name: str) -> float:
+        return self._by_name[name].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def get(self, name: str) -> HyperParameter:
+        """Return the value of `name` with its constancy."""
+        return self._by_name[name]
+
+    def absent(self, name: str) -> bool:
+        """Return whether `name` is compiled in as zero, so that the device needs neither it nor its state."""
+        return self.get(name) == HyperParameter(0.0, constant=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,43 +219,49 @@ def describe(optimizer: torch.optim.Optimizer, automatic_loss_scaling: bool = Fa
             float32.
     """
     kind = _kind(optimizer)
-    _check_features(optimizer)
-    constancy = _Constancy(optimizer)
-    combined = kind is UpdateRule.SGD1
-    types = (torch.float32, torch.float32, torch.float32) if combined else _types(optimizer)
+    places = _groups(optimizer)
+    for where, values in (("the defaults", optimizer.defaults), *places.items()):
+        if values.get("amsgrad", False):
+            raise ValueError(
+                f"Only non-amsgrad {_name(type(optimizer))} optimizers run on the IPU; unset it in {where}."
+            )
+        # Recent torch turns Adam into AdamW by a flag that PopTorch has never heard of.
+        if values.get("decoupled_weight_decay", False) and not isinstance(optimizer, torch.optim.AdamW):
+            raise ValueError(f"Adam with decoupled_weight_decay=True (in {where}) would run as plain Adam: use AdamW.")
+    names = ("accum_type", *MOMENTS)
+    if isinstance(optimizer, torch.optim.SGD):
+        names = ("accum_type", "velocity_accum_type", "velocity_accum_type")
+    # The types of separate accumulators say nothing about a shared one.
+    types = [torch.float32 if kind is UpdateRule.SGD1 else _type(optimizer, name) for name in names]
     # Only these take a bound; AttributeTracker warns of one on the others.
     clips = isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW))
     bound = getattr(optimizer, "max_grad_norm", None) if clips else None
     scaling = _number(getattr(optimizer, "loss_scaling", 1.0), "loss_scaling")
     return OptimizerDescription(
         kind=kind,
-        groups=tuple(
-            _read_group(optimizer, kind, group, f"group {index}", constancy)
-            for index, group in enumerate(optimizer.param_groups)
+        groups=tuple(_read_group(optimizer, kind, group, where) for where, group in places.items()),
+        defaults=_read_group(optimizer, kind, optimizer.defaults, "defaults"),
+        loss_scaling=HyperParameter(
+            scaling, not automatic_loss_scaling and _is_constant(optimizer, "loss_scaling", scaling)
         ),
-        defaults=_read_group(optimizer, kind, optimizer.defaults, "defaults", constancy),
-        loss_scaling=HyperParameter(scaling, not automatic_loss_scaling and constancy.of("loss_scaling", scaling)),
         accum_type=types[0],
-        moment_types=types[1:],
+        moment_types=(types[1], types[2]),
         max_grad_norm=math.inf if bound is None else _number(bound, "max_grad_norm"),
         use_tf_variant=isinstance(optimizer, torch.optim.RMSprop) and bool(getattr(optimizer, "use_tf_variant", False)),
     )
 
 
-class _Constancy:
-    """Values of one optimizer that are compiled in."""
+def _is_constant(optimizer: torch.optim.Optimizer, name: str, value: float) -> bool:
+    """Return whether the argument `name` of an optimizer with this value is compiled in."""
+    if isinstance(optimizer, PoptorchOptimizer):
+        return optimizer.variable_attrs.isConstant(name)
+    if name == "weight_decay" and isinstance(optimizer, torch.optim.AdamW):
+        return value == _ADAMW_WEIGHT_DECAY
+    return name in _ALWAYS_CONSTANT or (name in _TORCH_CONSTANTS and value == _TORCH_CONSTANTS[name])
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._marks = optimizer.variable_attrs if isinstance(optimizer, PoptorchOptimizer) else None
-        self._references: Dict[str, float] = dict(_TORCH_CONSTANTS)
-        if isinstance(optimizer, torch.optim.AdamW):
-            self._references["weight_decay"] = _ADAMW_WEIGHT_DECAY
 
-    def of(self, name: str, value: float) -> bool:
-        """Return whether the argument `name` with this value is constant."""
-        if self._marks is not None:
-            return self._marks.isConstant(name)
-        return name in _ALWAYS_CONSTANT or (name in self._references and value == self._references[name])
+def _groups(optimizer: torch.optim.Optimizer) -> Dict[str, Dict[str, Any]]:
+    return {f"group {index}": group for index, group in enumerate(optimizer.param_groups)}
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> UpdateRule:
@@ -201,27 +272,19 @@ def _kind(optimizer: torch.optim.Optimizer) -> UpdateRule:
         return UpdateRule.ADAMW if getattr(optimizer, "bias_correction", True) else UpdateRule.ADAMW_NO_BIAS
     if isinstance(optimizer, torch.optim.Adam):
         return UpdateRule.ADAM
-    if isinstance(optimizer, torch.optim.RMSprop):
-        centered = _common(optimizer, "centered", [])
-        return UpdateRule.RMSPROP_CENTERED if centered else UpdateRule.RMSPROP
-    if isinstance(optimizer, LAMB):
-        return (
-            UpdateRule.LAMB
-            if _common(optimizer, "bias_correction", [optimizer.bias_correction])
-            else UpdateRule.LAMB_NO_BIAS
+    if not isinstance(optimizer, (torch.optim.RMSprop, LAMB)):
+        raise AssertionError(
+            f"Unsupported optimizer type: {_name(type(optimizer))}. Use SGD, Adam, AdamW or RMSprop of poptorch.optim "
+            "or torch.optim, or poptorch.optim.LAMB; unwrap an optimizer that another library has wrapped."
         )
-    raise AssertionError(
-        f"Unsupported optimizer type: {_name(type(optimizer))}. Use SGD, Adam, AdamW or RMSprop of poptorch.optim or "
-        "torch.optim, or poptorch.optim.LAMB; unwrap an optimizer that another library has wrapped."
-    )
-
-
-def _common(optimizer: torch.optim.Optimizer, name: str, found: List[bool]) -> bool:
-    for index, group in enumerate(optimizer.param_groups):
-        found = [*found, bool(_mandatory(optimizer, group, name, f"group {index}"))]
+    name = "bias_correction" if isinstance(optimizer, LAMB) else "centered"
+    found = [optimizer.bias_correction] if isinstance(optimizer, LAMB) else []
+    found += [bool(_mandatory(optimizer, group, name, where)) for where, group in _groups(optimizer).items()]
     if any(value != found[0] for value in found):
         raise AssertionError(f"All parameter groups must have the same value for the '{name}' option, not {found}.")
-    return found[0]
+    if isinstance(optimizer, LAMB):
+        return UpdateRule.LAMB if found[0] else UpdateRule.LAMB_NO_BIAS
+    return UpdateRule.RMSPROP_CENTERED if found[0] else UpdateRule.RMSPROP
 
 
 def _mandatory(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name: str, where: str) -> Any:
@@ -232,32 +295,6 @@ def _mandatory(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name:
     return group[name]
 
 
-def _check_features(optimizer: torch.optim.Optimizer) -> None:
-    settings = (
-        ("the defaults", optimizer.defaults),
-        *((f"group {i}", g) for i, g in enumerate(optimizer.param_groups)),
-    )
-    for where, values in settings:
-        if values.get("amsgrad", False):
-            raise ValueError(
-                f"Only non-amsgrad {_name(type(optimizer))} optimizers run on the IPU; unset it in {where}."
-            )
-        # Recent torch turns Adam into AdamW by a flag that PopTorch has never heard of.
-        if values.get("decoupled_weight_decay", False) and not isinstance(optimizer, torch.optim.AdamW):
-            raise ValueError(f"Adam with decoupled_weight_decay=True (in {where}) would run as plain Adam: use AdamW.")
-
-
-def _types(optimizer: torch.optim.Optimizer) -> Tuple[torch.dtype, torch.dtype, torch.dtype]:
-    if isinstance(optimizer, torch.optim.SGD):
-        velocity = _type(optimizer, "velocity_accum_type")
-        return _type(optimizer, "accum_type"), velocity, velocity
-    return (
-        _type(optimizer, "accum_type"),
-        _type(optimizer, "first_order_momentum_accum_type"),
-        _type(optimizer, "second_order_momentum_accum_type"),
-    )
-
-
 def _type(optimizer: torch.optim.Optimizer, name: str) -> torch.dtype:
     value = getattr(optimizer, name, torch.float32)
     if value not in ACCUMULATION_TYPES:
@@ -266,19 +303,23 @@ def _type(optimizer: torch.optim.Optimizer, name: str) -> torch.dtype:
 
 
 def _read_group(
-    optimizer: torch.optim.Optimizer, kind: UpdateRule, group: Mapping[str, Any], where: str, constancy: _Constancy
+    optimizer: torch.optim.Optimizer, kind: UpdateRule, group: Mapping[str, Any], where: str
 ) -> HyperParameters:
     entries = []
     for name in GROUP_VALUES[kind]:
         argument = "betas" if name in ("beta1", "beta2") else name
+        what = f"{argument} in {where}"
         if name == "velocity_scaling" and name not in group:
             # Nothing puts it into the groups of a torch.optim.SGD but its user.
-            value = _number(getattr(optimizer, name, 1.0), name)
-        elif argument == "betas":
-            value = _pair(_mandatory(optimizer, group, argument, where), f"{argument} in {where}")[name == "beta2"]
+            found, what = getattr(optimizer, name, 1.0), name
         else:
-            value = _number(_mandatory(optimizer, group, name, where), f"{name} in {where}")
-        entries.append((name, HyperParameter(value, constancy.of(argument, value))))
+            found = _mandatory(optimizer, group, argument, where)
+        if argument == "betas":
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise AssertionError(f"Expected a pair for {what}, that is a tuple of two numbers, not {found!r}.")
+            found = found[name == "beta2"]
+        value = _number(found, what)
+        entries.append((name, HyperParameter(value, _is_constant(optimizer, argument, value))))
     return HyperParameters(tuple(entries))
 
 
@@ -288,29 +329,19 @@ def _number(value: object, what: str) -> float:
     return float(value)
 
 
-def _pair(value: object, what: str) -> Tuple[float, float]:
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise AssertionError(f"Expected a pair for {what}, that is a tuple of two numbers, not {value!r}.")
-    return _number(value[0], what), _number(value[1], what)
-
-
-def _name(kind: Type[object]) -> str:
+def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _check_value(name: str, where: str, old: HyperParameter, new: HyperParameter) -> None:
+    what = f"{name} of {where} was compiled"
     if old.constant and not new.constant:
-        raise _not_a_replacement(
-            f"Can not replace a constant value with a non constant: {name} of {where} was compiled in as {old.value}"
-        )
+        raise _not_a_replacement(f"Can not replace a constant value with a non constant: {what} in as {old.value}")
     if new.constant and not old.constant:
-        raise _not_a_replacement(
-            f"Can not replace a non constant value with a constant: {name} of {where} was compiled as a variable"
-        )
+        raise _not_a_replacement(f"Can not replace a non constant value with a constant: {what} as a variable")
     if old.constant and old.value != new.value:
         raise _not_a_replacement(
-            f"Values are constant but do not match: {name} of {where} was compiled in as {old.value} and cannot become "
-            f"{new.value}"
+            f"Values are constant but do not match: {what} in as {old.value} and cannot become {new.value}"
         )
 
 

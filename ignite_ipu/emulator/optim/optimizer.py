@@ -1,14 +1,12 @@
-"""Base of all PopTorch optimizers: a record of the state on the device."""
+"""Base of all PopTorch optimizers: a record of the state on the device, and which values may change there."""
 
 from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, cast
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, cast
 
 import torch
-
-from ignite_ipu.emulator.optim.attributes import VariableAttributes
 
 IpuTensors = Dict[str, torch.Tensor]
 IpuState = Tuple[IpuTensors, IpuTensors]
@@ -18,7 +16,7 @@ ACCUMULATION_TYPES = (torch.float16, torch.float32)
 MOMENTS = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
 _RECORDED = ("ipu_state", "ipu_param")
 # PopTorch's own arguments of constructors, and what None stands for.
-_EXTRAS: Mapping[str, Any] = {
+EXTRAS: Mapping[str, Any] = {
     "loss_scaling": 1.0,
     "velocity_scaling": 1.0,
     "use_combined_accum": False,
@@ -32,8 +30,64 @@ _EXTRAS: Mapping[str, Any] = {
 }
 
 
+class VariableAttributes:
+    """The hyper-parameters of one optimizer that are compiled as variables; all others are constants.
+
+    `betas` stands for both of Adam's decay rates. Marks count when the optimizer is given to an executor, and cannot
+    change once that executor is compiled.
+
+    Args:
+        variable_attributes: Names that start out variable.
+        allowed_attributes: Names that may be marked at all.
+    """
+
+    def __init__(self, variable_attributes: List[str], allowed_attributes: List[str]) -> None:
+        self._variable = list(variable_attributes)
+        self._allowed = list(allowed_attributes)
+
+    def __copy__(self) -> VariableAttributes:
+        return VariableAttributes(self._variable, self._allowed)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VariableAttributes) and repr(self) == repr(other)
+
+    __hash__ = None  # type: ignore[assignment]  # marks change
+
+    def __repr__(self) -> str:
+        return f"VariableAttributes(variable={sorted(set(self._variable))}, allowed={sorted(set(self._allowed))})"
+
+    def isConstant(self, attr: str) -> bool:
+        """Return whether `attr` is compiled in; true of every name nobody marked as variable, known or not."""
+        return attr not in self._variable
+
+    def markAsConstant(self, attr: str) -> None:
+        """Compile the value of `attr` in."""
+        self._check(attr)
+        self._variable = [name for name in self._variable if name != attr]
+
+    def markAsVariable(self, attr: str) -> None:
+        """Let `setOptimizer` change `attr` without compiling again."""
+        self._check(attr)
+        if attr not in self._variable:
+            self._variable.append(attr)
+
+    def _check(self, attr: str) -> None:
+        if attr not in self._allowed:
+            raise AssertionError(
+                f"Unknown attribute {attr!r}: this optimizer can mark only {', '.join(sorted(self._allowed))} "
+                "as constant or variable."
+            )
+
+
 class Optimizer:
     """Base of the classes in `poptorch.optim`: adds a record of the device's state to a `torch.optim` optimizer.
+
+    Constructors take torch's arguments and PopTorch's extras. Those passed explicitly are variable, all others
+    constant, `lr` included. The extras are: `loss_scaling`, a factor on the loss before the backward pass that is
+    divided out in the update; the types in which gradients accumulate (`accum_type`) and state is stored, float16 or
+    float32 (the default); `max_grad_norm`, the largest global 2-norm of the gradients; SGD's `use_combined_accum` with
+    its `velocity_scaling`; `bias_correction`, which is part of the optimizer's type; and `use_tf_variant`, which
+    follows TensorFlow: the mean square starts at 1, eps goes under the root, the learning rate into the momentum.
 
     An executor that trains with it puts a `state_dict` of its own on the object, which asks the device for newer state
     first. So whoever keeps the optimizer keeps that executor, model and IPUs, until another optimizer takes its place.
@@ -116,16 +170,19 @@ class Optimizer:
 
         Args:
             torchs_init: Constructor of the class of torch, which takes the arguments that are not PopTorch's own.
-
-        Raises:
-            AssertionError: An accumulation type is neither float16 nor float32.
         """
         Optimizer.__init__(self)
         given = {name: value for name, value in arguments.items() if value is not None and name != "self"}
         for name in self._poptorch_attributes:
-            if name in _EXTRAS:
-                setattr(self, name, _extra(name, given))
-        torchs_init(self, **{name: value for name, value in given.items() if name not in _EXTRAS})
+            if name in EXTRAS:
+                default = EXTRAS[name]
+                value = given.get(name, default)
+                if isinstance(default, torch.dtype) and value not in ACCUMULATION_TYPES:
+                    raise AssertionError(
+                        f"Accumulation types must be either torch.float32 or torch.float16, not {value}."
+                    )
+                setattr(self, name, bool(value) if default is False else value)
+        torchs_init(self, **{name: value for name, value in given.items() if name not in EXTRAS})
         self._mark_variables(given)
 
     def _mark_variables(self, given: Iterable[str]) -> None:
@@ -137,14 +194,6 @@ class Optimizer:
         """Return the recorded state, None where there is none."""
         state, values = self._record.get("ipu_state"), self._record.get("ipu_param")
         return None if state is None or values is None else (state, values)
-
-
-def _extra(name: str, given: Mapping[str, Any]) -> Any:
-    default = _EXTRAS[name]
-    value = given.get(name, default)
-    if isinstance(default, torch.dtype) and value not in ACCUMULATION_TYPES:
-        raise AssertionError(f"Accumulation types must be either torch.float32 or torch.float16, not {value}.")
-    return bool(value) if default is False else value
 
 
 def _copied(tensors: Optional[Mapping[str, torch.Tensor]]) -> Optional[IpuTensors]:

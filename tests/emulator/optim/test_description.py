@@ -12,8 +12,7 @@ import torch
 from ignite_ipu.emulator import optim
 from ignite_ipu.emulator.enums import MeanReductionStrategy
 from ignite_ipu.emulator.errors import Error
-from ignite_ipu.emulator.optim.description import OptimizerDescription, describe
-from ignite_ipu.emulator.optim.hyper_parameters import UpdateRule
+from ignite_ipu.emulator.optim.description import OptimizerDescription, UpdateRule, describe
 
 Edit = Callable[[Any], None]
 

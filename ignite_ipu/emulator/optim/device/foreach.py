@@ -90,11 +90,7 @@ def move_by_ratio(weights: Tensors, over: Tensors, under: Tensors, amount: float
 
 
 def norms(tensors: Tensors, grouped: bool) -> List[torch.Tensor]:
-    """Return the 2-norm of each tensor, or of each slice along its first dimension if `grouped`.
-
-    Returns:
-        For each tensor a value of shape (), or (slices, 1, ..., 1) if `grouped`.
-    """
+    """Return the 2-norm of each tensor, or of each slice along its first dimension if `grouped`."""
     if narrow(tensors):
         tensors = widened(tensors)
     if not grouped:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import operator
@@ -12,11 +11,9 @@ import torch
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.optim.description import OptimizerDescription
+from ignite_ipu.emulator.optim.description import HyperParameters, OptimizerDescription, UpdateRule
 from ignite_ipu.emulator.optim.device import foreach
-from ignite_ipu.emulator.optim.device.updates import Bucket, CombinedSgd, Sgd, SgdRule, rule_for
-from ignite_ipu.emulator.optim.device.values import device_values
-from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, UpdateRule
+from ignite_ipu.emulator.optim.device.updates import Bucket, CombinedSgd, Sgd, SgdRule, Slot, rule_for
 from ignite_ipu.emulator.optim.optimizer import IpuState
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
@@ -25,30 +22,17 @@ _UPDATE_FACTOR = "lossScaleUpdateFactor"
 # Elements of weights whose update is computed at once: several tensors of as many are needed in between.
 _MOST_AT_ONCE = 1 << 22
 _COUNTED = (UpdateRule.ADAM, UpdateRule.ADAMW, UpdateRule.ADAMW_NO_BIAS, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
+_PLAIN = {
+    "lr": "learningRate",
+    "weight_decay": "weightDecay",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "eps": "eps",
+    "alpha": "alpha",
+    "momentum": "momentum",
+    "max_weight_norm": "maxWeightNorm",
+}
 Grads = Sequence[Optional[torch.Tensor]]
-
-
-@dataclasses.dataclass
-class _Slot:
-    """State that the optimizer keeps for one weight."""
-
-    name: str
-    weight: torch.Tensor
-    group: Optional[int]
-    grouped: bool
-    states: Dict[str, torch.Tensor]
-    steps: float = 0.0
-    in_force: Optional[HyperParameters] = None
-
-
-@dataclasses.dataclass
-class _Work:
-    """One bucket, where its gradients are found, and whose state it holds."""
-
-    bucket: Bucket
-    group: Optional[int]
-    slots: List[_Slot]
-    pick: Callable[[Any], List[torch.Tensor]]
 
 
 class DeviceOptimizer:
@@ -84,19 +68,14 @@ class DeviceOptimizer:
             )
         self._description = description
         self._adapts_loss_scaling = adapts_loss_scaling
-        self._update_factor = 1.0
         self._replica_groups = per_replica or {}
         self._rule = rule_for(description, store)
+        self._counts_steps = description.kind in _COUNTED
         self._slots = [
-            _Slot(
-                name, weight, group_of[name], name in self._replica_groups, self._fresh_states(weight, group_of[name])
-            )
+            Slot(name, weight, group_of[name], name in self._replica_groups, {})
             for name, weight in named_weights.items()
         ]
-        self._work: List[_Work] = []
-        self._missing: Optional[Tuple[bool, ...]] = None
-        # Combined SGD folds the first weight decay in when the program starts, from the values it was compiled with.
-        self._first_values = {slot.group: description.values(slot.group) for slot in self._slots}
+        self.restart()
         # What the host is told of the hyper-parameters; the update goes by the description.
         self._told = self._device_values()
 
@@ -127,20 +106,25 @@ class DeviceOptimizer:
             self._regroup(missing)
         if not self._work:
             return
-        picked = [work.pick(grads) for work in self._work]
+        picked = [pick(grads) for _, pick in self._work]
         lists: List[foreach.Tensors] = [foreach.widened(each) if foreach.narrow(each) else each for each in picked]
-        bound = self._description.max_grad_norm
+        work = [(bucket, each, self._description.values(bucket.group)) for (bucket, _), each in zip(self._work, lists)]
+        rule, bound = self._rule, self._description.max_grad_norm
         if bound == math.inf:
-            for work, each in zip(self._work, lists):
-                self._rule.update(work.bucket, each, self._values(work))
-        elif isinstance(self._rule, SgdRule):
-            self._update_with_bounded_directions(self._rule, lists, bound)
+            for bucket, each, values in work:
+                rule.update(bucket, each, values)
+        elif isinstance(rule, SgdRule):
+            directions = [rule.direction(*arguments) for arguments in work]
+            scalings = [rule.scaling(bucket, values) for bucket, _, values in work]
+            factor = _clip_factor(foreach.global_norm(list(zip(directions, scalings))), bound)
+            for (bucket, _, values), direction in zip(work, directions):
+                rule.apply(bucket, direction, values, factor)
         else:
             factor = _clip_factor(foreach.global_norm([(each, 1.0) for each in lists]), bound)
-            for work, each in zip(self._work, lists):
-                self._rule.update(work.bucket, foreach.times(each, factor), self._values(work))
-        for work in self._work:
-            work.bucket.steps += 1.0
+            for bucket, each, values in work:
+                rule.update(bucket, foreach.times(each, factor), values)
+        for bucket, _ in self._work:
+            bucket.steps += 1.0
 
     def set_description(self, new: OptimizerDescription) -> None:
         """Go on with the values of `new`, a valid replacement of the description compiled for.
@@ -154,11 +138,18 @@ class DeviceOptimizer:
 
     def restart(self) -> None:
         """Set the state to what it was before the first update."""
-        self._work, self._missing = [], None
+        # The buckets, and what picks each one's gradients.
+        self._work: List[Tuple[Bucket, Callable[[Any], List[torch.Tensor]]]] = []
+        self._missing: Optional[Tuple[bool, ...]] = None
+        types = (*self._description.moment_types, torch.float32)
         for slot in self._slots:
-            slot.states = self._fresh_states(slot.weight, slot.group)
             slot.steps, slot.in_force = 0.0, None
+            slot.states = {
+                kind: torch.full_like(slot.weight, start, dtype=types[which], requires_grad=False)
+                for kind, (which, start) in self._rule.states(self._description.values(slot.group)).items()
+            }
         self._update_factor = 1.0
+        # Combined SGD folds the first weight decay in when the program starts, from the values it was compiled with.
         self._first_values = {slot.group: self._description.values(slot.group) for slot in self._slots}
 
     @torch.no_grad()
@@ -172,7 +163,8 @@ class DeviceOptimizer:
             for kind, tensor in slot.states.items():
                 state[f"{kind}___{slot.name}"] = tensor.clone() if groups is None else groups.to_host(tensor).clone()
             if self._counts_steps:
-                state[f"{STEP}___{slot.name}"] = torch.full(self._steps_shape(slot), slot.steps, dtype=torch.float32)
+                shape = torch.Size() if groups is None else groups.to_host(torch.zeros(groups.count)).shape
+                state[f"{STEP}___{slot.name}"] = torch.full(shape, slot.steps, dtype=torch.float32)
         if self._adapts_loss_scaling:
             state[_UPDATE_FACTOR] = torch.tensor(self._update_factor, dtype=torch.float32)
         return state, dict(self._told)
@@ -201,7 +193,13 @@ class DeviceOptimizer:
                 groups = self._replica_groups.get(slot.name)
                 shape = torch.Size() if groups is None else torch.Size((groups.count,))
                 counts = self._loaded(slot, name, ipu_state[name], shape)
-                steps[slot.name] = self._one_count(name, counts)
+                first = counts.reshape(-1)[0]
+                if not bool(((counts == first) | (counts.isnan() & first.isnan())).all()):
+                    raise backend_error(
+                        f"The optimizer state {name} to load has the step counts {counts.tolist()}, one for each group "
+                        "of replicas; the emulator counts the steps of all of them together. Load equal ones."
+                    )
+                steps[slot.name] = float(first.to(torch.float32))
         known, values = self.read_state()
         for name in (*known, *(values if ipu_param else ())):
             if name not in ipu_state and name not in ipu_param:
@@ -216,7 +214,7 @@ class DeviceOptimizer:
         self._told = {**values, **{name: ipu_param[name].clone() for name in values if name in ipu_param}}
         self._work, self._missing = [], None
 
-    def _loaded(self, slot: _Slot, name: str, value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    def _loaded(self, slot: Slot, name: str, value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return a loaded tensor as the device has it: one slice for each group of replicas, where there are any."""
         groups = self._replica_groups.get(slot.name)
         if groups is not None and value.dim():
@@ -228,43 +226,8 @@ class DeviceOptimizer:
             )
         return value.reshape(shape)
 
-    def _steps_shape(self, slot: _Slot) -> torch.Size:
-        groups = self._replica_groups.get(slot.name)
-        return torch.Size() if groups is None else groups.to_host(torch.zeros(groups.count)).shape
-
-    def _one_count(self, name: str, counts: torch.Tensor) -> float:
-        first = counts.reshape(-1)[0]
-        if not bool(((counts == first) | (counts.isnan() & first.isnan())).all()):
-            raise backend_error(
-                f"The optimizer state {name} to load has the step counts {counts.tolist()}, one for each group of "
-                "replicas; the emulator counts the steps of all of them together. Load equal ones."
-            )
-        return float(first.to(torch.float32))
-
-    @property
-    def _counts_steps(self) -> bool:
-        return self._description.kind in _COUNTED
-
     def _device_values(self) -> Dict[str, torch.Tensor]:
-        groups = {slot.name: slot.group for slot in self._slots}
-        return device_values(self._description, groups)
-
-    def _fresh_states(self, weight: torch.Tensor, group: Optional[int]) -> Dict[str, torch.Tensor]:
-        types = (*self._description.moment_types, torch.float32)
-        return {
-            kind: torch.full_like(weight, start, dtype=types[which], requires_grad=False)
-            for kind, (which, start) in self._rule.states(self._description.values(group)).items()
-        }
-
-    def _values(self, work: _Work) -> HyperParameters:
-        return self._description.values(work.group)
-
-    def _update_with_bounded_directions(self, rule: SgdRule, lists: List[foreach.Tensors], bound: float) -> None:
-        directions = [rule.direction(w.bucket, grads, self._values(w)) for w, grads in zip(self._work, lists)]
-        scalings = [rule.scaling(w.bucket, self._values(w)) for w in self._work]
-        factor = _clip_factor(foreach.global_norm(list(zip(directions, scalings))), bound)
-        for work, direction in zip(self._work, directions):
-            rule.apply(work.bucket, direction, self._values(work), factor)
+        return device_values(self._description, {slot.name: slot.group for slot in self._slots})
 
     def _regroup(self, missing: Tuple[bool, ...]) -> None:
         """Prepare lists of weights to update together, for gradients that are missing in the same places as now."""
@@ -275,7 +238,11 @@ class DeviceOptimizer:
         for index, slot in present:
             key = (slot.group, slot.weight.dtype, slot.grouped, slot.steps, slot.in_force)
             members.setdefault(key, []).append(index)
-        self._work = [self._prepared(part) for indices in members.values() for part in self._parts(indices)]
+        self._work = [
+            (Bucket([self._slots[index] for index in part]), _picker(part))
+            for indices in members.values()
+            for part in self._parts(indices)
+        ]
         self._missing = missing
 
     def _parts(self, indices: List[int]) -> Iterator[List[int]]:
@@ -290,34 +257,20 @@ class DeviceOptimizer:
             elements += more
         yield part
 
-    def _prepared(self, indices: List[int]) -> _Work:
-        slots = [self._slots[index] for index in indices]
-        first = slots[0]
-        bucket = Bucket(
-            weights=[slot.weight for slot in slots],
-            states={kind: [slot.states[kind] for slot in slots] for kind in first.states},
-            steps=first.steps,
-            grouped=first.grouped,
-            in_force=first.in_force,
-        )
-        return _Work(bucket, first.group, slots, _picker(indices))
-
     def _put_back(self) -> None:
         """Hand what the buckets count back to the weights."""
-        for work in self._work:
-            for slot in work.slots:
-                slot.steps, slot.in_force = work.bucket.steps, work.bucket.in_force
+        for bucket, _ in self._work:
+            for slot in bucket.slots:
+                slot.steps, slot.in_force = bucket.steps, bucket.in_force
 
-    def _begin(self, slots: List[_Slot]) -> None:
+    def _begin(self, slots: List[Slot]) -> None:
         """Give weights that were never updated the state that the program starts them with."""
         if not isinstance(self._rule, CombinedSgd):
             return
         for slot in slots:
             if slot.in_force is None and slot.states:
-                values = self._first_values[slot.group]
-                alone = Bucket([slot.weight], {k: [s] for k, s in slot.states.items()}, 0, slot.grouped, None)
-                self._rule.fold_weight_decay(alone, values)
-                slot.in_force = values
+                slot.in_force = self._first_values[slot.group]
+                self._rule.fold_weight_decay(Bucket([slot]), slot.in_force)
 
 
 def _clip_factor(norm: torch.Tensor, bound: float) -> torch.Tensor:
@@ -332,3 +285,45 @@ def _picker(indices: List[int]) -> Callable[[Any], List[torch.Tensor]]:
         return lambda grads: [grads[only]]
     get = operator.itemgetter(*indices)
     return lambda grads: list(get(grads))
+
+
+def device_values(description: OptimizerDescription, group_of: Mapping[str, Optional[int]]) -> Dict[str, torch.Tensor]:
+    """Return the values that can change without compiling, as scalars of float32.
+
+    They have the names of the device's program, such as `learningRate___specific___fc.weight` and `lossScaling_FLOAT`.
+    SGD's are combined into the factors of its update, such as `scaledLearningRate0___specific___fc.weight`.
+    """
+    found: Dict[str, torch.Tensor] = {}
+    loss_scaling = description.loss_scaling.value
+    for name, group in group_of.items():
+        values = description.values(group)
+        suffix = "default___FLOAT" if group is None else f"specific___{name}"
+        for entry, value, depends_on in _entries(description, values, loss_scaling):
+            hyper_parameters = [description.loss_scaling if p == "loss_scaling" else values.get(p) for p in depends_on]
+            if not all(each.constant for each in hyper_parameters):
+                found[f"{entry}___{suffix}"] = torch.tensor(value, dtype=torch.float32)
+    if not description.loss_scaling.constant:
+        found["lossScaling_FLOAT"] = torch.tensor(loss_scaling, dtype=torch.float32)
+    return found
+
+
+def _entries(
+    description: OptimizerDescription, values: HyperParameters, loss_scaling: float
+) -> Iterator[Tuple[str, float, Tuple[str, ...]]]:
+    if description.kind not in (UpdateRule.SGD1, UpdateRule.SGD2):
+        for name in values:
+            yield _PLAIN[name], values[name], (name,)
+        return
+    lr, decay, damped = values["lr"], values["weight_decay"], 1 - values["dampening"]
+    if values.absent("momentum"):
+        yield "scaledLearningRate0", lr * damped / loss_scaling, ("lr", "dampening", "loss_scaling")
+        yield "weightDecayScaleFactor0", 1 - lr * damped * decay, ("lr", "dampening", "weight_decay")
+        return
+    combined = description.kind is UpdateRule.SGD1
+    number, scaling, which = (
+        ("1", values["velocity_scaling"], "velocity_scaling") if combined else ("2", loss_scaling, "loss_scaling")
+    )
+    yield f"scaledLearningRate{number}", lr / scaling, ("lr", which)
+    yield f"scaledWeightDecay{number}", damped * decay * scaling, ("dampening", "weight_decay", which)
+    yield f"dampeningScaleFactor{number}", damped * scaling / loss_scaling, ("dampening", which, "loss_scaling")
+    yield f"scaledMomentum{number}", values["momentum"], ("momentum",)

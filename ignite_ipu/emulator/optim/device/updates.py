@@ -13,10 +13,9 @@ from typing import Dict, List, Optional, Tuple
 
 import torch
 
-from ignite_ipu.emulator.optim.description import OptimizerDescription
+from ignite_ipu.emulator.optim.description import HyperParameters, OptimizerDescription, UpdateRule
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.foreach import Tensors
-from ignite_ipu.emulator.optim.hyper_parameters import HyperParameters, UpdateRule
 
 Factor = Optional[torch.Tensor]
 
@@ -24,22 +23,38 @@ ACCL1, ACCL2, ACCL3 = "Accl1", "Accl2", "Accl3"
 
 
 @dataclasses.dataclass
-class Bucket:
-    """Weights of one group and type that have seen the same number of updates, and are updated together.
+class Slot:
+    """One weight and the state that the optimizer keeps for it.
 
     Attributes:
-        weights: Updated in place.
-        states: For each kind of state, one tensor per weight.
+        group: Its parameter group; None takes the defaults.
+        grouped: Dimension 0 of the weight counts groups of replicas with their own values.
+        states: Its state by kind.
         steps: Updates so far.
-        grouped: Dimension 0 of every weight counts groups of replicas with their own values.
         in_force: The values that combined SGD has already folded into its state.
     """
 
-    weights: List[torch.Tensor]
-    states: Dict[str, List[torch.Tensor]]
-    steps: float
+    name: str
+    weight: torch.Tensor
+    group: Optional[int]
     grouped: bool
-    in_force: Optional[HyperParameters]
+    states: Dict[str, torch.Tensor]
+    steps: float = 0.0
+    in_force: Optional[HyperParameters] = None
+
+
+class Bucket:
+    """Weights of one group and type that have seen the same number of updates, and are updated together.
+
+    The weights and, by kind, their states are in lists in the order of the slots; all else is as in each slot.
+    """
+
+    def __init__(self, slots: List[Slot]) -> None:
+        first = slots[0]
+        self.slots = slots
+        self.group, self.grouped, self.steps, self.in_force = first.group, first.grouped, first.steps, first.in_force
+        self.weights = [slot.weight for slot in slots]
+        self.states = {kind: [slot.states[kind] for slot in slots] for kind in first.states}
 
 
 class Rule(abc.ABC):

@@ -9,7 +9,7 @@ import torch
 
 from ignite_ipu.emulator import optim
 from ignite_ipu.emulator.optim.description import describe
-from ignite_ipu.emulator.optim.device.values import device_values
+from ignite_ipu.emulator.optim.device.optimizer import device_values
 
 
 def parameters() -> List[torch.nn.Parameter]:
