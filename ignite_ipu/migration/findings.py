@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Iterator, Optional
 
-from ignite_ipu.migration.source.file import one_side
+from ignite_ipu.migration.docstrings import one_side
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.program import Program
@@ -75,10 +75,8 @@ class Rule:
         summary: What the rule looks for, one line.
         rationale: Why it matters on an IPU.
         remedy: What to do about it.
-        example: A smallest program that breaks the rule and the same program mended, as their difference, which
-            `one_side` takes apart.
-        check: Yields the places that break the rule. None when only a trace shows them (`check --run`); the example
-            then has a factory `make`.
+        example: A smallest program that breaks the rule and the same program mended, as their difference.
+        check: Yields the places that break the rule. None when only a trace shows them (`check --run`).
         rewritten: True if `run` handles such code by what it puts in the place of PyTorch's own, so that `migrate` has
             to write it otherwise; what is handled in captured loops and engines may stay.
     """
@@ -90,8 +88,8 @@ class Rule:
     rationale: str
     remedy: str
     example: str
-    check: Optional[Callable[[Program], Hits]] = None
-    rewritten: bool = False
+    check: Optional[Callable[[Program], Hits]]
+    rewritten: bool
 
     @property
     def traced(self) -> bool:

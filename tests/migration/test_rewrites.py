@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ignite_ipu.migration.commands.pages import rewrites_page
+from ignite_ipu.migration.docstrings import one_side
 from ignite_ipu.migration.rewrites import ORDER, all_rewrites
-from ignite_ipu.migration.source.file import one_side
 
 ROOT = Path(__file__).parents[2]
 REWRITES = list(all_rewrites().values())

@@ -6,6 +6,7 @@ import importlib
 from functools import lru_cache
 from typing import Mapping
 
+from ignite_ipu.migration.docstrings import texts_of
 from ignite_ipu.migration.rewriting.editor import Rewrite
 
 # Devices first, because what comes later asks whether a device is the one ignite_ipu chooses.
@@ -30,5 +31,10 @@ ORDER = (
 @lru_cache(maxsize=None)
 def all_rewrites() -> Mapping[str, Rewrite]:
     """Return every rewrite by name, in the order of their application."""
-    rewrites = [importlib.import_module(f"{__name__}.{module}").REWRITE for module in ORDER]
-    return {rewrite.name: rewrite for rewrite in rewrites}
+    return {rewrite.name: rewrite for rewrite in map(_rewrite, ORDER)}
+
+
+def _rewrite(name: str) -> Rewrite:
+    module = importlib.import_module(f"{__name__}.{name}")
+    texts = texts_of(module)
+    return Rewrite(name.replace("_", "-"), texts.summary, texts.example, module.apply)

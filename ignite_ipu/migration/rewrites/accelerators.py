@@ -1,4 +1,13 @@
-"""accelerate's `Accelerator` becomes the one for an IPU."""
+"""accelerate's Accelerator becomes IPUAccelerator.
+
+Example:
+    - from accelerate import Accelerator
+    + from ignite_ipu import IPUAccelerator
+
+    - accelerator = Accelerator(gradient_accumulation_steps=4)
+    + accelerator = IPUAccelerator(gradient_accumulation_steps=4)
+      model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,7 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewriting.editor import Editor, Rewrite, RewriteRefused
+from ignite_ipu.migration.rewriting.editor import Editor, RewriteRefused
 
 _ACCELERATORS = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
 
@@ -46,18 +55,3 @@ def _only_names_it(program: Program, node: ast.AST) -> bool:
             return False
         below = above
     return False
-
-
-REWRITE = Rewrite(
-    name="accelerators",
-    summary="accelerate's Accelerator becomes IPUAccelerator.",
-    example="""\
-- from accelerate import Accelerator
-+ from ignite_ipu import IPUAccelerator
-
-- accelerator = Accelerator(gradient_accumulation_steps=4)
-+ accelerator = IPUAccelerator(gradient_accumulation_steps=4)
-  model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-""",
-    apply=apply,
-)

@@ -1,4 +1,21 @@
-"""Training loops written out by hand stay as they are: their models and optimizers are prepared."""
+"""Training loops written out by hand stay as they are: their models and optimizers are prepared.
+
+Example:
+      import torch
+      from torch import nn
+    + from ignite_ipu import ipu_prepare
+
+      model = nn.Linear(4, 2)
+      criterion = nn.CrossEntropyLoss()
+    - optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    + optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+      model.train()
+      for x, y in loader:
+          optimizer.zero_grad()
+          loss = criterion(model(x), y)
+          loss.backward()
+          optimizer.step()
+"""
 
 from __future__ import annotations
 
@@ -7,7 +24,7 @@ import ast
 import libcst as cst
 
 from ignite_ipu.migration.analysis.captures import evaluated_models, find_captures
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Edit, Editor
 
 
 def apply(editor: Editor) -> None:
@@ -46,26 +63,3 @@ def _preceded(call: str) -> Edit:
         return cst.FlattenSentinel([new, node.with_changes(leading_lines=lines[first:])])
 
     return edit
-
-
-REWRITE = Rewrite(
-    name="captured-loops",
-    summary="Training loops written out by hand stay as they are: their models and optimizers are prepared.",
-    example="""\
-  import torch
-  from torch import nn
-+ from ignite_ipu import ipu_prepare
-
-  model = nn.Linear(4, 2)
-  criterion = nn.CrossEntropyLoss()
-- optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-+ optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
-  model.train()
-  for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
-      optimizer.step()
-""",
-    apply=apply,
-)

@@ -1,4 +1,12 @@
-"""`torch.load(path)` is told where the tensors are to go."""
+"""torch.load is told where the tensors are to go.
+
+Example:
+      import torch
+    + from ignite_ipu import host_device
+
+    - state = torch.load("model.pt")
+    + state = torch.load("model.pt", map_location=host_device())
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,7 @@ import libcst as cst
 
 from ignite_ipu.migration.analysis.names import argument
 from ignite_ipu.migration.rewriting.comma_lists import with_argument
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite, keyword_argument
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, keyword_argument
 
 
 def apply(editor: Editor) -> None:
@@ -24,17 +32,3 @@ def _located(name: str) -> Edit:
         return with_argument(node, keyword_argument("map_location", f"{name}()"))
 
     return edit
-
-
-REWRITE = Rewrite(
-    name="checkpoint-loading",
-    summary="torch.load is told where the tensors are to go.",
-    example="""\
-  import torch
-+ from ignite_ipu import host_device
-
-- state = torch.load("model.pt")
-+ state = torch.load("model.pt", map_location=host_device())
-""",
-    apply=apply,
-)

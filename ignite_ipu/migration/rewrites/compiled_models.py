@@ -1,4 +1,13 @@
-"""`torch.compile(model)` compiles in native runs; PopTorch compiles the model itself."""
+"""torch.compile(model) is for native runs: PopTorch compiles the model itself.
+
+Example:
+      import torch
+    + from ignite_ipu import is_native
+
+      model = torch.nn.Linear(2, 2)
+    - model = torch.compile(model, mode="max-autotune")
+    + model = torch.compile(model, mode="max-autotune") if is_native() else model
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,7 @@ import libcst as cst
 
 from ignite_ipu.migration.analysis.devices import is_native_alone
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Edit, Editor
 
 
 def apply(editor: Editor) -> None:
@@ -27,18 +36,3 @@ def _chosen(name: str, model: str, alone: bool) -> Edit:
         return choice if alone else choice.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
     return edit
-
-
-REWRITE = Rewrite(
-    name="compiled-models",
-    summary="torch.compile(model) is for native runs: PopTorch compiles the model itself.",
-    example="""\
-  import torch
-+ from ignite_ipu import is_native
-
-  model = torch.nn.Linear(2, 2)
-- model = torch.compile(model, mode="max-autotune")
-+ model = torch.compile(model, mode="max-autotune") if is_native() else model
-""",
-    apply=apply,
-)

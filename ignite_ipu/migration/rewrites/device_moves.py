@@ -1,4 +1,15 @@
-"""`x.cuda()` becomes `x.to(host_device())`, and orders to a GPU are given where there is one."""
+"""x.cuda() becomes x.to(host_device()), and orders to a GPU are given where there is one.
+
+Example:
+      import torch
+    + from ignite_ipu import host_device
+
+    - x = torch.zeros(2).cuda(non_blocking=True)
+    + x = torch.zeros(2).to(host_device(), non_blocking=True)
+    - torch.cuda.synchronize()
+    + if host_device().type == "cuda":
+    +     torch.cuda.synchronize()
+"""
 
 from __future__ import annotations
 
@@ -8,7 +19,7 @@ import libcst as cst
 
 from ignite_ipu.migration.analysis.devices import is_guarded
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Edit, Editor
 
 ORDERS = (
     "torch.cuda.set_device",
@@ -61,20 +72,3 @@ def _guarded(test: str) -> Edit:
         return cst.If(cst.parse_expression(test), body, leading_lines=node.leading_lines)
 
     return edit
-
-
-REWRITE = Rewrite(
-    name="device-moves",
-    summary="x.cuda() becomes x.to(host_device()), and orders to a GPU are given where there is one.",
-    example="""\
-  import torch
-+ from ignite_ipu import host_device
-
-- x = torch.zeros(2).cuda(non_blocking=True)
-+ x = torch.zeros(2).to(host_device(), non_blocking=True)
-- torch.cuda.synchronize()
-+ if host_device().type == "cuda":
-+     torch.cuda.synchronize()
-""",
-    apply=apply,
-)

@@ -1,4 +1,13 @@
-"""Choices and names of GPUs become `host_device()`."""
+"""Choices and names of GPUs become host_device().
+
+Example:
+      import torch
+    + from ignite_ipu import host_device
+
+    - device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    + device = host_device()
+      model = torch.nn.Linear(2, 2).to(device)
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,7 @@ from typing import Iterable, Optional, Set
 from ignite_ipu.migration.analysis.devices import chosen_gpu, gpu_name, is_guarded
 from ignite_ipu.migration.analysis.names import owner_of
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Editor
 
 _DEVICE_KEYWORDS = {"device", "map_location"}
 # Methods whose first argument may be a device.
@@ -102,18 +111,3 @@ def _argument_of(arguments: ast.arguments, default: ast.expr) -> Optional[str]:
         *zip(arguments.kwonlyargs, arguments.kw_defaults),
     ]
     return next((arg.arg for arg, value in pairs if value is default), None)
-
-
-REWRITE = Rewrite(
-    name="device-strings",
-    summary="Choices and names of GPUs become host_device().",
-    example="""\
-  import torch
-+ from ignite_ipu import host_device
-
-- device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-+ device = host_device()
-  model = torch.nn.Linear(2, 2).to(device)
-""",
-    apply=apply,
-)

@@ -1,39 +1,33 @@
-"""Process functions that train are given to `ipu_step`."""
+"""Process functions that train are given to ipu_step.
+
+Example:
+      import torch
+      from ignite.engine import Engine
+    + from ignite_ipu import ipu_step
+
+      model = torch.nn.Linear(4, 1)
+      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+      def train_step(engine, batch):
+          optimizer.zero_grad()
+          loss = model(batch[0]).pow(2).mean()
+          loss.backward()
+          optimizer.step()
+          return loss.item()
+
+
+    - trainer = Engine(train_step)
+    + trainer = Engine(ipu_step(train_step))
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.engine_functions import training_functions
-from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
     """Put `ipu_step` around what an engine is made over; the function itself stays as it is."""
     for process, _ in training_functions(editor.program.training):
         editor.expression(process, f"{editor.need('ipu_step', process)}({editor.source_of(process)})")
-
-
-REWRITE = Rewrite(
-    name="engine-steps",
-    summary="Process functions that train are given to ipu_step.",
-    example="""\
-  import torch
-  from ignite.engine import Engine
-+ from ignite_ipu import ipu_step
-
-  model = torch.nn.Linear(4, 1)
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-  def train_step(engine, batch):
-      optimizer.zero_grad()
-      loss = model(batch[0]).pow(2).mean()
-      loss.backward()
-      optimizer.step()
-      return loss.item()
-
-
-- trainer = Engine(train_step)
-+ trainer = Engine(ipu_step(train_step))
-""",
-    apply=apply,
-)

@@ -1,8 +1,18 @@
-"""Gradients are clipped by norm on the device."""
+"""Gradients are clipped by norm on the device.
+
+Example:
+    - from torch.nn.utils import clip_grad_norm_
+    + from ignite_ipu import ipu_clip_grad_norm_
+
+      loss.backward()
+    - clip_grad_norm_(model.parameters(), 1.0)
+    + ipu_clip_grad_norm_(model.parameters(), 1.0)
+      optimizer.step()
+"""
 
 from __future__ import annotations
 
-from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
@@ -10,19 +20,3 @@ def apply(editor: Editor) -> None:
     for call, name in editor.program.calls("torch.nn.utils.clip_grad_norm_"):
         editor.forget(name)
         editor.expression(call.func, editor.need("ipu_clip_grad_norm_", call))
-
-
-REWRITE = Rewrite(
-    name="gradient-clipping",
-    summary="Gradients are clipped by norm on the device.",
-    example="""\
-- from torch.nn.utils import clip_grad_norm_
-+ from ignite_ipu import ipu_clip_grad_norm_
-
-  loss.backward()
-- clip_grad_norm_(model.parameters(), 1.0)
-+ ipu_clip_grad_norm_(model.parameters(), 1.0)
-  optimizer.step()
-""",
-    apply=apply,
-)

@@ -1,8 +1,18 @@
-"""Ignite's evaluator factory becomes the one for an IPU."""
+"""create_supervised_evaluator becomes create_ipu_evaluator.
+
+Example:
+    - from ignite.engine import create_supervised_evaluator
+      from ignite.metrics import Accuracy
+    - from ignite_ipu import host_device
+    + from ignite_ipu import create_ipu_evaluator
+
+    - evaluator = create_supervised_evaluator(model, {"accuracy": Accuracy()}, host_device())
+    + evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
+"""
 
 from __future__ import annotations
 
-from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Editor
 from ignite_ipu.migration.rewriting.engine_calls import Replacement, replace_engine_calls
 
 _REPLACEMENTS = {
@@ -13,19 +23,3 @@ _REPLACEMENTS = {
 def apply(editor: Editor) -> None:
     """Replace the function and leave out the device, which is the model's own."""
     replace_engine_calls(editor, _REPLACEMENTS)
-
-
-REWRITE = Rewrite(
-    name="ignite-evaluators",
-    summary="create_supervised_evaluator becomes create_ipu_evaluator.",
-    example="""\
-- from ignite.engine import create_supervised_evaluator
-  from ignite.metrics import Accuracy
-- from ignite_ipu import host_device
-+ from ignite_ipu import create_ipu_evaluator
-
-- evaluator = create_supervised_evaluator(model, {"accuracy": Accuracy()}, host_device())
-+ evaluator = create_ipu_evaluator(model, {"accuracy": Accuracy()})
-""",
-    apply=apply,
-)

@@ -1,8 +1,20 @@
-"""Ignite's trainer factory becomes the one for an IPU."""
+"""create_supervised_trainer becomes create_ipu_trainer.
+
+Example:
+    - from ignite.engine import Events, create_supervised_trainer
+    + from ignite.engine import Events
+    - from ignite_ipu import host_device
+    + from ignite_ipu import create_ipu_trainer, host_device
+
+      device = host_device()
+    - trainer = create_supervised_trainer(model, optimizer, criterion, device=device)
+    + trainer = create_ipu_trainer(model, optimizer, criterion, drop_last=False)
+      trainer.add_event_handler(Events.EPOCH_COMPLETED, report)
+"""
 
 from __future__ import annotations
 
-from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Editor
 from ignite_ipu.migration.rewriting.engine_calls import Replacement, replace_engine_calls
 
 _REPLACEMENTS = {
@@ -13,21 +25,3 @@ _REPLACEMENTS = {
 def apply(editor: Editor) -> None:
     """Replace the function, leave out the device, which is the model's own, and keep incomplete batches."""
     replace_engine_calls(editor, _REPLACEMENTS)
-
-
-REWRITE = Rewrite(
-    name="ignite-factories",
-    summary="create_supervised_trainer becomes create_ipu_trainer.",
-    example="""\
-- from ignite.engine import Events, create_supervised_trainer
-+ from ignite.engine import Events
-- from ignite_ipu import host_device
-+ from ignite_ipu import create_ipu_trainer, host_device
-
-  device = host_device()
-- trainer = create_supervised_trainer(model, optimizer, criterion, device=device)
-+ trainer = create_ipu_trainer(model, optimizer, criterion, drop_last=False)
-  trainer.add_event_handler(Events.EPOCH_COMPLETED, report)
-""",
-    apply=apply,
-)

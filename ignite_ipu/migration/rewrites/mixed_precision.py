@@ -1,4 +1,18 @@
-"""Automatic mixed precision is for native runs; a captured step runs in single precision."""
+"""autocast and GradScaler are enabled in native runs only.
+
+Example:
+      import torch
+    + from ignite_ipu import is_native
+
+    - scaler = torch.amp.GradScaler("cuda", enabled=use_amp)
+    + scaler = torch.amp.GradScaler("cuda", enabled=use_amp and is_native())
+    - with torch.autocast("cuda"):
+    + with torch.autocast("cuda", enabled=is_native()):
+          loss = criterion(model(x), y)
+      scaler.scale(loss).backward()
+      scaler.step(optimizer)
+      scaler.update()
+"""
 
 from __future__ import annotations
 
@@ -15,7 +29,7 @@ from ignite_ipu.migration.analysis.precision_arguments import (
 )
 from ignite_ipu.migration.analysis.training import TRAINER_FACTORIES
 from ignite_ipu.migration.rewriting.comma_lists import with_argument
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite, keyword_argument
+from ignite_ipu.migration.rewriting.editor import Edit, Editor, keyword_argument
 
 
 def apply(editor: Editor) -> None:
@@ -42,23 +56,3 @@ def _with_enabled(native: str) -> Edit:
         return with_argument(node, keyword_argument("enabled", native))
 
     return edit
-
-
-REWRITE = Rewrite(
-    name="mixed-precision",
-    summary="autocast and GradScaler are enabled in native runs only.",
-    example="""\
-  import torch
-+ from ignite_ipu import is_native
-
-- scaler = torch.amp.GradScaler("cuda", enabled=use_amp)
-+ scaler = torch.amp.GradScaler("cuda", enabled=use_amp and is_native())
-- with torch.autocast("cuda"):
-+ with torch.autocast("cuda", enabled=is_native()):
-      loss = criterion(model(x), y)
-  scaler.scale(loss).backward()
-  scaler.step(optimizer)
-  scaler.update()
-""",
-    apply=apply,
-)

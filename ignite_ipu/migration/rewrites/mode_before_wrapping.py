@@ -1,4 +1,12 @@
-"""PopTorch code: a model's mode is set before the model is wrapped."""
+"""PopTorch code: a model's mode is set before the model is wrapped.
+
+Example:
+      import poptorch
+
+    + model.eval()
+      inference_model = poptorch.inferenceModel(model)
+    - model.eval()
+"""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ import libcst as cst
 
 from ignite_ipu.migration.analysis.names import argument, dotted, owner_of
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Edit, Editor
 
 
 def apply(editor: Editor) -> None:
@@ -46,17 +54,3 @@ def _text(source: str) -> Edit:
         return node.with_changes(body=line.body)
 
     return edit
-
-
-REWRITE = Rewrite(
-    name="mode-before-wrapping",
-    summary="PopTorch code: a model's mode is set before the model is wrapped.",
-    example="""\
-  import poptorch
-
-+ model.eval()
-  inference_model = poptorch.inferenceModel(model)
-- model.eval()
-""",
-    apply=apply,
-)

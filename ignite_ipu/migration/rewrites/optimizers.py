@@ -1,11 +1,18 @@
-"""Optimizers lose the arguments that only choose how a GPU computes them."""
+"""Optimizers lose the arguments that only choose how a GPU computes them.
+
+Example:
+      import torch
+
+    - optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    + optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
 
 from __future__ import annotations
 
 import libcst as cst
 
 from ignite_ipu.migration.rewriting.comma_lists import without_arguments
-from ignite_ipu.migration.rewriting.editor import Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Editor
 
 _SWITCHES = {"fused", "foreach", "capturable"}
 
@@ -21,16 +28,3 @@ def _without_switches(node: cst.CSTNode) -> cst.CSTNode:
     assert isinstance(node, cst.Call)
     dropped = [arg for arg in node.args if arg.keyword is not None and arg.keyword.value in _SWITCHES]
     return without_arguments(node, dropped)
-
-
-REWRITE = Rewrite(
-    name="optimizers",
-    summary="Optimizers lose the arguments that only choose how a GPU computes them.",
-    example="""\
-  import torch
-
-- optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-+ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-""",
-    apply=apply,
-)

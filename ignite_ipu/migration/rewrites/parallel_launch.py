@@ -1,11 +1,23 @@
-"""Processes are connected by a backend that has no need of GPUs, and models wrapped for GPUs where there are some."""
+"""Processes are connected by process_backend(), and wrappers for several GPUs are parallel_model's.
+
+Example:
+      import ignite.distributed as idist
+      from torch import nn
+    + from ignite_ipu import parallel_model, process_backend
+
+    - with idist.Parallel(backend="nccl") as parallel:
+    + with idist.Parallel(backend=process_backend("nccl")) as parallel:
+          parallel.run(training)
+    - model = nn.DataParallel(model, device_ids=[0, 1])
+    + model = parallel_model(nn.DataParallel, model, device_ids=[0, 1])
+"""
 
 from __future__ import annotations
 
 import libcst as cst
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, Rewrite
+from ignite_ipu.migration.rewriting.editor import Edit, Editor
 
 _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize")
 _WRAPPERS = ("torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel")
@@ -30,21 +42,3 @@ def _given(name: str) -> Edit:
         return node.with_changes(func=cst.Name(name), args=[cst.Arg(node.func), *node.args])
 
     return edit
-
-
-REWRITE = Rewrite(
-    name="parallel-launch",
-    summary="Processes are connected by process_backend(), and wrappers for several GPUs are parallel_model's.",
-    example="""\
-  import ignite.distributed as idist
-  from torch import nn
-+ from ignite_ipu import parallel_model, process_backend
-
-- with idist.Parallel(backend="nccl") as parallel:
-+ with idist.Parallel(backend=process_backend("nccl")) as parallel:
-      parallel.run(training)
-- model = nn.DataParallel(model, device_ids=[0, 1])
-+ model = parallel_model(nn.DataParallel, model, device_ids=[0, 1])
-""",
-    apply=apply,
-)

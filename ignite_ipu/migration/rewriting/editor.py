@@ -52,7 +52,7 @@ class Rewrite:
     Attributes:
         name: Also the module's, the test's and the docs page's.
         summary: What it changes, one line.
-        example: A smallest program and what becomes of it, as their difference, which `one_side` takes apart.
+        example: A smallest program and what becomes of it, as their difference.
         apply: Makes the changes.
     """
 

@@ -1,12 +1,27 @@
-"""PopTorch code that accumulates gradients in inference."""
+"""Options with gradientAccumulation handed to poptorch.inferenceModel.
+
+There are no gradients to accumulate in inference; PopTorch raises when the wrapper is made.
+
+Remedy: Make separate options for inference, and use deviceIterations there.
+
+Example:
+      import poptorch
+
+      options = poptorch.Options()
+    - options.Training.gradientAccumulation(4)
+    + options.deviceIterations(4)
+      model = poptorch.inferenceModel(net, options)
+"""
 
 from __future__ import annotations
 
 import ast
 
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -20,22 +35,3 @@ def check(program: Program) -> Hits:
         options = dotted(argument(call, "options", 1))
         if wrapper == "poptorch.inferenceModel" and options in accumulating:
             yield Hit(call, f"{options} accumulates gradients, which inference refuses")
-
-
-RULE = Rule(
-    name="accumulation-in-inference",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="Options with gradientAccumulation handed to poptorch.inferenceModel.",
-    rationale="There are no gradients to accumulate in inference; PopTorch raises when the wrapper is made.",
-    remedy="Make separate options for inference, and use deviceIterations there.",
-    example="""\
-  import poptorch
-
-  options = poptorch.Options()
-- options.Training.gradientAccumulation(4)
-+ options.deviceIterations(4)
-  model = poptorch.inferenceModel(net, options)
-""",
-    check=check,
-)

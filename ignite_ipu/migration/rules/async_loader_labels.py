@@ -1,4 +1,18 @@
-"""PopTorch code that keeps tensors of an asynchronous loader."""
+"""Batches of a poptorch.DataLoader in an asynchronous mode that are kept beyond their iteration.
+
+An asynchronous loader writes later batches into the same memory: a label that is kept shows a later batch's values.
+
+Remedy: Keep a clone: `labels.append(y.clone())`.
+
+Example:
+      import poptorch
+
+      loader = poptorch.DataLoader(poptorch.Options(), data, mode=poptorch.DataLoaderMode.Async)
+      labels = []
+      for x, y in loader:
+    -     labels.append(y)
+    +     labels.append(y.clone())
+"""
 
 from __future__ import annotations
 
@@ -6,8 +20,10 @@ import ast
 
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
@@ -30,26 +46,3 @@ def _is_asynchronous(program: Program, value: ast.expr) -> bool:
         return False
     mode = argument(value, "mode")
     return mode is not None and (program.names.resolve(mode) or "").startswith("poptorch.DataLoaderMode.Async")
-
-
-RULE = Rule(
-    name="async-loader-labels",
-    severity=Severity.ERROR,
-    run=Outcome.UNCHANGED,
-    summary="Batches of a poptorch.DataLoader in an asynchronous mode that are kept beyond their iteration.",
-    rationale=(
-        "An asynchronous loader writes later batches into the same memory: a label that is kept shows a later "
-        "batch's values."
-    ),
-    remedy="Keep a clone: `labels.append(y.clone())`.",
-    example="""\
-  import poptorch
-
-  loader = poptorch.DataLoader(poptorch.Options(), data, mode=poptorch.DataLoaderMode.Async)
-  labels = []
-  for x, y in loader:
--     labels.append(y)
-+     labels.append(y.clone())
-""",
-    check=check,
-)

@@ -1,12 +1,32 @@
-"""PopTorch code that still calls backward() or steps the optimizer."""
+"""loss.backward() or optimizer.step() in a loop that calls a training executor.
+
+The call of the executor has done forward, backward and update; backward() on its output raises, and the optimizer's
+step() has nothing to do.
+
+Remedy: Delete backward(), step() and zero_grad().
+
+Example:
+      import poptorch
+      import torch
+
+      model = ClassifierWithLoss()
+      options = poptorch.Options()
+      optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+      training_model = poptorch.trainingModel(model, options, optimizer)
+      for x, y in loader:
+          out, loss = training_model(x, y)
+    -     loss.backward()
+"""
 
 from __future__ import annotations
 
 import ast
 
 from ignite_ipu.migration.analysis.names import dotted, method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -24,29 +44,3 @@ def check(program: Program) -> Hits:
             for call, owner in method_calls(inside, method):
                 if owner in program.training.optimizers:
                     yield Hit(call, f"{method}() does nothing but bring the weights to the host in every iteration")
-
-
-RULE = Rule(
-    name="backward-on-output",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="loss.backward() or optimizer.step() in a loop that calls a training executor.",
-    rationale=(
-        "The call of the executor has done forward, backward and update; backward() on its output raises, and the "
-        "optimizer's step() has nothing to do."
-    ),
-    remedy="Delete backward(), step() and zero_grad().",
-    example="""\
-  import poptorch
-  import torch
-
-  model = ClassifierWithLoss()
-  options = poptorch.Options()
-  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-  training_model = poptorch.trainingModel(model, options, optimizer)
-  for x, y in loader:
-      out, loss = training_model(x, y)
--     loss.backward()
-""",
-    check=check,
-)

@@ -1,4 +1,15 @@
-"""Models that are compiled or scripted for another back end."""
+"""torch.compile, torch.jit.script and torch.jit.trace.
+
+PopTorch traces the plain module itself and cannot trace one that torch.compile or TorchScript has taken over.
+
+Remedy: Hand the plain module to the trainer; compiling is what the IPU back end does anyway.
+
+Example:
+      import torch
+
+    - model = torch.compile(torch.nn.Linear(2, 2))
+    + model = torch.nn.Linear(2, 2)
+"""
 
 from __future__ import annotations
 
@@ -6,8 +17,11 @@ import ast
 
 from ignite_ipu.migration.analysis.devices import is_native_alone
 from ignite_ipu.migration.analysis.names import dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
+REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
@@ -26,23 +40,3 @@ def check(program: Program) -> Hits:
 def _is_called(program: Program, made: ast.Call) -> bool:
     names = {target for target, value in program.assigned if value is made}
     return any(dotted(call.func) in names for call in program.nodes(ast.Call))
-
-
-RULE = Rule(
-    name="compiled-model",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary="torch.compile, torch.jit.script and torch.jit.trace.",
-    rationale=(
-        "PopTorch traces the plain module itself and cannot trace one that torch.compile or TorchScript has taken over."
-    ),
-    remedy="Hand the plain module to the trainer; compiling is what the IPU back end does anyway.",
-    example="""\
-  import torch
-
-- model = torch.compile(torch.nn.Linear(2, 2))
-+ model = torch.nn.Linear(2, 2)
-""",
-    check=check,
-    rewritten=True,
-)

@@ -1,10 +1,28 @@
-"""PopTorch optimizers whose learning rate cannot change."""
+"""A poptorch.optim optimizer without an explicit lr in code with a schedule.
+
+Arguments that are not passed explicitly are compiled in as constants, the learning rate included; setOptimizer with
+another value is refused.
+
+Remedy: Pass lr explicitly, or call optimizer.variable_attrs.markAsVariable("lr").
+
+Example:
+      import poptorch
+      import torch
+
+      model = torch.nn.Linear(4, 2)
+      options = poptorch.Options()
+    - optimizer = poptorch.optim.Adam(model.parameters())
+    + optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+      scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
@@ -15,27 +33,3 @@ def check(program: Program) -> Hits:
         explicit = argument(call, "lr", 1) is not None or any(keyword.arg is None for keyword in call.keywords)
         if kind.startswith("poptorch.optim.") and name in scheduled and not explicit and not variable:
             yield Hit(call, f"the learning rate of {name} is a constant of the compiled program")
-
-
-RULE = Rule(
-    name="constant-learning-rate",
-    severity=Severity.ERROR,
-    run=Outcome.UNCHANGED,
-    summary="A poptorch.optim optimizer without an explicit lr in code with a schedule.",
-    rationale=(
-        "Arguments that are not passed explicitly are compiled in as constants, the learning rate included; "
-        "setOptimizer with another value is refused."
-    ),
-    remedy='Pass lr explicitly, or call optimizer.variable_attrs.markAsVariable("lr").',
-    example="""\
-  import poptorch
-  import torch
-
-  model = torch.nn.Linear(4, 2)
-  options = poptorch.Options()
-- optimizer = poptorch.optim.Adam(model.parameters())
-+ optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-  scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-""",
-    check=check,
-)

@@ -1,11 +1,27 @@
-"""Questions and orders to the CUDA runtime."""
+"""torch.cuda.synchronize, empty_cache, memory statistics, events, streams, graphs.
+
+They speak of a GPU. Beside an IPU they fail, or measure something else.
+
+Remedy: Guard them with `if host_device().type == "cuda":`, or use ignite_ipu's profiling handlers.
+
+Example:
+      import torch
+    + from ignite_ipu import host_device
+
+    - torch.cuda.synchronize()
+    + if host_device().type == "cuda":
+    +     torch.cuda.synchronize()
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.devices import is_guarded
 from ignite_ipu.migration.analysis.tensor_methods import words
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.WARNING, Outcome.HANDLED
+REWRITTEN = True
 
 # Harmless without a GPU, or other rules' business.
 _LEFT_OUT = {
@@ -37,23 +53,3 @@ def check(program: Program) -> Hits:
             yield Hit(call, f"{name} speaks to a GPU", run=outcome)
         elif not answered and "ignite_ipu" not in program.names.imports.get("host_device", ""):
             yield Hit(call, f"{name} speaks to a GPU, which `run` says there is", severity=Severity.NOTE, run=outcome)
-
-
-RULE = Rule(
-    name="cuda-api",
-    severity=Severity.WARNING,
-    run=Outcome.HANDLED,
-    summary="torch.cuda.synchronize, empty_cache, memory statistics, events, streams, graphs.",
-    rationale="They speak of a GPU. Beside an IPU they fail, or measure something else.",
-    remedy='Guard them with `if host_device().type == "cuda":`, or use ignite_ipu\'s profiling handlers.',
-    example="""\
-  import torch
-+ from ignite_ipu import host_device
-
-- torch.cuda.synchronize()
-+ if host_device().type == "cuda":
-+     torch.cuda.synchronize()
-""",
-    check=check,
-    rewritten=True,
-)

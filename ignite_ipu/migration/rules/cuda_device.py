@@ -1,4 +1,18 @@
-"""Moves to a GPU."""
+"""`.cuda()`, `.to("cuda")` and `device="cuda"`, and devices chosen by torch.cuda.is_available().
+
+Where there is an IPU, models and batches stay on the host's CPU and PopTorch moves them; a GPU that happens to be in
+the machine must not get them instead.
+
+Remedy: Use ignite_ipu.host_device() for the device: the CPU beside an IPU, and the GPU in a native run. `ignite-ipu
+migrate` does it.
+
+Example:
+      import torch
+    + from ignite_ipu import host_device
+
+    - model = torch.nn.Linear(2, 2).to("cuda")
+    + model = torch.nn.Linear(2, 2).to(host_device())
+"""
 
 from __future__ import annotations
 
@@ -7,8 +21,11 @@ import builtins
 
 from ignite_ipu.migration.analysis.devices import gpu_name, is_guarded
 from ignite_ipu.migration.analysis.names import owner_of
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
+REWRITTEN = True
 
 # What is said to host_device itself, and switches of mixed precision, which another rule looks at.
 _OTHERS = ("ignite_ipu.host_device", "torch.amp.autocast", "torch.amp.GradScaler")
@@ -43,28 +60,3 @@ def _names_a_device(program: Program, node: ast.expr) -> bool:
         if isinstance(above, ast.stmt):
             return isinstance(above, (ast.Assign, ast.AnnAssign, ast.Return, ast.FunctionDef))
     return False
-
-
-RULE = Rule(
-    name="cuda-device",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary='`.cuda()`, `.to("cuda")` and `device="cuda"`, and devices chosen by torch.cuda.is_available().',
-    rationale=(
-        "Where there is an IPU, models and batches stay on the host's CPU and PopTorch moves them; a GPU that "
-        "happens to be in the machine must not get them instead."
-    ),
-    remedy=(
-        "Use ignite_ipu.host_device() for the device: the CPU beside an IPU, and the GPU in a native run. "
-        "`ignite-ipu migrate` does it."
-    ),
-    example="""\
-  import torch
-+ from ignite_ipu import host_device
-
-- model = torch.nn.Linear(2, 2).to("cuda")
-+ model = torch.nn.Linear(2, 2).to(host_device())
-""",
-    check=check,
-    rewritten=True,
-)

@@ -1,11 +1,35 @@
-"""Custom autograd functions, whose backward an IPU does not run."""
+"""A subclass of torch.autograd.Function with a backward of its own, in a file that is trained or traced.
+
+The device differentiates the traced operators itself; the Python code of a custom backward is never executed, so
+training uses other gradients than intended.
+
+Remedy: Express the operator in torch operations, whose derivatives the compiler knows, or register a custom operator
+with poptorch.custom_op.
+
+Example:
+      import torch
+
+
+    - class Clamp(torch.autograd.Function):
+    -     @staticmethod
+    -     def forward(ctx, x):
+    -         return x.clamp(0, 1)
+    -
+    -     @staticmethod
+    -     def backward(ctx, grad):
+    -         return grad
+    + def clamp(x):
+    +     return x + (x.clamp(0, 1) - x).detach()
+"""
 
 from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -13,35 +37,3 @@ def check(program: Program) -> Hits:
     for node in program.nodes(ast.ClassDef):
         if any(program.names.resolve(base) == "torch.autograd.Function" for base in node.bases):
             yield Hit(node, f"{node.name} has a backward of its own, which an IPU never runs")
-
-
-RULE = Rule(
-    name="custom-autograd-function",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="A subclass of torch.autograd.Function with a backward of its own, in a file that is trained or traced.",
-    rationale=(
-        "The device differentiates the traced operators itself; the Python code of a custom backward is never "
-        "executed, so training uses other gradients than intended."
-    ),
-    remedy=(
-        "Express the operator in torch operations, whose derivatives the compiler knows, or register a custom "
-        "operator with poptorch.custom_op."
-    ),
-    example="""\
-  import torch
-
-
-- class Clamp(torch.autograd.Function):
--     @staticmethod
--     def forward(ctx, x):
--         return x.clamp(0, 1)
--
--     @staticmethod
--     def backward(ctx, grad):
--         return grad
-+ def clamp(x):
-+     return x + (x.clamp(0, 1) - x).detach()
-""",
-    check=check,
-)

@@ -1,9 +1,25 @@
-"""Branches and loops on the value of a tensor."""
+"""Python control flow in traced code that depends on a tensor's value.
+
+An IPU compiles one traced run of forward, in which tensors have no values: `if x.sum() > 0` cannot be decided, and
+PopTorch stops at compile.
+
+Remedy: Compute both sides and choose with torch.where, or decide from shapes, arguments or self.training, which are
+known.
+
+In forward:
+      x = self.layer(x)
+    - if x.mean() > 0:
+    -     x = -x
+    - return x
+    + return torch.where(x.mean() > 0, -x, x)
+"""
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -12,37 +28,3 @@ def check(program: Program) -> Hits:
         what = "is decided by" if fact.kind == "truth" else "repeats by"
         source = program.text_of(fact.node)
         yield Hit(fact.node, f"{fact.where} {what} the value of a tensor, `{source}`, which a trace does not have")
-
-
-RULE = Rule(
-    name="data-dependent-control-flow",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="Python control flow in traced code that depends on a tensor's value.",
-    rationale=(
-        "An IPU compiles one traced run of forward, in which tensors have no values: `if x.sum() > 0` cannot be "
-        "decided, and PopTorch stops at compile."
-    ),
-    remedy=(
-        "Compute both sides and choose with torch.where, or decide from shapes, arguments or self.training, which "
-        "are known."
-    ),
-    example="""\
-  import torch
-  from torch import nn
-
-
-  class Net(nn.Module):
-      def __init__(self):
-          super().__init__()
-          self.layer = nn.Linear(4, 4)
-
-      def forward(self, x):
-          x = self.layer(x)
--         if x.mean() > 0:
--             x = -x
--         return x
-+         return torch.where(x.mean() > 0, -x, x)
-""",
-    check=check,
-)

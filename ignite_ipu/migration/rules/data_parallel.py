@@ -1,10 +1,27 @@
-"""Data parallelism over GPUs."""
+"""DataParallel, DistributedDataParallel, FSDP, process groups on NCCL, and idist.auto_model.
+
+On IPUs one process drives all replicas of a model: PopTorch copies it to each, splits the batch and averages gradients
+itself. A model wrapped for GPUs cannot be compiled.
+
+Remedy: Wrap the model by parallel_model, which makes the wrapper the model within, and connect processes by
+process_backend; `ignite-ipu migrate` does it. Say options.replicationFactor(n) for replicas.
+
+Example:
+      import torch
+    + from ignite_ipu import parallel_model
+
+    - model = torch.nn.DataParallel(torch.nn.Linear(2, 2))
+    + model = parallel_model(torch.nn.DataParallel, torch.nn.Linear(2, 2))
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
+REWRITTEN = True
 
 _WRAPPERS = (
     "torch.nn.parallel.DataParallel",
@@ -26,28 +43,3 @@ def check(program: Program) -> Hits:
             one = name == _LAUNCHERS[0] and constant(argument(call, "nproc_per_node", 1)) in (..., None, 1)
             outcome = Outcome.HANDLED if one else Outcome.REFUSED
             yield Hit(call, f"{name} connects processes by {backend}", run=outcome)
-
-
-RULE = Rule(
-    name="data-parallel",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary="DataParallel, DistributedDataParallel, FSDP, process groups on NCCL, and idist.auto_model.",
-    rationale=(
-        "On IPUs one process drives all replicas of a model: PopTorch copies it to each, splits the batch and "
-        "averages gradients itself. A model wrapped for GPUs cannot be compiled."
-    ),
-    remedy=(
-        "Wrap the model by parallel_model, which makes the wrapper the model within, and connect processes by "
-        "process_backend; `ignite-ipu migrate` does it. Say options.replicationFactor(n) for replicas."
-    ),
-    example="""\
-  import torch
-+ from ignite_ipu import parallel_model
-
-- model = torch.nn.DataParallel(torch.nn.Linear(2, 2))
-+ model = parallel_model(torch.nn.DataParallel, torch.nn.Linear(2, 2))
-""",
-    check=check,
-    rewritten=True,
-)

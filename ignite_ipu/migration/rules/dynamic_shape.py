@@ -1,11 +1,23 @@
-"""Operators whose result has as many elements as the data say."""
+"""nonzero, masked_select, unique and boolean indexing in traced code.
+
+Every shape is fixed when the model is compiled, so an operator whose output size depends on values cannot be compiled.
+
+Remedy: Keep the full shape and mask instead: torch.where(mask, x, 0), x * mask, or a loss with ignore_index.
+
+In forward:
+      x = self.layer(x)
+    - return x[x > 0].sum()
+    + return torch.where(x > 0, x, torch.zeros_like(x)).sum()
+"""
 
 from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 _OPERATORS = {
     "nonzero",
@@ -37,32 +49,3 @@ def check(program: Program) -> Hits:
             yield Hit(call, f"{fact.where} calls {operator}, whose output size depends on values")
     for fact in program.facts_of("repeat"):
         yield Hit(fact.node, f"{fact.where} repeats elements as often as a tensor says")
-
-
-RULE = Rule(
-    name="dynamic-shape",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="nonzero, masked_select, unique and boolean indexing in traced code.",
-    rationale=(
-        "Every shape is fixed when the model is compiled, so an operator whose output size depends on values "
-        "cannot be compiled."
-    ),
-    remedy="Keep the full shape and mask instead: torch.where(mask, x, 0), x * mask, or a loss with ignore_index.",
-    example="""\
-  import torch
-  from torch import nn
-
-
-  class Net(nn.Module):
-      def __init__(self):
-          super().__init__()
-          self.layer = nn.Linear(4, 4)
-
-      def forward(self, x):
-          x = self.layer(x)
--         return x[x > 0].sum()
-+         return torch.where(x > 0, x, torch.zeros_like(x)).sum()
-""",
-    check=check,
-)

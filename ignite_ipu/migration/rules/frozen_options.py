@@ -1,4 +1,20 @@
-"""PopTorch options that are changed after their use."""
+"""A setter on poptorch.Options after they were handed to a wrapper or a DataLoader.
+
+Options freeze when they are used; a later change raises.
+
+Remedy: Set everything first, or change options.clone().
+
+Example:
+      import poptorch
+      import torch
+
+      model = torch.nn.Linear(4, 2)
+      options = poptorch.Options()
+      optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    + options.deviceIterations(4)
+      training_model = poptorch.trainingModel(model, options, optimizer)
+    - options.deviceIterations(4)
+"""
 
 from __future__ import annotations
 
@@ -6,8 +22,10 @@ import ast
 from typing import Dict
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 _USES = {
     "poptorch.trainingModel": ("options", 1),
@@ -40,25 +58,3 @@ def check(program: Program) -> Hits:
 
 def _made_again(program: Program, name: str, used: ast.Call, call: ast.Call) -> bool:
     return any(target == name and used.lineno < value.lineno <= call.lineno for target, value in program.assigned)
-
-
-RULE = Rule(
-    name="frozen-options",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="A setter on poptorch.Options after they were handed to a wrapper or a DataLoader.",
-    rationale="Options freeze when they are used; a later change raises.",
-    remedy="Set everything first, or change options.clone().",
-    example="""\
-  import poptorch
-  import torch
-
-  model = torch.nn.Linear(4, 2)
-  options = poptorch.Options()
-  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-+ options.deviceIterations(4)
-  training_model = poptorch.trainingModel(model, options, optimizer)
-- options.deviceIterations(4)
-""",
-    check=check,
-)

@@ -1,11 +1,37 @@
-"""Host code that looks at gradients."""
+"""p.grad, gradient hooks, retain_graph and torch.autograd.grad outside forward.
+
+Gradients are the device's: what `run` and captured loops look at is brought back with each update, but in a program of
+PopTorch's own .grad stays None, hooks never run, and nothing written into gradients counts.
+
+Remedy: For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor). Penalties on gradients
+cannot run on an IPU.
+
+Example:
+      import torch
+    + from ignite_ipu import create_ipu_trainer
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+    - criterion = nn.CrossEntropyLoss()
+      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    - model.train()
+    - for x, y in loader:
+    -     optimizer.zero_grad()
+    -     loss = criterion(model(x), y)
+    -     loss.backward()
+    -     norm = model.weight.grad.norm()
+    -     optimizer.step()
+    + trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+"""
 
 from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 
 _HOOKS = {
     "register_hook",
@@ -47,37 +73,3 @@ def _is_written(program: Program, node: ast.Attribute) -> bool:
         node, above = above, program.parents[above]
     changed = isinstance(above, ast.Subscript) and isinstance(above.ctx, ast.Store)
     return changed or (isinstance(above, ast.Call) and above.func is node and node.attr.endswith("_"))
-
-
-RULE = Rule(
-    name="gradient-access",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary="p.grad, gradient hooks, retain_graph and torch.autograd.grad outside forward.",
-    rationale=(
-        "Gradients are the device's: what `run` and captured loops look at is brought back with each update, but in a "
-        "program of PopTorch's own .grad stays None, hooks never run, and nothing written into gradients counts."
-    ),
-    remedy=(
-        "For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor). Penalties on "
-        "gradients cannot run on an IPU."
-    ),
-    example="""\
-  import torch
-+ from ignite_ipu import create_ipu_trainer
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-- criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-- model.train()
-- for x, y in loader:
--     optimizer.zero_grad()
--     loss = criterion(model(x), y)
--     loss.backward()
--     norm = model.weight.grad.norm()
--     optimizer.step()
-+ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
-""",
-    check=check,
-)

@@ -1,10 +1,38 @@
-"""Clipping of gradients on the host."""
+"""clip_grad_norm_ and clip_grad_value_.
+
+Gradients never leave the device, so there is nothing to clip between backward() and step().
+
+Remedy: Clip by norm with ipu_clip_grad_norm_, which `ignite-ipu migrate` does, or with the trainer's max_grad_norm: for
+Adam, AdamW, and SGD without momentum. With momentum PopTorch's SGD clips the velocity, so that is refused. Clipping by
+value has no counterpart.
+
+Example:
+      import torch
+    + from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+      criterion = nn.CrossEntropyLoss()
+    - optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    + optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+      model.train()
+      for x, y in loader:
+          optimizer.zero_grad()
+          loss = criterion(model(x), y)
+          loss.backward()
+    -     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    +     ipu_clip_grad_norm_(model.parameters(), 1.0)
+          optimizer.step()
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
+REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
@@ -22,37 +50,3 @@ def _has_momentum(program: Program) -> bool:
     calls = program.training.optimizer_calls
     momenta = [constant(argument(call, "momentum", 2)) for call, name in calls if name == "torch.optim.SGD"]
     return bool(calls) and len(momenta) == len(calls) and all(isinstance(each, float) and each > 0 for each in momenta)
-
-
-RULE = Rule(
-    name="gradient-clipping",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary="clip_grad_norm_ and clip_grad_value_.",
-    rationale="Gradients never leave the device, so there is nothing to clip between backward() and step().",
-    remedy=(
-        "Clip by norm with ipu_clip_grad_norm_, which `ignite-ipu migrate` does, or with the trainer's max_grad_norm: "
-        "for Adam, AdamW, and SGD without momentum. With momentum PopTorch's SGD clips the velocity, so that is "
-        "refused. Clipping by value has no counterpart."
-    ),
-    example="""\
-  import torch
-+ from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-  criterion = nn.CrossEntropyLoss()
-- optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-+ optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
-  model.train()
-  for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
--     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-+     ipu_clip_grad_norm_(model.parameters(), 1.0)
-      optimizer.step()
-""",
-    check=check,
-    rewritten=True,
-)

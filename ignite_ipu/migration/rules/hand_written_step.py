@@ -1,11 +1,37 @@
-"""Training steps written out by hand."""
+"""loss.backward() and optimizer.step() in a loop or in an Ignite process function.
+
+On an IPU forward, loss, backward and update are one compiled program that one call runs; steps taken one by one run on
+the host's CPU.
+
+Remedy: Capture what the loop does: optimizer = ipu_prepare(torch.optim.SGD(...), model), which `ignite-ipu migrate`
+does. The loop stays as it is.
+
+Example:
+      import torch
+    + from ignite_ipu import ipu_prepare
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+      criterion = nn.CrossEntropyLoss()
+    - optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    + optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+      model.train()
+      for x, y in loader:
+          optimizer.zero_grad()
+          loss = criterion(model(x), y)
+          loss.backward()
+          optimizer.step()
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.captures import find_captures
 from ignite_ipu.migration.analysis.engine_functions import captured_functions, training_functions
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
+REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
@@ -28,37 +54,3 @@ def check(program: Program) -> Hits:
             "Prepare the optimizer together with the models that it trains, as the loop calls them: "
             "ipu_prepare(optimizer, model).",
         )
-
-
-RULE = Rule(
-    name="hand-written-step",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary="loss.backward() and optimizer.step() in a loop or in an Ignite process function.",
-    rationale=(
-        "On an IPU forward, loss, backward and update are one compiled program that one call runs; steps taken "
-        "one by one run on the host's CPU."
-    ),
-    remedy=(
-        "Capture what the loop does: optimizer = ipu_prepare(torch.optim.SGD(...), model), which `ignite-ipu migrate` "
-        "does. The loop stays as it is."
-    ),
-    example="""\
-  import torch
-+ from ignite_ipu import ipu_prepare
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-  criterion = nn.CrossEntropyLoss()
-- optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-+ optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
-  model.train()
-  for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
-      optimizer.step()
-""",
-    check=check,
-    rewritten=True,
-)

@@ -1,4 +1,25 @@
-"""Weights that host code updates itself."""
+"""Parameters changed in place on the host with their gradients.
+
+The device holds its own copy of the weights: a change on the host is not seen by the next step, and there are no
+gradients on the host to make it with.
+
+Remedy: Use one of the supported optimizers. After a change that is not training (re-initialising, say) load it with
+model.load_state_dict.
+
+Example:
+      import torch
+    + from ignite_ipu import create_ipu_trainer
+    + from torch import nn
+
+    - model = torch.nn.Linear(2, 2)
+    - model(torch.ones(1, 2)).sum().backward()
+    - with torch.no_grad():
+    -     for p in model.parameters():
+    -         p -= 0.1 * p.grad
+    + model = nn.Linear(4, 2)
+    + optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    + trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+"""
 
 from __future__ import annotations
 
@@ -6,8 +27,10 @@ import ast
 
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.names import dotted, owner_of, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 _IN_PLACE = {"add_", "sub_", "mul_", "copy_", "addcmul_", "addcdiv_", "lerp_"}
 
@@ -43,34 +66,3 @@ def _root(node: ast.expr) -> str:
 
 def _has_gradient(node: ast.AST) -> bool:
     return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in walk(node))
-
-
-RULE = Rule(
-    name="hand-written-update",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="Parameters changed in place on the host with their gradients.",
-    rationale=(
-        "The device holds its own copy of the weights: a change on the host is not seen by the next step, and "
-        "there are no gradients on the host to make it with."
-    ),
-    remedy=(
-        "Use one of the supported optimizers. After a change that is not training (re-initialising, say) load it "
-        "with model.load_state_dict."
-    ),
-    example="""\
-  import torch
-+ from ignite_ipu import create_ipu_trainer
-+ from torch import nn
-
-- model = torch.nn.Linear(2, 2)
-- model(torch.ones(1, 2)).sum().backward()
-- with torch.no_grad():
--     for p in model.parameters():
--         p -= 0.1 * p.grad
-+ model = nn.Linear(4, 2)
-+ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-+ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
-""",
-    check=check,
-)

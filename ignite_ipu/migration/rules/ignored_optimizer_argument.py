@@ -1,10 +1,23 @@
-"""Arguments of optimizers that only choose how a GPU computes them."""
+"""fused, foreach and capturable.
+
+The update runs in PopTorch, so they have no effect, and on the host's CPU tensors some torch versions refuse them.
+
+Remedy: Leave them out. `ignite-ipu migrate` does it.
+
+Example:
+      import torch
+
+    - optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    + optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
@@ -13,23 +26,3 @@ def check(program: Program) -> Hits:
         for keyword in call.keywords:
             if keyword.arg in ("fused", "foreach", "capturable") and constant(keyword.value) is not None:
                 yield Hit(keyword.value, f"{keyword.arg} of {name} has no effect on an IPU")
-
-
-RULE = Rule(
-    name="ignored-optimizer-argument",
-    severity=Severity.NOTE,
-    run=Outcome.HANDLED,
-    summary="fused, foreach and capturable.",
-    rationale=(
-        "The update runs in PopTorch, so they have no effect, and on the host's CPU tensors some torch versions "
-        "refuse them."
-    ),
-    remedy="Leave them out. `ignite-ipu migrate` does it.",
-    example="""\
-  import torch
-
-- optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-+ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-""",
-    check=check,
-)

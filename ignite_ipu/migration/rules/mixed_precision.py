@@ -1,4 +1,18 @@
-"""Mixed precision as GPUs do it."""
+"""autocast, GradScaler, and values of Ignite's amp_mode and scaler that an IPU has not.
+
+PopTorch 3.3 has no autocast, and a GradScaler works on gradients that never reach the host.
+
+Remedy: Switch them off beside an IPU, enabled=is_native(), which `ignite-ipu migrate` does: the step then runs in
+single precision. Or give create_ipu_trainer amp_mode="amp", which multiplies in half precision, with loss_scaling or
+scaler=True for the loss; or train in half precision with model.half().
+
+Example:
+      import torch
+    + from ignite_ipu import is_native
+
+    - scaler = torch.cuda.amp.GradScaler()
+    + scaler = torch.cuda.amp.GradScaler(enabled=is_native())
+"""
 
 from __future__ import annotations
 
@@ -9,8 +23,11 @@ from ignite_ipu.migration.analysis.precision_arguments import (
     switchable,
 )
 from ignite_ipu.migration.analysis.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
+REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
@@ -25,26 +42,3 @@ def check(program: Program) -> Hits:
     for call, name in program.calls(*TRAINER_FACTORIES, *EVALUATOR_FACTORIES):
         for value, text in refused_precision(program, call, name):
             yield Hit(value, text, run=Outcome.REFUSED)
-
-
-RULE = Rule(
-    name="mixed-precision",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary="autocast, GradScaler, and values of Ignite's amp_mode and scaler that an IPU has not.",
-    rationale="PopTorch 3.3 has no autocast, and a GradScaler works on gradients that never reach the host.",
-    remedy=(
-        "Switch them off beside an IPU, enabled=is_native(), which `ignite-ipu migrate` does: the step then runs in "
-        'single precision. Or give create_ipu_trainer amp_mode="amp", which multiplies in half precision, with '
-        "loss_scaling or scaler=True for the loss; or train in half precision with model.half()."
-    ),
-    example="""\
-  import torch
-+ from ignite_ipu import is_native
-
-- scaler = torch.cuda.amp.GradScaler()
-+ scaler = torch.cuda.amp.GradScaler(enabled=is_native())
-""",
-    check=check,
-    rewritten=True,
-)

@@ -1,10 +1,29 @@
-"""PopTorch code that sets a model's mode after wrapping it."""
+"""model.train() or model.eval() after poptorch.trainingModel or inferenceModel.
+
+The wrapper took a shallow copy and reads the flags of the layers at its first call: a mode set in between reaches the
+layers but not the copy, and one set later nothing at all.
+
+Remedy: Set the mode before wrapping. `ignite-ipu migrate` does it where the two stand together.
+
+Example:
+      import poptorch
+      import torch
+
+      model = torch.nn.Linear(4, 2)
+      options = poptorch.Options()
+      optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    + model.eval()
+      inference_model = poptorch.inferenceModel(model, options)
+    - model.eval()
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
@@ -13,28 +32,3 @@ def check(program: Program) -> Hits:
     for call, name in program.method_calls("train", "eval"):
         if name in wrapped and program.follows(call, wrapped[name]):
             yield Hit(call, f"the mode of {name} is set after {name} was wrapped")
-
-
-RULE = Rule(
-    name="mode-after-wrapping",
-    severity=Severity.WARNING,
-    run=Outcome.UNCHANGED,
-    summary="model.train() or model.eval() after poptorch.trainingModel or inferenceModel.",
-    rationale=(
-        "The wrapper took a shallow copy and reads the flags of the layers at its first call: a mode set in "
-        "between reaches the layers but not the copy, and one set later nothing at all."
-    ),
-    remedy="Set the mode before wrapping. `ignite-ipu migrate` does it where the two stand together.",
-    example="""\
-  import poptorch
-  import torch
-
-  model = torch.nn.Linear(4, 2)
-  options = poptorch.Options()
-  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-+ model.eval()
-  inference_model = poptorch.inferenceModel(model, options)
-- model.eval()
-""",
-    check=check,
-)

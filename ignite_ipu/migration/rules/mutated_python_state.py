@@ -1,9 +1,27 @@
-"""Python state that forward changes."""
+"""Traced code that assigns attributes, fills containers or writes globals.
+
+forward runs once, when the model is compiled: a counter it increments stays where the trace left it, and what it
+assigns to self lands on PopTorch's copy of the model.
+
+Remedy: Register a tensor with register_buffer and change it in place (`self.steps.add_(1)`), or return the value from
+forward.
+
+In __init__:
+    - self.calls = 0
+    + self.register_buffer("calls", torch.zeros(()))
+
+In forward:
+    - self.calls += 1
+    + self.calls.add_(1.0)
+      return self.layer(x)
+"""
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
 _MESSAGE = "{where} changes {name}; that happens once, while tracing, and never again"
 
@@ -15,37 +33,3 @@ def check(program: Program) -> Hits:
         if fact.kind == "mutation" or fact.node not in changed:
             outcome = Outcome.HANDLED if fact.kind == "settled" else None
             yield Hit(fact.node, _MESSAGE.format(where=fact.where, name=fact.name), run=outcome)
-
-
-RULE = Rule(
-    name="mutated-python-state",
-    severity=Severity.WARNING,
-    run=Outcome.REFUSED,
-    summary="Traced code that assigns attributes, fills containers or writes globals.",
-    rationale=(
-        "forward runs once, when the model is compiled: a counter it increments stays where the trace left it, "
-        "and what it assigns to self lands on PopTorch's copy of the model."
-    ),
-    remedy=(
-        "Register a tensor with register_buffer and change it in place (`self.steps.add_(1)`), or return the "
-        "value from forward."
-    ),
-    example="""\
-  import torch
-  from torch import nn
-
-
-  class Net(nn.Module):
-      def __init__(self):
-          super().__init__()
-          self.layer = nn.Linear(4, 4)
--         self.calls = 0
-+         self.register_buffer("calls", torch.zeros(()))
-
-      def forward(self, x):
--         self.calls += 1
-+         self.calls.add_(1.0)
-          return self.layer(x)
-""",
-    check=check,
-)

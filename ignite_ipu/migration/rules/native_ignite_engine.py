@@ -1,10 +1,25 @@
-"""Ignite's own trainers and evaluators, which run on the host."""
+"""create_supervised_trainer, create_supervised_evaluator and supervised_*_step.
+
+Their step calls loss.backward() and optimizer.step(), which an IPU does inside one compiled program.
+
+Remedy: Use create_ipu_trainer and create_ipu_evaluator, which take the same arguments. `ignite-ipu migrate` does it.
+
+Example:
+    - from ignite.engine import create_supervised_trainer
+    + from ignite_ipu import create_ipu_trainer
+
+    - trainer = create_supervised_trainer(model, optimizer, loss)
+    + trainer = create_ipu_trainer(model, optimizer, loss)
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import has_hidden_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
+REWRITTEN = True
 
 _FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite.engine.create_supervised_evaluator")
 _STEPS = (
@@ -29,24 +44,3 @@ def check(program: Program) -> Hits:
             yield Hit(call, message, f"Write them out, or call {ours}, which takes the same ones.")
         else:
             yield Hit(call, message)
-
-
-RULE = Rule(
-    name="native-ignite-engine",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary="create_supervised_trainer, create_supervised_evaluator and supervised_*_step.",
-    rationale="Their step calls loss.backward() and optimizer.step(), which an IPU does inside one compiled program.",
-    remedy=(
-        "Use create_ipu_trainer and create_ipu_evaluator, which take the same arguments. `ignite-ipu migrate` does it."
-    ),
-    example="""\
-- from ignite.engine import create_supervised_trainer
-+ from ignite_ipu import create_ipu_trainer
-
-- trainer = create_supervised_trainer(model, optimizer, loss)
-+ trainer = create_ipu_trainer(model, optimizer, loss)
-""",
-    check=check,
-    rewritten=True,
-)

@@ -1,10 +1,29 @@
-"""PopTorch code that checkpoints a torch optimizer."""
+"""state_dict() of a torch.optim optimizer that trains through poptorch.trainingModel.
+
+PopTorch never reads the state of a torch optimizer back from the device: the checkpoint holds no momentum, and a
+resumed run starts from zero.
+
+Remedy: Use poptorch.optim, whose state_dict() reads the device.
+
+Example:
+      import poptorch
+      import torch
+
+      model = torch.nn.Linear(4, 2)
+      options = poptorch.Options()
+    - optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    + optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+      training_model = poptorch.trainingModel(model, options, optimizer)
+      torch.save(optimizer.state_dict(), 'state.pt')
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
@@ -16,28 +35,3 @@ def check(program: Program) -> Hits:
     for call, owner in program.method_calls("state_dict", "load_state_dict"):
         if owner in native:
             yield Hit(call, f"the state of {owner} is on the device and never comes back")
-
-
-RULE = Rule(
-    name="native-optimizer-state",
-    severity=Severity.ERROR,
-    run=Outcome.UNCHANGED,
-    summary="state_dict() of a torch.optim optimizer that trains through poptorch.trainingModel.",
-    rationale=(
-        "PopTorch never reads the state of a torch optimizer back from the device: the checkpoint holds no "
-        "momentum, and a resumed run starts from zero."
-    ),
-    remedy="Use poptorch.optim, whose state_dict() reads the device.",
-    example="""\
-  import poptorch
-  import torch
-
-  model = torch.nn.Linear(4, 2)
-  options = poptorch.Options()
-- optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-+ optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-  training_model = poptorch.trainingModel(model, options, optimizer)
-  torch.save(optimizer.state_dict(), 'state.pt')
-""",
-    check=check,
-)

@@ -1,12 +1,36 @@
-"""Optimizers that call the model themselves."""
+"""optimizer.step(closure).
+
+The update is part of the compiled program; PopTorch never calls a closure.
+
+Remedy: Compute loss and backward in the step and call step() without arguments; an algorithm that needs several
+evaluations per step, such as LBFGS, cannot run on an IPU.
+
+Example:
+      import torch
+    + from ignite_ipu import create_ipu_trainer
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+    - criterion = nn.CrossEntropyLoss()
+      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    - model.train()
+    - for x, y in loader:
+    -     optimizer.zero_grad()
+    -     loss = criterion(model(x), y)
+    -     loss.backward()
+    -     optimizer.step(lambda: loss)
+    + trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+"""
 
 from __future__ import annotations
 
 import ast
 
 from ignite_ipu.migration.analysis.names import argument
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -19,33 +43,3 @@ def check(program: Program) -> Hits:
         named = isinstance(closure, ast.Name) and closure.id in functions
         if owner in program.training.optimizers or isinstance(closure, ast.Lambda) or named:
             yield Hit(call, f"{owner}.step() is given a closure, which an IPU never calls")
-
-
-RULE = Rule(
-    name="optimizer-closure",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="optimizer.step(closure).",
-    rationale="The update is part of the compiled program; PopTorch never calls a closure.",
-    remedy=(
-        "Compute loss and backward in the step and call step() without arguments; an algorithm that needs several "
-        "evaluations per step, such as LBFGS, cannot run on an IPU."
-    ),
-    example="""\
-  import torch
-+ from ignite_ipu import create_ipu_trainer
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-- criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-- model.train()
-- for x, y in loader:
--     optimizer.zero_grad()
--     loss = criterion(model(x), y)
--     loss.backward()
--     optimizer.step(lambda: loss)
-+ trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
-""",
-    check=check,
-)

@@ -1,10 +1,32 @@
-"""Training loaders whose last batch is smaller."""
+"""A DataLoader that an IPU's trainer or ipu_train_batch trains from, without drop_last=True.
+
+All batches of a compiled program have one shape: a trainer drops the samples of an incomplete last batch;
+ipu_train_batch and a loop that ipu_prepare captures compile another program for it.
+
+Remedy: Say drop_last=True, so that native runs drop them too.
+
+Example:
+      import torch
+      from ignite_ipu import ipu_train_batch
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+      criterion = nn.CrossEntropyLoss()
+      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    - loader = torch.utils.data.DataLoader(data, batch_size=8)
+    + loader = torch.utils.data.DataLoader(data, batch_size=8, drop_last=True)
+      model.train()
+      for x, y in loader:
+          _, loss = ipu_train_batch(model, optimizer, criterion, x, target=y)
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
@@ -25,31 +47,3 @@ def check(program: Program) -> Hits:
                 severity=Severity.NOTE,
                 run=Outcome.UNCHANGED,
             )
-
-
-RULE = Rule(
-    name="ragged-last-batch",
-    severity=Severity.WARNING,
-    run=Outcome.UNCHANGED,
-    summary="A DataLoader that an IPU's trainer or ipu_train_batch trains from, without drop_last=True.",
-    rationale=(
-        "All batches of a compiled program have one shape: a trainer drops the samples of an incomplete last batch; "
-        "ipu_train_batch and a loop that ipu_prepare captures compile another program for it."
-    ),
-    remedy="Say drop_last=True, so that native runs drop them too.",
-    example="""\
-  import torch
-  from ignite_ipu import ipu_train_batch
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-  criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-- loader = torch.utils.data.DataLoader(data, batch_size=8)
-+ loader = torch.utils.data.DataLoader(data, batch_size=8, drop_last=True)
-  model.train()
-  for x, y in loader:
-      _, loss = ipu_train_batch(model, optimizer, criterion, x, target=y)
-""",
-    check=check,
-)

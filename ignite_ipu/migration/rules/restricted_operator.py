@@ -1,4 +1,17 @@
-"""Arguments that PopTorch's version of an operator does not take."""
+"""A supported layer or operator with an argument that PopTorch refuses.
+
+PopTorch compiles some operators in part only: embeddings without a maximal norm, pooling without indices, LSTMs of one
+layer and so on. What this library computes by other operators `run` handles; what PopTorch's sources alone say is a
+note.
+
+Remedy: Use the form the message names.
+
+Example:
+      from torch import nn
+
+    - layer = nn.Embedding(10, 4, scale_grad_by_freq=True)
+    + layer = nn.Embedding(10, 4)
+"""
 
 from __future__ import annotations
 
@@ -7,8 +20,10 @@ from typing import Iterator, Tuple
 
 from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.operators import is_handled, is_loss, problem, refused_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity, handled_if
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity, handled_if
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -34,24 +49,3 @@ def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:
         layer = fact.name.startswith("torch.nn.") and fact.name[9:10].isupper()
         if isinstance(fact.node, ast.Call) and not layer and not is_loss(fact.name):
             yield fact.node, fact.name
-
-
-RULE = Rule(
-    name="restricted-operator",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="A supported layer or operator with an argument that PopTorch refuses.",
-    rationale=(
-        "PopTorch compiles some operators in part only: embeddings without a maximal norm, pooling without indices, "
-        "LSTMs of one layer and so on. What this library computes by other operators `run` handles; what PopTorch's "
-        "sources alone say is a note."
-    ),
-    remedy="Use the form the message names.",
-    example="""\
-  from torch import nn
-
-- layer = nn.Embedding(10, 4, scale_grad_by_freq=True)
-+ layer = nn.Embedding(10, 4)
-""",
-    check=check,
-)

@@ -1,10 +1,35 @@
-"""Learning-rate schedules that step once per batch."""
+"""scheduler.step() inside the loop over batches.
+
+Each change of a value has to be sent to the device, and with deviceIterations above 1 only every so many updates can
+see one.
+
+Remedy: Step once per epoch, or keep deviceIterations at 1.
+
+Example:
+      import torch
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+      criterion = nn.CrossEntropyLoss()
+      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+      scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+      model.train()
+      for x, y in loader:
+          optimizer.zero_grad()
+          loss = criterion(model(x), y)
+          loss.backward()
+          optimizer.step()
+    -     scheduler.step()
+    + scheduler.step()
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
@@ -15,34 +40,3 @@ def check(program: Program) -> Hits:
         for call, owner in method_calls(walk(loop) if loop is not None else (), "step"):
             if owner in schedules and next(program.loops_around(call), None) is loop:
                 yield Hit(call, f"{owner} changes the learning rate with every batch")
-
-
-RULE = Rule(
-    name="schedule-per-batch",
-    severity=Severity.NOTE,
-    run=Outcome.HANDLED,
-    summary="scheduler.step() inside the loop over batches.",
-    rationale=(
-        "Each change of a value has to be sent to the device, and with deviceIterations above 1 only every so "
-        "many updates can see one."
-    ),
-    remedy="Step once per epoch, or keep deviceIterations at 1.",
-    example="""\
-  import torch
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-  criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-  scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-  model.train()
-  for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
-      optimizer.step()
--     scheduler.step()
-+ scheduler.step()
-""",
-    check=check,
-)

@@ -1,12 +1,36 @@
-"""Several optimizers of the same weights that step in one training step."""
+"""Two optimizers of the same parameters stepping in one loop or process function.
+
+Each optimizer's step is a program of its own, which computes what leads to its weights: a weight has one optimizer.
+Those of different parameters step in turns, as in GANs, and are not reported.
+
+Remedy: Give each optimizer parameters of its own, or one optimizer several parameter groups.
+
+Example:
+      import torch
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+      criterion = nn.CrossEntropyLoss()
+      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    - head_optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+      model.train()
+      for x, y in loader:
+          optimizer.zero_grad()
+          loss = criterion(model(x), y)
+          loss.backward()
+          optimizer.step()
+    -     head_optimizer.step()
+"""
 
 from __future__ import annotations
 
 import ast
 from typing import Dict, List, Tuple
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -27,33 +51,3 @@ def check(program: Program) -> Hits:
             if other != owner:
                 yield Hit(call, f"{owner} steps on the parameters of {other} in the same training step")
                 break
-
-
-RULE = Rule(
-    name="several-optimizers",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="Two optimizers of the same parameters stepping in one loop or process function.",
-    rationale=(
-        "Each optimizer's step is a program of its own, which computes what leads to its weights: a weight has one "
-        "optimizer. Those of different parameters step in turns, as in GANs, and are not reported."
-    ),
-    remedy=("Give each optimizer parameters of its own, or one optimizer several parameter groups."),
-    example="""\
-  import torch
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-  criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-- head_optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-  model.train()
-  for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
-      optimizer.step()
--     head_optimizer.step()
-""",
-    check=check,
-)

@@ -1,9 +1,22 @@
-"""Processes that train one model in shared memory (hogwild)."""
+"""model.share_memory() and training processes over it.
+
+Each process would hold a copy of the weights on its own IPU; there are no shared weights to update without locks.
+
+Remedy: Train in one process and say options.replicationFactor(n), whose replicas stay in step.
+
+Example:
+      import torch
+
+      model = torch.nn.Linear(2, 2)
+    - model.share_memory()
+"""
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -11,23 +24,3 @@ def check(program: Program) -> Hits:
     for call, _ in program.method_calls("share_memory"):
         if not call.args:
             yield Hit(call, "a model in shared memory cannot be trained by several processes on IPUs")
-
-
-RULE = Rule(
-    name="shared-memory-training",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="model.share_memory() and training processes over it.",
-    rationale=(
-        "Each process would hold a copy of the weights on its own IPU; there are no shared weights to update "
-        "without locks."
-    ),
-    remedy="Train in one process and say options.replicationFactor(n), whose replicas stay in step.",
-    example="""\
-  import torch
-
-  model = torch.nn.Linear(2, 2)
-- model.share_memory()
-""",
-    check=check,
-)

@@ -1,10 +1,25 @@
-"""Batch normalisation over few samples."""
+"""BatchNorm in a model of a file whose loaders or PopTorch options make micro-batches of fewer than 16 samples.
+
+On an IPU statistics are taken over one micro-batch only, never over accumulation steps, device iterations or replicas,
+and micro-batches are small so that they fit.
+
+Remedy: Use GroupNorm or LayerNorm, or keep the micro-batch large enough.
+
+Example:
+      import torch
+
+    - model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    + model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GroupNorm(2, 4))
+      loader = torch.utils.data.DataLoader(data, batch_size=4)
+"""
 
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 _SMALL = 16
 
@@ -18,26 +33,3 @@ def check(program: Program) -> Hits:
         return
     for call, name in program.calls("torch.nn.BatchNorm1d", "torch.nn.BatchNorm2d", "torch.nn.BatchNorm3d"):
         yield Hit(call, f"{name.rsplit('.', 1)[1]} takes its statistics over micro-batches of {small[0]} samples")
-
-
-RULE = Rule(
-    name="small-batch-norm",
-    severity=Severity.NOTE,
-    run=Outcome.HANDLED,
-    summary=(
-        "BatchNorm in a model of a file whose loaders or PopTorch options make micro-batches of fewer than 16 samples."
-    ),
-    rationale=(
-        "On an IPU statistics are taken over one micro-batch only, never over accumulation steps, device "
-        "iterations or replicas, and micro-batches are small so that they fit."
-    ),
-    remedy="Use GroupNorm or LayerNorm, or keep the micro-batch large enough.",
-    example="""\
-  import torch
-
-- model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-+ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GroupNorm(2, 4))
-  loader = torch.utils.data.DataLoader(data, batch_size=4)
-""",
-    check=check,
-)

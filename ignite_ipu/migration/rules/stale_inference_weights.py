@@ -1,4 +1,21 @@
-"""PopTorch code that evaluates old weights."""
+"""An inference executor made before the training executor of the same model.
+
+Only an inference executor that was made after the training one takes over its new weights; an earlier one keeps those
+of its first call.
+
+Remedy: Make the training executor first, or call inference_model.copyWeightsToDevice() before evaluating.
+
+Example:
+      import poptorch
+      import torch
+
+      model = torch.nn.Linear(4, 2)
+      options = poptorch.Options()
+      optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    + training_model = poptorch.trainingModel(model, options, optimizer)
+      inference_model = poptorch.inferenceModel(model)
+    - training_model = poptorch.trainingModel(model, options, optimizer)
+"""
 
 from __future__ import annotations
 
@@ -6,8 +23,10 @@ import ast
 from typing import Dict
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
@@ -23,28 +42,3 @@ def check(program: Program) -> Hits:
     for name, call in sorted(inference.items()):
         if name in training and program.follows(training[name], call):
             yield Hit(call, f"the inference executor of {name} is made before its training executor")
-
-
-RULE = Rule(
-    name="stale-inference-weights",
-    severity=Severity.WARNING,
-    run=Outcome.UNCHANGED,
-    summary="An inference executor made before the training executor of the same model.",
-    rationale=(
-        "Only an inference executor that was made after the training one takes over its new weights; an earlier "
-        "one keeps those of its first call."
-    ),
-    remedy="Make the training executor first, or call inference_model.copyWeightsToDevice() before evaluating.",
-    example="""\
-  import poptorch
-  import torch
-
-  model = torch.nn.Linear(4, 2)
-  options = poptorch.Options()
-  optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
-+ training_model = poptorch.trainingModel(model, options, optimizer)
-  inference_model = poptorch.inferenceModel(model)
-- training_model = poptorch.trainingModel(model, options, optimizer)
-""",
-    check=check,
-)

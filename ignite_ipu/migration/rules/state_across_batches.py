@@ -1,4 +1,21 @@
-"""PopTorch code in which one batch hands state to the next in Python."""
+"""A value that an executor returns and gets back with the next batch, such as an LSTM's hidden state.
+
+A call of an executor may stand for many steps (options.deviceIterations); a tensor carried over by Python would skip
+the steps in between.
+
+Remedy: Keep the state in a buffer that forward updates in place, or start each sequence afresh. A loop that ipu_prepare
+captures may carry state.
+
+Example:
+      import poptorch
+      import torch
+
+      training_model = poptorch.trainingModel(RecurrentWithLoss())
+    - hidden = torch.zeros(8, 4)
+      for x, y in loader:
+    +     hidden = torch.zeros(8, 4)
+          out, hidden = training_model(x, hidden)
+"""
 
 from __future__ import annotations
 
@@ -6,8 +23,10 @@ import ast
 from typing import Set
 
 from ignite_ipu.migration.analysis.names import dotted, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
@@ -32,30 +51,3 @@ def _rebound_before(loop: ast.For, part: ast.stmt, names: Set[str]) -> bool:
             break
         bound |= {name.id for name in walk(statement) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
     return names <= bound
-
-
-RULE = Rule(
-    name="state-across-batches",
-    severity=Severity.ERROR,
-    run=Outcome.UNCHANGED,
-    summary="A value that an executor returns and gets back with the next batch, such as an LSTM's hidden state.",
-    rationale=(
-        "A call of an executor may stand for many steps (options.deviceIterations); a tensor carried over by Python "
-        "would skip the steps in between."
-    ),
-    remedy=(
-        "Keep the state in a buffer that forward updates in place, or start each sequence afresh. A loop that "
-        "ipu_prepare captures may carry state."
-    ),
-    example="""\
-  import poptorch
-  import torch
-
-  training_model = poptorch.trainingModel(RecurrentWithLoss())
-- hidden = torch.zeros(8, 4)
-  for x, y in loader:
-+     hidden = torch.zeros(8, 4)
-      out, hidden = training_model(x, hidden)
-""",
-    check=check,
-)

@@ -1,13 +1,24 @@
-"""Suppressions of rules that do not exist."""
+"""`# ignite-ipu: ignore[...]` with a name that is no rule's.
+
+A misspelt suppression suppresses nothing, and one for a rule that is gone should go too.
+
+Remedy: Correct the name; `ignite-ipu check --list-rules` shows them all.
+
+Example:
+    - x = 1  # ignite-ipu: ignore[cuda-devices]
+    + x = 1  # ignite-ipu: ignore[cuda-device]
+"""
 
 from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.comments import EVERY_RULE
+
+SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
@@ -17,18 +28,3 @@ def check(program: Program) -> Hits:
         for name in sorted(names - {EVERY_RULE} - set(known)):
             place = ast.Pass(lineno=line, col_offset=0, end_lineno=line, end_col_offset=0)
             yield Hit(place, f"there is no rule {name!r} to suppress")
-
-
-RULE = Rule(
-    name="unknown-suppression",
-    severity=Severity.WARNING,
-    run=Outcome.UNCHANGED,
-    summary="`# ignite-ipu: ignore[...]` with a name that is no rule's.",
-    rationale="A misspelt suppression suppresses nothing, and one for a rule that is gone should go too.",
-    remedy="Correct the name; `ignite-ipu check --list-rules` shows them all.",
-    example="""\
-- x = 1  # ignite-ipu: ignore[cuda-devices]
-+ x = 1  # ignite-ipu: ignore[cuda-device]
-""",
-    check=check,
-)

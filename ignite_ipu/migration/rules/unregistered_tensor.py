@@ -1,4 +1,17 @@
-"""Tensors kept as plain attributes of a model."""
+"""A tensor made in __init__ or by the module, not registered, and used in traced code.
+
+Only parameters and registered buffers are moved to the device; any other tensor stays on the CPU and PopTorch refuses
+to mix the two.
+
+Remedy: Register it: self.register_buffer("scale", torch.ones(4)).
+
+In __init__:
+    - self.scale = torch.ones(4)
+    + self.register_buffer("scale", torch.ones(4))
+
+In forward:
+      return self.layer(x) * self.scale
+"""
 
 from __future__ import annotations
 
@@ -9,8 +22,10 @@ from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import TENSOR_FACTORIES
 from ignite_ipu.migration.analysis.names import dotted, owner_of, unmoved, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
@@ -42,32 +57,3 @@ def _tensors_of_the_host(program: Program, function: Function) -> Iterator[ast.N
         # `scale.to(output.device)` makes a constant of the program, which works.
         if owner_of(program.parents.get(program.parents[node]), "to") != node.id:
             yield node
-
-
-RULE = Rule(
-    name="unregistered-tensor",
-    severity=Severity.ERROR,
-    run=Outcome.HANDLED,
-    summary="A tensor made in __init__ or by the module, not registered, and used in traced code.",
-    rationale=(
-        "Only parameters and registered buffers are moved to the device; any other tensor stays on the CPU and "
-        "PopTorch refuses to mix the two."
-    ),
-    remedy='Register it: self.register_buffer("scale", torch.ones(4)).',
-    example="""\
-  import torch
-  from torch import nn
-
-
-  class Net(nn.Module):
-      def __init__(self):
-          super().__init__()
-          self.layer = nn.Linear(4, 4)
--         self.scale = torch.ones(4)
-+         self.register_buffer("scale", torch.ones(4))
-
-      def forward(self, x):
-          return self.layer(x) * self.scale
-""",
-    check=check,
-)

@@ -1,11 +1,25 @@
-"""Number types that an IPU does not have."""
+"""float64, bfloat16 and complex tensors and models.
+
+An IPU computes in float32 and float16. float64 is narrowed to float32 without a word; bfloat16 and complex numbers
+cannot be used.
+
+Remedy: Use float32, or model.half() for half precision.
+
+Example:
+      import torch
+
+    - model = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    + model = torch.nn.Linear(2, 2).half()
+"""
 
 from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
 _TYPES = {"bfloat16", "complex64", "complex128", "cfloat", "cdouble", "float64", "double"}
 
@@ -34,23 +48,3 @@ def _is_named(program: Program, node: ast.Attribute) -> bool:
     above = program.parents[node]
     above = program.parents[above] if isinstance(above, (ast.keyword, ast.Tuple, ast.List, ast.Set)) else above
     return isinstance(above, (ast.Dict, ast.Compare)) or program.names.called(above) == "torch.amp.autocast"
-
-
-RULE = Rule(
-    name="unsupported-dtype",
-    severity=Severity.WARNING,
-    run=Outcome.REFUSED,
-    summary="float64, bfloat16 and complex tensors and models.",
-    rationale=(
-        "An IPU computes in float32 and float16. float64 is narrowed to float32 without a word; bfloat16 and "
-        "complex numbers cannot be used."
-    ),
-    remedy="Use float32, or model.half() for half precision.",
-    example="""\
-  import torch
-
-- model = torch.nn.Linear(2, 2).to(torch.bfloat16)
-+ model = torch.nn.Linear(2, 2).half()
-""",
-    check=check,
-)

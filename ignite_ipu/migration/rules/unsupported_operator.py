@@ -1,12 +1,25 @@
-"""Operators and layers that PopTorch does not compile."""
+"""A torch operator or layer in traced code that PopTorch does not compile.
+
+An operator without an implementation for the device stops the compilation, unless its result is a constant or not used,
+which only a trace shows: so this is a warning.
+
+Remedy: Rewrite it with supported operators, or run the model once on the emulator (`ignite-ipu check --run`) to be
+sure.
+
+In forward:
+    - return torch.linalg.svd(self.layer(x)).S
+    + return torch.linalg.norm(self.layer(x))
+"""
 
 from __future__ import annotations
 
 import ast
 
 from ignite_ipu.migration.analysis.operators import is_loss, is_made_here, problem
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity, handled_if
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity, handled_if
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
@@ -32,34 +45,3 @@ def check(program: Program) -> Hits:
                     found.remedy,
                     run=handled_if(found.is_handled),
                 )
-
-
-RULE = Rule(
-    name="unsupported-operator",
-    severity=Severity.WARNING,
-    run=Outcome.REFUSED,
-    summary="A torch operator or layer in traced code that PopTorch does not compile.",
-    rationale=(
-        "An operator without an implementation for the device stops the compilation, unless its result is a constant "
-        "or not used, which only a trace shows: so this is a warning."
-    ),
-    remedy=(
-        "Rewrite it with supported operators, or run the model once on the emulator (`ignite-ipu check --run`) to "
-        "be sure."
-    ),
-    example="""\
-  import torch
-  from torch import nn
-
-
-  class Net(nn.Module):
-      def __init__(self):
-          super().__init__()
-          self.layer = nn.Linear(4, 4)
-
-      def forward(self, x):
--         return torch.linalg.svd(self.layer(x)).S
-+         return torch.linalg.norm(self.layer(x))
-""",
-    check=check,
-)

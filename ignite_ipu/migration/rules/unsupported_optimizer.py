@@ -1,11 +1,25 @@
-"""Optimizers that PopTorch does not have."""
+"""Any optimizer but SGD, Adam, AdamW, RMSprop and poptorch.optim's LAMB.
+
+The update runs on the device, in PopTorch's own implementation; only these five exist there.
+
+Remedy: Choose the nearest of them: AdamW for Adagrad, NAdam, RAdam and Adamax; RMSprop for Adadelta and Rprop; there is
+none for LBFGS.
+
+Example:
+      import torch
+
+    - optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
+    + optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+"""
 
 from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 _SUPPORTED = {"SGD", "Adam", "AdamW", "RMSprop", "LAMB"}
 
@@ -25,23 +39,3 @@ def check(program: Program) -> Hits:
 
 def _updates(node: ast.ClassDef) -> bool:
     return any(isinstance(item, ast.FunctionDef) and item.name == "step" for item in node.body)
-
-
-RULE = Rule(
-    name="unsupported-optimizer",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="Any optimizer but SGD, Adam, AdamW, RMSprop and poptorch.optim's LAMB.",
-    rationale="The update runs on the device, in PopTorch's own implementation; only these five exist there.",
-    remedy=(
-        "Choose the nearest of them: AdamW for Adagrad, NAdam, RAdam and Adamax; RMSprop for Adadelta and Rprop; "
-        "there is none for LBFGS."
-    ),
-    example="""\
-  import torch
-
-- optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
-+ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-""",
-    check=check,
-)

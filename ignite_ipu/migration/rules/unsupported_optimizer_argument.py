@@ -1,12 +1,25 @@
-"""Arguments of optimizers that change the update and that PopTorch lacks."""
+"""amsgrad, maximize, differentiable, decoupled_weight_decay and tensor learning rates.
+
+PopTorch refuses amsgrad and tensor rates, and silently ignores maximize: it would minimise what you want to maximise.
+
+Remedy: For maximize negate the loss; leave amsgrad and differentiable out; give lr as a number.
+
+Example:
+      import torch
+
+    - optimizer = torch.optim.Adam(model.parameters(), lr=0.01, maximize=True)
+    + optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+"""
 
 from __future__ import annotations
 
 import ast
 
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 _REASONS = {
     "amsgrad": "is refused by PopTorch",
@@ -28,23 +41,3 @@ def check(program: Program) -> Hits:
             if keyword.arg == "betas" and isinstance(keyword.value, ast.List):
                 message = f"betas of {name} is a list; PopTorch takes a pair only"
                 yield Hit(keyword.value, message, "Write a tuple.", run=Outcome.HANDLED)
-
-
-RULE = Rule(
-    name="unsupported-optimizer-argument",
-    severity=Severity.ERROR,
-    run=Outcome.REFUSED,
-    summary="amsgrad, maximize, differentiable, decoupled_weight_decay and tensor learning rates.",
-    rationale=(
-        "PopTorch refuses amsgrad and tensor rates, and silently ignores maximize: it would minimise what you "
-        "want to maximise."
-    ),
-    remedy="For maximize negate the loss; leave amsgrad and differentiable out; give lr as a number.",
-    example="""\
-  import torch
-
-- optimizer = torch.optim.Adam(model.parameters(), lr=0.01, maximize=True)
-+ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-""",
-    check=check,
-)

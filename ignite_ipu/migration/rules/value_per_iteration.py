@@ -1,12 +1,35 @@
-"""Values read from every training step."""
+"""loss.item() and the like in a training loop.
+
+One call can run many steps on the device (options.deviceIterations); reading a value each time keeps the host in
+between, and shows the mean of the whole call.
+
+Remedy: Read it every N iterations, or collect it with a metric.
+
+Example:
+      import torch
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+      criterion = nn.CrossEntropyLoss()
+      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+      model.train()
+      for x, y in loader:
+          optimizer.zero_grad()
+          loss = criterion(model(x), y)
+          loss.backward()
+          optimizer.step()
+    -     total = total + loss.item()
+"""
 
 from __future__ import annotations
 
 import ast
 
 from ignite_ipu.migration.analysis.names import owner_of, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
@@ -24,32 +47,3 @@ def _now_and_then(program: Program, node: ast.AST) -> bool:
         isinstance(above, ast.If) and any(isinstance(part, ast.Mod) for part in walk(above.test))
         for above in program.ancestors(node)
     )
-
-
-RULE = Rule(
-    name="value-per-iteration",
-    severity=Severity.NOTE,
-    run=Outcome.HANDLED,
-    summary="loss.item() and the like in a training loop.",
-    rationale=(
-        "One call can run many steps on the device (options.deviceIterations); reading a value each time keeps "
-        "the host in between, and shows the mean of the whole call."
-    ),
-    remedy="Read it every N iterations, or collect it with a metric.",
-    example="""\
-  import torch
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-  criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-  model.train()
-  for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
-      optimizer.step()
--     total = total + loss.item()
-""",
-    check=check,
-)

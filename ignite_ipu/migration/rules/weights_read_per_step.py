@@ -1,12 +1,36 @@
-"""Weights that host code reads after every step."""
+"""Averaged copies of a model (EMA, SWA) updated in the training loop, and weights looked at there.
+
+The newest weights are on the device; touching them on the host brings all of them back, each time.
+
+Remedy: Average at the end of an epoch, or every N iterations.
+
+Example:
+      import torch
+      from torch import nn
+
+      model = nn.Linear(4, 2)
+      criterion = nn.CrossEntropyLoss()
+      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+      average = torch.optim.swa_utils.AveragedModel(model)
+      model.train()
+      for x, y in loader:
+          optimizer.zero_grad()
+          loss = criterion(model(x), y)
+          loss.backward()
+          optimizer.step()
+    -     average.update_parameters(model)
+    + average.update_parameters(model)
+"""
 
 from __future__ import annotations
 
 import ast
 
 from ignite_ipu.migration.analysis.names import dotted, owner_of, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
+
+SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
@@ -30,31 +54,3 @@ def _is_clipped(program: Program, call: ast.Call) -> bool:
     around = program.parents[call]
     function = around.func if isinstance(around, ast.Call) else None
     return str(getattr(function, "attr", getattr(function, "id", ""))).endswith("clip_grad_norm_")
-
-
-RULE = Rule(
-    name="weights-read-per-step",
-    severity=Severity.NOTE,
-    run=Outcome.HANDLED,
-    summary="Averaged copies of a model (EMA, SWA) updated in the training loop, and weights looked at there.",
-    rationale="The newest weights are on the device; touching them on the host brings all of them back, each time.",
-    remedy="Average at the end of an epoch, or every N iterations.",
-    example="""\
-  import torch
-  from torch import nn
-
-  model = nn.Linear(4, 2)
-  criterion = nn.CrossEntropyLoss()
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-  average = torch.optim.swa_utils.AveragedModel(model)
-  model.train()
-  for x, y in loader:
-      optimizer.zero_grad()
-      loss = criterion(model(x), y)
-      loss.backward()
-      optimizer.step()
--     average.update_parameters(model)
-+ average.update_parameters(model)
-""",
-    check=check,
-)

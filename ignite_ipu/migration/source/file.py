@@ -99,17 +99,6 @@ def decode_source(path: str, data: bytes) -> Source:
     return Source(path, text, encoding, marked)
 
 
-def one_side(difference: str, left_out: str) -> str:
-    """Return one of the two texts that a difference stands for.
-
-    Args:
-        difference: The lines of both: with `- ` in front of what the first alone has, `+ ` of what the second alone
-            has, and two spaces before what both have.
-        left_out: The mark of the other text's lines.
-    """
-    return "".join(f"{line[2:]}\n" for line in difference.splitlines() if not line.startswith(left_out))
-
-
 def split_lines(text: str) -> List[str]:
     """Split at the line ends Python knows (and not, as str.splitlines does, at form feeds and the like)."""
     return io.StringIO(text, newline=None).read().split("\n")
