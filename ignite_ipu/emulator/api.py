@@ -12,9 +12,8 @@ from ignite_ipu.emulator.device.machine import ipuHardwareIsAvailable, ipuHardwa
 from ignite_ipu.emulator.enums import *  # noqa: F403
 from ignite_ipu.emulator.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
 from ignite_ipu.emulator.executor.executor import PoplarExecutor
-from ignite_ipu.emulator.executor.load import load
 from ignite_ipu.emulator.executor.saving import importPoptorchMetadataFromFile
-from ignite_ipu.emulator.executor.wrappers import inferenceModel, trainingModel
+from ignite_ipu.emulator.executor.wrappers import inferenceModel, load, trainingModel
 from ignite_ipu.emulator.files.trust import trust_pickled_models
 from ignite_ipu.emulator.installation import Installation, install, run_script
 from ignite_ipu.emulator.logs import logger, setLogLevel

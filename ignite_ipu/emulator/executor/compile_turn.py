@@ -62,15 +62,7 @@ def _locked(path: str) -> Iterator[IO[str]]:
     while True:
         with open(path, "a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(path, file):
+            if os.fstat(file.fileno()).st_nlink:  # else its last holder has deleted it while this process waited
                 file.seek(0)
                 yield file
                 return
-
-
-def _is_at(path: str, file: IO[str]) -> bool:
-    """Tell whether the last holder has left the file there, while this process waited for it."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False

@@ -1,47 +1,57 @@
-"""State of an executor's IPUs besides the program: loaded when they are taken, kept or lost when they are left."""
+"""State of an executor besides its program: the host's and the device's weights, random numbers, and faults."""
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch import nn
 
 from ignite_ipu.emulator.device import faults
 from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.device.faults import Fault
+from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.executor.observation import Observation
 from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
-from ignite_ipu.emulator.executor.weight_copies import WeightCopies
+from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime.program import DeviceProgram
+from ignite_ipu.emulator.values.wrapping import Wrapping, fetch, holder_of, is_wrapped
 
 
 class DeviceState:
-    """Weights, optimizer and random state of one executor.
+    """Weights, optimizer and random state of one executor, on the host and on the device.
 
     Args:
-        weights: The copies of the weights.
-        optimizer: The executor's; None in inference.
+        user_model: The user's model.
+        model: What is traced of it.
+        options: The executor's own.
         observation: Who watches.
         meter: What the automatic report says was counted.
-        seed: Where the random stream starts, if the options say it.
 
     Attributes:
+        optimizer: The executor's; None in inference.
+        wrapping: What makes reading the user's weights fetch them; None in inference.
+        device_is_newer: Whether the device may have changed the weights since the two copies were last the same.
+        downloads: How often the host's copy has been written.
         random: The random state as the host knows it; None before the first run of a model without a seed.
         random_is_stale: Whether the device's has moved on since.
         fault: What made the device stop to answer, until its IPUs are given back; None while it answers.
     """
 
     def __init__(
-        self,
-        weights: WeightCopies,
-        optimizer: Optional[OptimizerTracker],
-        observation: Observation,
-        meter: Meter,
-        seed: Optional[int],
+        self, user_model: nn.Module, model: nn.Module, options: Options, observation: Observation, meter: Meter
     ) -> None:
-        self._weights = weights
-        self._optimizer = optimizer
+        self._user_model = user_model
+        self._model = model
+        self._updatable_buffers: List[str] = options._Popart._value("updatableNamedBuffers", [])
         self._observation = observation
         self._meter = meter
-        self.random: Optional[List[int]] = None if seed is None else [seed]
+        self._uploaded: Optional[int] = 0
+        self.optimizer: Optional[OptimizerTracker] = None
+        self.wrapping: Optional[Wrapping] = None
+        self.device_is_newer = False
+        self.downloads = 0
+        self.random = [int(options("random_seed"))] if options.exists("random_seed") else None
         self.random_is_stale = False
         self.fault: Optional[Fault] = None
 
@@ -59,29 +69,83 @@ class DeviceState:
             raise fault.error()
 
     def load(self, program: DeviceProgram, owner: object) -> None:
-        """Take the IPUs for `owner` and upload everything.
-
-        Raises:
-            Error: No IPUs are free.
-        """
+        """Take the IPUs for `owner` and upload everything."""
         self.fail_on_demand("copy", program)
         with self._observation.call("attachToDevice"):
-            self._weights.fetch()
-            self._weights.follow_model(program)
+            self.fetch()
+            self._follow_model(program)
             program.attach(owner)
         if self.random is not None:
             program.random.write(self.random)
 
-    def load_optimizer(self, program: DeviceProgram, download: Callable[[], object]) -> None:
-        """Send an optimizer state that was loaded on the host; PopTorch sends the weights along with it.
+    def leave(self, program: DeviceProgram) -> None:
+        """Give the IPUs back; what was on them is gone."""
+        self._observation.write_report(program, self._meter)
+        program.detach()
+        self.fault = None
+        if self.optimizer is not None:
+            self.optimizer.leave_device()
 
-        Args:
-            download: Makes the host's weights the newest.
-        """
-        assert self._optimizer is not None
-        download()
-        self._optimizer.send_pending_state()
-        program.upload()
+    def to_host(self, program: DeviceProgram) -> None:
+        """Download the device's weights into the host's tensors."""
+        if program.attached:
+            self.fail_on_demand("copy", program)
+        # Off while the tensors are written to, which would ask for them again.
+        newer, self.device_is_newer = self.device_is_newer, False
+        try:
+            self._follow_model(program)
+            with self._observation.call("copyWeightsToHost"):
+                program.download()
+        except BaseException:
+            self.device_is_newer = newer
+            raise
+        self.downloads += 1
+
+    def to_device(self, program: DeviceProgram) -> None:
+        """Upload the host's weights, after the state that an optimizer loses with it."""
+        self.device_is_newer = False
+        if not program.attached:
+            return
+        self.fail_on_demand("copy", program)
+        with self._observation.call("copyWeightsToDevice"):
+            if self.optimizer is not None:
+                self.optimizer.before_weight_upload()
+            self.fetch()
+            self._follow_model(program)
+            program.upload()
+
+    def buffers_to_device(self, program: DeviceProgram) -> None:
+        """Upload the host's copy of the buffers that the options list as updatable."""
+        if not self._updatable_buffers:
+            raise python_error(
+                "No named buffers marked as updatable: list them with Options.updatableNamedBuffers before compiling."
+            )
+        self.device_is_newer = False
+        self.fetch()
+        own: Dict[str, torch.Tensor] = dict(self._model.named_buffers())
+        program.upload_buffers({name: own[name] for name in self._updatable_buffers})
+
+    def fetch(self) -> None:
+        """Have the host's weights be the newest: whoever reads a wrapped parameter makes its trainer download."""
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            fetch(tensor)
+
+    def refresh(self, upload: Callable[[], None]) -> None:
+        """Call `upload` if the training executor of the same model has changed the weights since the last time."""
+        if not is_wrapped(self._model):
+            return
+        trainer: Any = holder_of(self._model)
+        if trainer is not None:
+            trainer.copyWeightsToHostIfNeeded()
+        downloads = None if trainer is None else trainer._device_state.downloads
+        if downloads != self._uploaded:
+            upload()
+            self._uploaded = downloads
+
+    def wrap_again(self) -> None:
+        """Make reading the weights fetch them again, after an unwrapping."""
+        if self.wrapping is not None and not is_wrapped(self._user_model):
+            self.wrapping.wrap_tensors(self._user_model)
 
     def read_random(self, program: DeviceProgram) -> Optional[List[int]]:
         """Return the random state, the device's if that has moved on; None if there is none to be known yet."""
@@ -94,10 +158,7 @@ class DeviceState:
         """Set the random state, of now and of later times on a device."""
         self.random, self.random_is_stale = list(state), False
 
-    def leave(self, program: DeviceProgram) -> None:
-        """Give the IPUs back; what was on them is gone."""
-        self._observation.write_report(program, self._meter)
-        program.detach()
-        self.fault = None
-        if self._optimizer is not None:
-            self._optimizer.leave_device()
+    def _follow_model(self, program: DeviceProgram) -> None:
+        """Let a program take over tensors that the model has in the place of those that it was compiled for."""
+        if program.follow_model() and self.wrapping is not None:
+            self.wrapping.wrap_tensors(self._user_model)

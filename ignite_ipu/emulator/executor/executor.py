@@ -16,7 +16,6 @@ from ignite_ipu.emulator.executor.compile_turn import compile_turn
 from ignite_ipu.emulator.executor.device_state import DeviceState
 from ignite_ipu.emulator.executor.observation import Observation
 from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
-from ignite_ipu.emulator.executor.weight_copies import WeightCopies
 from ignite_ipu.emulator.files import cache
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
@@ -28,10 +27,10 @@ from ignite_ipu.emulator.trace.isolation import unaffected
 from ignite_ipu.emulator.values.arguments import (
     Arguments,
     Shapes,
+    Signature,
     check_call,
     check_for_compile,
     fits,
-    signature_of,
     traced_module,
 )
 from ignite_ipu.emulator.values.replica_groups import Setting, TopLevelParameter
@@ -57,7 +56,7 @@ class PoplarExecutor:
         self._training = training
         self._poptorch_version = poptorch_version
         self._options = resolved(options, training)
-        self._signature = signature_of(model)
+        self._signature = Signature(model)
         self._model = traced_module(model)
         # Whoever evaluates gets a shallow copy, with a training flag of its own.
         is_copy = not training and isinstance(model, nn.Module)
@@ -68,17 +67,13 @@ class PoplarExecutor:
         self._plain: Optional[Shapes] = None
         self._device_calls = DeviceCalls(training, self._meter)
         self._observation = Observation(self._options, model.training)
-        self._weight_copies = WeightCopies(self._user_model, self._model, self._observation)
+        self._device_state = DeviceState(self._user_model, self._model, self._options, self._observation, self._meter)
         self._optimizer: Optional[OptimizerTracker] = None
         self.per_replica_params: Dict[str, Setting] = {}
         if training:
             assert optimizer is not None
             self.setOptimizer(optimizer)
-        seed = int(self._options("random_seed")) if self._options.exists("random_seed") else None
-        self._device_state = DeviceState(self._weight_copies, self._optimizer, self._observation, self._meter, seed)
-        if training:
-            wrapping = Wrapping(self._user_model, self)
-            self._weight_copies.wrapping = wrapping
+            self._device_state.wrapping = wrapping = Wrapping(self._user_model, self)
             self.PoptorchParameter = wrapping.parameter_class
             self.PoptorchBuffer = wrapping.buffer_class
 
@@ -127,7 +122,7 @@ class PoplarExecutor:
     @unaffected
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Download the weights when the device's are newer than the host's, and tell whether that happened."""
-        if not self._weight_copies.device_is_newer:
+        if not self._device_state.device_is_newer:
             return False
         self.copyWeightsToHost()
         return True
@@ -139,10 +134,7 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled.
         """
-        program = self._compiled("copyWeightsToHost")
-        if program.attached:
-            self._device_state.fail_on_demand("copy", program)
-        self._weight_copies.to_host(program)
+        self._device_state.to_host(self._compiled("copyWeightsToHost"))
 
     @unaffected
     def copyWeightsToDevice(self) -> None:
@@ -151,11 +143,7 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled.
         """
-        program = self._compiled("copyWeightsToDevice")
-        self._weight_copies.device_is_newer = False
-        if program.attached:
-            self._device_state.fail_on_demand("copy", program)
-            self._weight_copies.to_device(program, self._optimizer)
+        self._device_state.to_device(self._compiled("copyWeightsToDevice"))
 
     @unaffected
     def copyNamedBuffersToDevice(self) -> None:
@@ -164,8 +152,7 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled, no buffers are listed, or one is not on the device.
         """
-        program = self._compiled("copyNamedBuffersToDevice")
-        self._weight_copies.buffers_to_device(program, self._options._Popart._value("updatableNamedBuffers", []))
+        self._device_state.buffers_to_device(self._compiled("copyNamedBuffersToDevice"))
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the optimizer's hyper-parameters again and send them to the device if they changed.
@@ -175,21 +162,22 @@ class PoplarExecutor:
             ValueError: A setting is not supported.
             Error: A constant was changed, or the compiled program is for another optimizer.
         """
-        if self._optimizer is None:
-            if not self._training:
-                raise AttributeError(
-                    f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker': an inference "
-                    "executor has no optimizer to set."
-                )
-            self._optimizer = OptimizerTracker(
-                optimizer,
-                self._options,
-                self._meter,
-                self._optimizer_state_dict,
-                lambda: self._device_state.fail_on_demand("copy", self._program),
+        if not self._training:
+            raise AttributeError(
+                f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker': an inference "
+                "executor has no optimizer to set."
             )
-        else:
+        if self._optimizer is not None:
             self._optimizer.set(optimizer)
+            return
+        state = self._device_state
+        self._optimizer = state.optimizer = OptimizerTracker(
+            optimizer,
+            self._options,
+            self._meter,
+            self._optimizer_state_dict,
+            lambda: state.fail_on_demand("copy", self._program),
+        )
 
     def isCompiled(self) -> bool:
         """Tell whether there is a compiled program."""
@@ -312,8 +300,8 @@ class PoplarExecutor:
         self._program = None
         if self._optimizer is not None:
             self._optimizer.forget_program()
-        if self._weight_copies.wrapping is not None:
-            self._weight_copies.wrapping.undo()
+        if self._device_state.wrapping is not None:
+            self._device_state.wrapping.undo()
 
     @property
     def rng_state(self) -> Optional[List[int]]:
@@ -400,23 +388,27 @@ class PoplarExecutor:
 
     def _run(self, program: DeviceProgram, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
         """Run on `arguments`, or on `given` alone where these are tensors known to fit."""
+        state, optimizer = self._device_state, self._optimizer
         if not program.attached:
-            self._device_state.load(program, self)
+            state.load(program, self)
         if not self._training:
-            self._weight_copies.refresh(self.copyWeightsToDevice)
+            state.refresh(self.copyWeightsToDevice)
         if arguments is not None:
             check_call(program.arguments, arguments)
-        if self._optimizer is not None and self._optimizer.has_pending_state:
-            self._device_state.load_optimizer(program, self.copyWeightsToHostIfNeeded)
-        self._device_state.fail_on_demand("call", program)
+        if optimizer is not None and optimizer.has_pending_state:
+            # PopTorch sends the weights along with an optimizer state that was loaded on the host.
+            self.copyWeightsToHostIfNeeded()
+            optimizer.send_pending_state()
+            program.upload()
+        state.fail_on_demand("call", program)
         if arguments is not None:
             given = arguments.tensors_like(program.arguments)
         inputs = self._device_calls.to_device(program.graph.inputs, given)
         # A call that fails may have changed all of this before it did.
-        self._weight_copies.device_is_newer = self._training
-        self._device_state.random_is_stale = True
-        if self._optimizer is not None:
-            self._optimizer.before_run()
+        state.device_is_newer = self._training
+        state.random_is_stale = True
+        if optimizer is not None:
+            optimizer.before_run()
         result = self._device_calls.run(program, inputs, given)
         if program.report is not None and program.report.is_due:
             self._observation.write_report(program, self._meter)
@@ -435,14 +427,28 @@ class PoplarExecutor:
         if adopt is None:
             check_for_compile(arguments)
         self._options._check_at_compile(self._training)
-        self._weight_copies.fetch()
+        self._device_state.fetch()
         with self._observation.progress() as progress:
-            program = self._traced(arguments, adopt)
+            with self._observation.compilation():
+                with compile_turn(self._options, self._model):
+                    program = DeviceProgram(
+                        model=self._model,
+                        arguments=arguments,
+                        options=self._options,
+                        training=self._training,
+                        optimizer=self._optimizer,
+                        per_replica=self.per_replica_params,
+                        meter=self._meter,
+                        cache=self._cache(),
+                    )
+                if adopt is not None:
+                    adopt(program)
+                self._observation.report = program.report
             progress(1, 2)
             self._program = program
             self._plain = None if self._is_offline else self._signature.shapes_of_tensors(program.arguments)
             self._meter.add(compiles=1)
-            self._weight_copies.wrap_again()
+            self._device_state.wrap_again()
             try:
                 if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
                     self._device_state.load(program, self)
@@ -450,24 +456,6 @@ class PoplarExecutor:
                 self._program = None
                 raise
             progress(2, 2)
-        return program
-
-    def _traced(self, arguments: Arguments, adopt: Optional[Callable[[DeviceProgram], None]]) -> DeviceProgram:
-        with self._observation.compilation():
-            with compile_turn(self._options, self._model):
-                program = DeviceProgram(
-                    model=self._model,
-                    arguments=arguments,
-                    options=self._options,
-                    training=self._training,
-                    optimizer=self._optimizer,
-                    per_replica=self.per_replica_params,
-                    meter=self._meter,
-                    cache=self._cache(),
-                )
-            if adopt is not None:
-                adopt(program)
-            self._observation.report = program.report
         return program
 
     def _cache(self) -> Optional[cache.Lookup]:

@@ -17,9 +17,8 @@ from ignite_ipu.emulator.optim.optimizer import IpuState
 from ignite_ipu.emulator.optim.optimizer import Optimizer as PoptorchOptimizer
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import loss_scaling
-from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
+from ignite_ipu.emulator.runtime.executable import Executable
 
-Groups = Dict[str, Optional[int]]
 _STRATEGY = "meanAccumulationAndReplicationReductionStrategy"
 
 
@@ -33,6 +32,9 @@ class OptimizerTracker:
         state_dict: The executor's method that a PopTorch optimizer gets in the place of its own: it returns what
             `state_dict` returns here, and keeps the executor as long as the optimizer has it.
         before_download: Called before the state is read from the device; an exception that it raises is the caller's.
+
+    Attributes:
+        description: The optimizer as it was last read.
     """
 
     def __init__(
@@ -53,13 +55,8 @@ class OptimizerTracker:
         self._device: Optional[DeviceOptimizer] = None
         # The optimizer's record when a description was refused, which leaves it marked as to be uploaded.
         self._refused: Optional[object] = None
-        self._description = self._read(optimizer)
+        self.description = self._read(optimizer)
         self._take(optimizer)
-
-    @property
-    def description(self) -> OptimizerDescription:
-        """The optimizer as it was last read."""
-        return self._description
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
         """Read an optimizer again, or another one in its place, and send what changed.
@@ -73,9 +70,9 @@ class OptimizerTracker:
         if optimizer is not self._optimizer:
             self._release()
         self._take(optimizer)
-        if description == self._description:
+        if description == self.description:
             return
-        self._description = description
+        self.description = description
         if self._compiled is not None:
             self._mark_refused()
             self._check_replacement(self._compiled)
@@ -126,22 +123,16 @@ class OptimizerTracker:
             for parameter in group["params"]:
                 if id(parameter) not in own:
                     raise KeyError(id(parameter))
-        self._description.check_backend()
-        self._compiled = self._description
+        self.description.check_backend()
+        self._compiled = self.description
 
     def on_device(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        parameters: Mapping[str, nn.Parameter],
-        per_replica: Mapping[str, ReplicaGroups],
-        store: foreach.Store,
+        self, executable: Executable, parameters: Mapping[str, nn.Parameter], store: foreach.Store
     ) -> DeviceOptimizer:
-        """Return the optimizer that updates these weights, with the state that the host has for it.
+        """Return the optimizer that updates the trainable weights on the device, with the state that the host has.
 
         Args:
-            weights: The trainable weights on the device, by name.
-            parameters: The host's parameters that they are copies of.
-            per_replica: The groups of replicas that have values of their own, by the names of these weights.
+            parameters: The host's parameters that the weights are copies of.
             store: Rounds float32 results to float16.
         """
         group_of = {
@@ -149,14 +140,14 @@ class OptimizerTracker:
             for index, group in enumerate(self._optimizer.param_groups)
             for parameter in group["params"]
         }
-        groups: Groups = {name: group_of.get(id(parameters[name])) for name in weights}
+        names = executable.trainable
         if self._compiled is not None:
             self._check_replacement(self._compiled)
         self._device = DeviceOptimizer(
-            self._description,
-            dict(weights),
-            groups,
-            per_replica={name: per_replica[name] for name in weights if name in per_replica},
+            self.description,
+            {name: executable.weights[name] for name in names},
+            {name: group_of.get(id(parameters[name])) for name in names},
+            per_replica={name: executable.grouped[name] for name in names if name in executable.grouped},
             store=store,
             adapts_loss_scaling=loss_scaling.enabled(self._options),
         )
@@ -224,8 +215,8 @@ class OptimizerTracker:
         self._refused = None
 
     def _check_replacement(self, compiled: OptimizerDescription) -> None:
-        compiled.check_replacement(self._description)
-        self._description.check_backend()
+        compiled.check_replacement(self.description)
+        self.description.check_backend()
 
     def _release(self) -> None:
         """Let the optimizer have its newest state and its own method, because another takes its place."""

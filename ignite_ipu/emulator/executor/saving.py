@@ -31,26 +31,27 @@ _DEFAULT_NAME = "model.poptorch"
 MODEL, _ARGUMENTS = "model", "arguments"
 
 
-class _Executable(NamedTuple):
-    """Result of compiling: the graph's text and what tells it from others, and the values that were compiled in."""
+class File(NamedTuple):
+    """Content of a file, with nothing unpickled yet: what was compiled, and for which arguments.
 
+    Attributes:
+        fingerprint: What tells the graph from others.
+        source: Its text.
+        constants, frozen: The values that were compiled in.
+        signed: Pickles with their signatures, by section.
+    """
+
+    name: str
+    version: str
+    training: bool
+    arguments: Optional[Arguments]
+    rng_state: Optional[List[int]]
     fingerprint: str
     source: str
     batching: str
     ipus: int
     constants: List[torch.Tensor]
     frozen: Dict[int, torch.Tensor]
-
-
-class File(NamedTuple):
-    """Content of a file, with nothing unpickled yet."""
-
-    name: str
-    training: bool
-    arguments: Optional[Arguments]
-    rng_state: Optional[List[int]]
-    executable: _Executable
-    version: str
     signed: Dict[str, Tuple[bytes, str]]
 
     def pickled(self, section: str) -> Any:
@@ -69,15 +70,14 @@ class File(NamedTuple):
         Raises:
             Error: The program is of another model or other options.
         """
-        saved = self.executable
-        if saved.batching != repr(program.batching):
+        if self.batching != repr(program.batching):
             raise _invalid(
                 self.name,
-                f"it was compiled with {saved.batching}, and the options now say {program.batching}; compile again",
+                f"it was compiled with {self.batching}, and the options now say {program.batching}; compile again",
             )
-        if saved.fingerprint != _fingerprint(program):
+        if self.fingerprint != _fingerprint(program):
             raise _invalid(self.name, "it was compiled from another model: forward recorded other operators or shapes")
-        program.adopt(saved.constants, saved.frozen)
+        program.adopt(self.constants, self.frozen)
 
     @property
     def versions(self) -> str:
@@ -113,11 +113,19 @@ def save(
         pickles[_ARGUMENTS] = _pickled(program.arguments)
     if model is not None:
         pickles[MODEL] = _pickled({**model, "options": options.clone()})
+    graph = program.graph
     content = {
         "version": __version__,
         "training": training,
         "arguments": arguments,
-        "executable": _executable(program)._asdict(),
+        "executable": {
+            "fingerprint": _fingerprint(program),
+            "source": graph.source,
+            "batching": repr(program.batching),
+            "ipus": program.ipus,
+            "constants": list(graph.constants),
+            "frozen": dict(graph.frozen),
+        },
         "rng_state": random_state,
         "signed": {section: (data, trust.sign(data)) for section, data in pickles.items()},
     }
@@ -146,33 +154,21 @@ def importPoptorchMetadataFromFile(filename: str) -> bytes:
         Error: The file is damaged.
     """
     file = read(filename)
-    says = {"version": file.version, "training": file.training, "source": file.executable.source}
-    return json.dumps({**says, "ipus": file.executable.ipus, "sections": list(file.signed)}).encode()
+    says = {name: getattr(file, name) for name in ("version", "training", "source", "ipus")}
+    return json.dumps({**says, "sections": list(file.signed)}).encode()
 
 
 def _target(filename: str) -> str:
-    directory = os.path.dirname(filename)
     if os.path.isdir(filename):
         path = os.path.join(filename, _DEFAULT_NAME)
         logger.warning("%s is a directory: saving to %s.", filename, path)
         return path
-    if directory and os.path.exists(directory) and not os.path.isdir(directory):
-        raise AssertionError(f"{directory} is not a directory: choose another place for {os.path.basename(filename)}.")
+    directory, name = os.path.split(filename)
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise AssertionError(f"{directory} is not a directory: choose another place for {name}.")
     if directory:
         os.makedirs(directory, exist_ok=True)
     return filename
-
-
-def _executable(program: DeviceProgram) -> _Executable:
-    graph = program.graph
-    return _Executable(
-        fingerprint=_fingerprint(program),
-        source=graph.source,
-        batching=repr(program.batching),
-        ipus=program.ipus,
-        constants=list(graph.constants),
-        frozen=dict(graph.frozen),
-    )
 
 
 def _fingerprint(program: DeviceProgram) -> str:
@@ -193,13 +189,12 @@ def read(filename: str) -> File:
         content = container.read(filename, MAGIC)
         fields = content.pop("arguments")
         arguments = None if fields is None else Arguments(**fields)
-        executable = _Executable(**content.pop("executable"))
-        file = File(name=filename, arguments=arguments, executable=executable, **content)
+        file = File(name=filename, arguments=arguments, **content.pop("executable"), **content)
         if arguments is None and _ARGUMENTS not in file.signed:
             raise KeyError(_ARGUMENTS)
-        numbers: List[Any] = [*(file.rng_state or ()), executable.ipus]
-        texts: List[Any] = [file.version, executable.source, *(sign for _, sign in file.signed.values())]
-        tensors: List[Any] = [*executable.constants, *executable.frozen.values()]
+        numbers: List[Any] = [*(file.rng_state or ()), file.ipus]
+        texts: List[Any] = [file.version, file.source, *(sign for _, sign in file.signed.values())]
+        tensors: List[Any] = [*file.constants, *file.frozen.values()]
         for kind, values in ((int, numbers), (str, texts), (torch.Tensor, tensors), (bool, [file.training])):
             if not all(type(value) is kind for value in values):
                 raise TypeError(f"one of {values} is no {kind.__name__}")

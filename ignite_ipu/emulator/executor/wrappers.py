@@ -1,14 +1,16 @@
-"""`trainingModel` and `inferenceModel`: the two ways to wrap a model."""
+"""`trainingModel`, `inferenceModel` and `load`: the ways to a wrapped model."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 from torch import nn
 
 from ignite_ipu.emulator import optim
+from ignite_ipu.emulator.enums import ConnectionType
 from ignite_ipu.emulator.errors import python_error
+from ignite_ipu.emulator.executor import saving
 from ignite_ipu.emulator.executor.executor import PoplarExecutor
 from ignite_ipu.emulator.options import Options, PipelinedExecution, ShardedExecution
 from ignite_ipu.emulator.values.wrapping import is_wrapped
@@ -57,13 +59,50 @@ def inferenceModel(model: Union[nn.Module, PoplarExecutor], options: Optional[Op
     """
     options = _frozen(options)
     user_model = _user_model(model)
-    accumulation = 1 if options is None else options.Training.gradient_accumulation
-    if accumulation != 1:
+    if options is not None and options.Training.gradient_accumulation != 1:
+        strategy = options._execution_strategy
+        pipelined = isinstance(strategy, PipelinedExecution) and not isinstance(strategy, ShardedExecution)
         raise python_error(
-            f"You must set Options.Training.gradientAccumulation to 1 for inference, it is {accumulation}."
-            + _pipelining_hint(options)
+            "You must set Options.Training.gradientAccumulation to 1 for inference, it is "
+            f"{options.Training.gradient_accumulation}."
+            + (" To fill the pipeline in inference, use Options.deviceIterations instead." if pipelined else "")
         )
     return PoplarExecutor(user_model, options, False, __version__, None, user_model)
+
+
+def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None) -> PoplarExecutor:
+    """Return a compiled training or inference executor from a file that `save` or `compileAndExport` wrote.
+
+    Args:
+        edit_opts_fn: Changes the options before they are used; an offline target is forgotten already.
+
+    Raises:
+        AssertionError: The file is of another version, or holds no model.
+        Error: The file is damaged, or its model was saved by somebody else who is not trusted.
+    """
+    file = saving.read(filename)
+    if file.version != __version__:
+        raise AssertionError(f"Invalid file {filename}: version mismatch, {file.versions}.")
+    if saving.MODEL not in file.signed:
+        raise AssertionError(
+            f"{filename} is a valid PopTorch file but holds no model (export_model=False): wrap the model and call "
+            "the executor's loadExecutable()."
+        )
+    saved = file.pickled(saving.MODEL)
+    options: Options = saved["options"]
+    options.deleteIfExists("ipu_version")
+    if options.connection_type == ConnectionType.Never:
+        options.connectionType(ConnectionType.Always)
+    if edit_opts_fn is not None:
+        edit_opts_fn(options)
+    if file.training:
+        executor = trainingModel(saved["model"], options, saved["optimizer"])
+    else:
+        executor = inferenceModel(saved["model"], options)
+    if file.rng_state is not None:
+        executor._device_state.set_random(file.rng_state)
+    executor._compile(file.compiled_arguments(), file.give_to)
+    return executor
 
 
 def _user_model(model: Any) -> nn.Module:
@@ -86,10 +125,3 @@ def _frozen(options: Any) -> Optional[Options]:
         )
     options._freeze()
     return options
-
-
-def _pipelining_hint(options: Any) -> str:
-    strategy = options._execution_strategy
-    if isinstance(strategy, PipelinedExecution) and not isinstance(strategy, ShardedExecution):
-        return " To fill the pipeline in inference, use Options.deviceIterations instead."
-    return ""

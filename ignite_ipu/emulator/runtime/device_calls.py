@@ -39,24 +39,21 @@ class DeviceCalls:
         Args:
             given: The caller's tensors, which get what forward writes to its inputs.
         """
-        graph, arithmetic = program.graph, program.batching
+        graph, batching = program.graph, program.batching
         started = time.perf_counter()
         outputs = program.run(inputs)
-        if graph.written_inputs:
-            self._write_back(graph.written_inputs, inputs, given)
+        for place in graph.written_inputs:
+            if inputs[place].data_ptr() != given[place].data_ptr():
+                given[place].detach().copy_(inputs[place])
         seconds = time.perf_counter() - started
         self._anchored = program.anchored(outputs)
-        steps = (0, 0) if program.synthetic else (arithmetic.micro_batches, arithmetic.returned)
-        self.times = Times(len(graph.inputs), steps[0], len(outputs), steps[1], seconds)
-        self._meter.add_call(arithmetic.micro_batches, arithmetic.device_iterations if self._training else 0)
+        steps, returned = (0, 0) if program.synthetic else (batching.micro_batches, batching.returned)
+        self.times = Times(len(graph.inputs), steps, len(outputs), returned, seconds)
+        self._meter.add_call(batching.micro_batches, batching.device_iterations if self._training else 0)
         return program.returned(outputs)
 
     def anchored(self, short_name: str) -> torch.Tensor:
-        """Return an anchored tensor of the last call.
-
-        Raises:
-            AssertionError: There is none of that name.
-        """
+        """Return an anchored tensor of the last call."""
         if short_name not in self._anchored:
             raise AssertionError(
                 f"No tensor with name {short_name!r}: known after the last run are {sorted(self._anchored)}. "
@@ -71,12 +68,6 @@ class DeviceCalls:
             Error: An int64 input holds a value that the device's int32 has not; PopTorch would cut it silently.
         """
         return [self._sent(name, tensor) for name, tensor in zip(names, tensors)]
-
-    def _write_back(self, places: Sequence[int], sent: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
-        """Copy the inputs that forward modified in place into the caller's tensors, where they are not the same."""
-        for place in places:
-            if sent[place].data_ptr() != given[place].data_ptr():
-                given[place].detach().copy_(sent[place])
 
     def _sent(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:

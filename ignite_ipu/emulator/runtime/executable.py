@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.emulator.compiler.batching import Batching, narrowed
 from ignite_ipu.emulator.compiler.graph import Graph
 from ignite_ipu.emulator.runtime.random_stream import RandomStream
+from ignite_ipu.emulator.trace.number_formats import narrow
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
 Tensors = Sequence[torch.Tensor]
-
-
-class Step(Protocol):
-    """Training's addition to running a graph."""
-
-    def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
-        """Run one micro-batch forward and backward, and return what the graph returns."""
-
-    def update(self, iteration: int) -> None:
-        """Take one optimizer step, and start accumulating afresh."""
-
-    def forget_gradients(self) -> None:
-        """Start accumulating afresh without an update."""
+Results = Tuple[torch.Tensor, ...]
 
 
 class Executable:
@@ -38,11 +26,12 @@ class Executable:
         weights: Host values of the graph's weights, by name. The device gets its own copy.
         trainable: Names of the weights that gradients are computed for.
         buffers: Host values of the graph's buffers, by name.
-        replica_groups: The weights that differ between groups of replicas: their values have one slice a group.
+        groups: The weights that differ between groups of replicas: their values have one slice a group.
         random: The device's random stream.
 
     Attributes:
         arguments: For each replica, what the graph takes after a micro-batch of the inputs.
+        leaves: The tensors that autograd knows a weight by, one or one for each group of replicas, by name.
     """
 
     def __init__(
@@ -52,31 +41,35 @@ class Executable:
         weights: Mapping[str, torch.Tensor],
         trainable: Sequence[str],
         buffers: Mapping[str, torch.Tensor],
-        replica_groups: Mapping[str, ReplicaGroups],
+        groups: Mapping[str, ReplicaGroups],
         random: RandomStream,
     ) -> None:
         keep_freed_memory()
         self.graph = graph
         self.batching = batching
         self.random = random
-        self._groups = {name: replica_groups[name] for name in graph.weights if name in replica_groups}
+        self.grouped = groups
         self.weights = {name: _device_copy(self._from_host(name, value)) for name, value in weights.items()}
-        self._leaves = {name: self._leaf(name, name in trainable) for name in graph.weights}
         self.trainable = [name for name in graph.weights if name in trainable]
-        replicas = batching.replication_factor
+        self.leaves: Dict[str, List[torch.Tensor]] = {}
+        for name in graph.weights:
+            weight = self.weights[name]
+            values = [weight[group].detach() for group in range(groups[name].count)] if name in groups else [weight]
+            self.leaves[name] = [value.requires_grad_(name in trainable) for value in values]
+        replicas = range(batching.replication_factor)
         shared = {name: _device_copy(value) for name, value in buffers.items()}
         self.buffers: List[Dict[str, torch.Tensor]] = [
             {
                 name: _device_copy(value) if replica and name in graph.written_buffers else value
                 for name, value in shared.items()
             }
-            for replica in range(replicas)
+            for replica in replicas
         ]
-        self.arguments = [self._arguments_of(replica) for replica in range(replicas)]
+        self.arguments = [self._arguments_of(replica) for replica in replicas]
         self._written = [[own[name] for name in graph.written_buffers] for own in self.buffers]
         self._state_returned: Optional[Tuple[bool, ...]] = None
         self._is_one_pass = batching.micro_batches == 1 and not (graph.written_inputs or graph.written_buffers)
-        self._slots = [batching.slot_of(replica) for replica in range(replicas)]
+        self._slots = [batching.slot_of(replica) for replica in replicas]
 
     def infer(self, inputs: Tensors) -> List[torch.Tensor]:
         """Run one call's micro-batches forward and return what the graph returns, stacked as the output mode says."""
@@ -86,37 +79,51 @@ class Executable:
                 results = run(*inputs, *arguments[0])
                 return [narrowed(result.clone(memory_format=torch.contiguous_format)) for result in results]
         with torch.no_grad(), self.random.drawn():
-            return self._loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda iteration: None)
+            return self.loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda iteration: None)
 
-    def train(self, inputs: Tensors, step: Step) -> List[torch.Tensor]:
+    def loop(
+        self, inputs: Tensors, run: Callable[[Results, int], Results], update: Callable[[int], None]
+    ) -> List[torch.Tensor]:
         """Run one call: for each device iteration, all its micro-batches and then one update.
 
-        A call that fails in between has made the updates before that, and leaves no gradient behind.
+        Args:
+            run: Called with a micro-batch and the replica that it is for.
+            update: Called with the number of the iteration.
         """
-        drawn = contextlib.nullcontext() if self.random.used is False else self.random.drawn()
-        try:
-            with torch.enable_grad(), drawn:
-                return self._loop(inputs, step.run, step.update)
-        except BaseException:
-            step.forget_gradients()
-            for buffers in self._written:
-                _cut_from_history(buffers)
-            raise
+        batching, written_inputs = self.batching, self.graph.written_inputs
+        micro_batches = batching.cut(inputs)
+        steps = range(batching.gradient_accumulation)
+        kept: List[List[Results]] = []
+        position = 0
+        for iteration in range(batching.device_iterations):
+            for accumulation in steps:
+                collected: List[Results] = []
+                for replica, slot in enumerate(self._slots):
+                    batch = originals = micro_batches[position + slot]
+                    if written_inputs:
+                        batch = tuple(
+                            value.clone() if place in written_inputs else value for place, value in enumerate(batch)
+                        )
+                    collected.append(self._kept(run(batch, replica)))
+                    _cut_from_history(self._written[replica])
+                    for place in written_inputs:
+                        originals[place].copy_(batch[place].detach())
+                position += batching.slots
+                if batching.keeps(iteration, accumulation):
+                    kept.append(collected)
+            update(iteration)
+        outputs = len(kept[0][0])
+        return [batching.stack([[results[index] for results in step] for step in kept]) for index in range(outputs)]
 
-    def leaves(self, name: str) -> List[torch.Tensor]:
-        """Return the tensors that autograd knows a weight by: one, or one for each group of replicas."""
-        leaf = self._leaves[name]
-        return leaf if isinstance(leaf, list) else [leaf]
-
-    @property
-    def grouped(self) -> Mapping[str, ReplicaGroups]:
-        """The weights that differ between groups of replicas, by name."""
-        return self._groups
+    def forget_history(self) -> None:
+        """Let buffers that a failed call wrote to be values alone."""
+        for buffers in self._written:
+            _cut_from_history(buffers)
 
     def host_weight(self, name: str) -> torch.Tensor:
         """Return a weight as the host receives it."""
         value = self.weights[name].detach()
-        return self._groups[name].to_host(value) if name in self._groups else value
+        return self.grouped[name].to_host(value) if name in self.grouped else value
 
     def set_weights(self, values: Mapping[str, torch.Tensor]) -> None:
         """Overwrite weights with the host's values."""
@@ -131,37 +138,7 @@ class Executable:
                 for name, value in values.items():
                     own[name].copy_(value)
 
-    def _loop(
-        self, inputs: Tensors, run: Callable[[Tensors, int], Tuple[torch.Tensor, ...]], update: Callable[[int], None]
-    ) -> List[torch.Tensor]:
-        batching, written_inputs = self.batching, self.graph.written_inputs
-        micro_batches = batching.cut(inputs)
-        steps = range(batching.gradient_accumulation)
-        kept: List[List[Tuple[torch.Tensor, ...]]] = []
-        position = 0
-        for iteration in range(batching.device_iterations):
-            for accumulation in steps:
-                collected: List[Tuple[torch.Tensor, ...]] = []
-                for replica, slot in enumerate(self._slots):
-                    batch = micro_batches[position + slot]
-                    if written_inputs:
-                        originals = batch
-                        batch = tuple(
-                            value.clone() if place in written_inputs else value for place, value in enumerate(batch)
-                        )
-                    collected.append(self._kept(run(batch, replica)))
-                    _cut_from_history(self._written[replica])
-                    if written_inputs:
-                        for place in written_inputs:
-                            originals[place].copy_(batch[place].detach())
-                position += batching.slots
-                if batching.keeps(iteration, accumulation):
-                    kept.append(collected)
-            update(iteration)
-        outputs = len(kept[0][0])
-        return [batching.stack([[results[index] for results in step] for step in kept]) for index in range(outputs)]
-
-    def _kept(self, results: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
+    def _kept(self, results: Results) -> Results:
         """Return one micro-batch's results; weights and buffers among them as they are now, whatever comes after."""
         if self._state_returned is None:
             state = [*self.weights.values(), *(value for own in self.buffers for value in own.values())]
@@ -175,27 +152,16 @@ class Executable:
         )
 
     def _from_host(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        return self._groups[name].from_host(value) if name in self._groups else value
+        return self.grouped[name].from_host(value) if name in self.grouped else value
 
-    def _leaf(self, name: str, trainable: bool) -> Any:
-        groups = self._groups.get(name)
-        value = self.weights[name]
-        if groups is None:
-            return value.requires_grad_(trainable)
-        return [value[group].detach().requires_grad_(trainable) for group in range(groups.count)]
-
-    def _arguments_of(self, replica: int) -> Tuple[torch.Tensor, ...]:
-        weights = [
-            leaf[self._groups[name].group_of(replica)] if isinstance(leaf, list) else leaf
-            for name, leaf in self._leaves.items()
-        ]
-        buffers = [self.buffers[replica][name] for name in self.graph.buffers]
-        return (*weights, *buffers, *self.graph.constants)
+    def _arguments_of(self, replica: int) -> Tuple[Any, ...]:
+        own = {name: self.grouped[name].group_of(replica) for name in self.grouped}
+        weights = [leaves[own.get(name, 0)] for name, leaves in self.leaves.items()]
+        return (*weights, *(self.buffers[replica][name] for name in self.graph.buffers), *self.graph.constants)
 
 
 def _device_copy(value: torch.Tensor) -> torch.Tensor:
-    dtype = torch.float32 if value.dtype is torch.float64 else value.dtype
-    return value.detach().to(dtype, copy=True)
+    return value.detach().to(narrow(value.dtype), copy=True)
 
 
 def _cut_from_history(buffers: Tensors) -> None:

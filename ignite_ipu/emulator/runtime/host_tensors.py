@@ -34,9 +34,27 @@ class HostTensors:
 
         One that is gone, or has another shape, is left out with a warning: the program keeps the old one.
         """
-        parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
-        followed = _follow(self.parameters, parameters, self._reported)
-        return _follow(self.buffers, buffers, self._reported) or followed
+        followed = self._follow(self.parameters, dict(self._model.named_parameters()))
+        return self._follow(self.buffers, dict(self._model.named_buffers())) or followed
+
+    def _follow(self, own: Dict[str, Any], present: Mapping[str, torch.Tensor]) -> bool:
+        changed = False
+        for name, tensor in own.items():
+            replacement = present.get(name)
+            if replacement is tensor:
+                continue
+            if replacement is not None and plain(replacement).shape == plain(tensor).shape:
+                own[name], changed = replacement, True
+            elif name not in self._reported:
+                self._reported.add(name)
+                shape = None if replacement is None else tuple(plain(replacement).shape)
+                logger.warning(
+                    "%s %s since the model was compiled: the program goes on with the tensor that it was compiled "
+                    "with. Call destroy() and compile the model again.",
+                    name,
+                    "is gone" if shape is None else f"was replaced by one of shape {shape}",
+                )
+        return changed
 
 
 def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -56,22 +74,3 @@ def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def shares_memory(tensor: torch.Tensor) -> bool:
     """Tell whether elements of a tensor lie in the same memory as others of it, as those of an expanded one do."""
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride()))
-
-
-def _follow(own: Dict[str, Any], present: Mapping[str, torch.Tensor], reported: Set[str]) -> bool:
-    changed = False
-    for name, tensor in own.items():
-        replacement = present.get(name)
-        if replacement is tensor:
-            continue
-        if replacement is not None and plain(replacement).shape == plain(tensor).shape:
-            own[name], changed = replacement, True
-        elif name not in reported:
-            reported.add(name)
-            logger.warning(
-                "%s %s since the model was compiled: the program goes on with the tensor that it was compiled with. "
-                "Call destroy() and compile the model again.",
-                name,
-                "is gone" if replacement is None else f"was replaced by one of shape {tuple(plain(replacement).shape)}",
-            )
-    return changed

@@ -37,9 +37,6 @@ class AutomaticLossScaling:
         bin_edge: From which proportion of float16's range an element is large.
         threshold: Proportion of large elements above which the factor is halved.
         period: Updates between two looks at the count.
-
-    Raises:
-        Error: An argument is out of its range.
     """
 
     def __init__(self, bin_edge: float = 0.125, threshold: float = 1e-7, period: int = 1) -> None:
@@ -52,7 +49,7 @@ class AutomaticLossScaling:
         self._threshold = threshold
         self._period = period
         self._updates = 0
-        self._counts = torch.zeros(2, dtype=torch.float64)
+        self.forget()
 
     def look(self, gradients: Sequence[torch.Tensor]) -> None:
         """Count the elements of one micro-batch's gradients, scaled as the device has them."""
@@ -67,16 +64,12 @@ class AutomaticLossScaling:
         self._counts = torch.zeros(2, dtype=torch.float64)
 
     def after_update(self, scaling: float, reduce: Optional[Callable[[List[torch.Tensor]], None]] = None) -> float:
-        """Return the loss scaling of the next update.
-
-        Args:
-            scaling: The present one.
-            reduce: Adds up tensors over the other processes in place.
-        """
+        """Return the loss scaling of the next update; `reduce` adds up tensors over the other processes in place."""
         self._updates += 1
         if self._updates % self._period:
             return scaling
-        counts, self._counts = self._counts, torch.zeros(2, dtype=torch.float64)
+        counts = self._counts
+        self.forget()
         if reduce is not None:
             reduce([counts])
         large, total = counts.tolist()
@@ -88,11 +81,7 @@ class AutomaticLossScaling:
 
 
 def from_options(options: Options) -> Optional[AutomaticLossScaling]:
-    """Return the automatic loss scaling that the options ask for; None when they do not.
-
-    Raises:
-        Error: One of its settings is out of range.
-    """
+    """Return the automatic loss scaling that the options ask for; None when they do not."""
     value = options._Popart._value
     if not enabled(options):
         return None

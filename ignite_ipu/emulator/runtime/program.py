@@ -8,21 +8,21 @@ import itertools
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ignite_ipu.emulator.compiler import batching
 from ignite_ipu.emulator.compiler.graph import Graph, dump, on_the_host
 from ignite_ipu.emulator.compiler.inductor import compiled as torch_compiled
 from ignite_ipu.emulator.compiler.inductor import wanted as torch_compile_wanted
 from ignite_ipu.emulator.compiler.placement import Placement
-from ignite_ipu.emulator.compiler.stochastic_rounding import store_stochastically
 from ignite_ipu.emulator.compiler.tracing import tensors_by_name, trace
 from ignite_ipu.emulator.device.device import Device, Meter, acquire
-from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error, python_error
+from ignite_ipu.emulator.files.cache import Lookup
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.description import OptimizerDescription
 from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import loss_scaling
 from ignite_ipu.emulator.runtime.compiled_step import CompiledStep, CompiledTraining
@@ -30,8 +30,8 @@ from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.runtime.random_stream import RandomStream
 from ignite_ipu.emulator.runtime.report import report_for
-from ignite_ipu.emulator.runtime.training_step import Optimizer, TrainingStep, reducer
-from ignite_ipu.emulator.trace import number_formats, precision
+from ignite_ipu.emulator.runtime.training_step import TrainingStep, reducer, store_for
+from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.explanations import without_half_kernel
 from ignite_ipu.emulator.values.arguments import Arguments
@@ -45,33 +45,17 @@ _SEEDS = itertools.count(42)
 
 
 class OptimizerSource(Protocol):
-    """Source of the program's optimizer."""
+    """Source of the program's optimizer, as it was last read: the executor's, which lies above."""
+
+    description: OptimizerDescription
 
     def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse an optimizer over parameters that are not the model's."""
 
     def on_device(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        parameters: Mapping[str, nn.Parameter],
-        per_replica: Mapping[str, ReplicaGroups],
-        store: foreach.Store,
-    ) -> Optimizer:
+        self, executable: Executable, parameters: Mapping[str, nn.Parameter], store: foreach.Store
+    ) -> DeviceOptimizer:
         """Return the optimizer that updates these weights, its state as the host last knew it."""
-
-    @property
-    def description(self) -> OptimizerDescription:
-        """The optimizer as it was last read."""
-
-
-class Cache(Protocol):
-    """Values that earlier compiles of the same program have computed."""
-
-    def fold(self, capture: Capture) -> Dict[fx.Node, torch.Tensor]:
-        """Return the values of nodes that depend on constants alone."""
-
-    def store(self, graph: Graph) -> None:
-        """Keep what this compile has computed."""
 
 
 class DeviceProgram:
@@ -95,7 +79,7 @@ class DeviceProgram:
         optimizer: Optional[OptimizerSource],
         per_replica: Mapping[str, Setting],
         meter: Meter,
-        cache: Optional[Cache] = None,
+        cache: Optional[Lookup] = None,
     ) -> None:
         self.arguments = arguments.frozen()
         self.batching = batching.from_options(options)
@@ -132,8 +116,14 @@ class DeviceProgram:
         self._device: Optional[Device] = None
         self._host_versions: Dict[str, int] = {}
         self._edits_reported = False
-        self._returned_again = _repeated(self.graph.positions)
-        self.needs_ipu = training or _works_on_ipu(self.graph)
+        graph, places = self.graph, [place for place in self.graph.positions if place is not None]
+        # Outputs that are another one's tensor: what the caller writes into one must not show in the other.
+        self._returned_again = [
+            index
+            for index, place in enumerate(graph.positions)
+            if place is not None and graph.positions.index(place) != index
+        ]
+        self.needs_ipu = training or bool(places or graph.extras or graph.written_inputs or graph.written_buffers)
 
     def follow_model(self) -> bool:
         """Take over tensors that the model has in the place of those compiled for, and tell whether there are any."""
@@ -205,12 +195,17 @@ class DeviceProgram:
     def _run(self, executable: Executable, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
         if self.synthetic:
             with self.random.drawn():
-                inputs = [_synthetic(value) for value in inputs]
+                # Normal numbers, or zeros where they are indices.
+                inputs = [
+                    torch.randn_like(value) if value.is_floating_point() else torch.zeros_like(value)
+                    for value in inputs
+                ]
         step = self._step
+        run = executable.infer if step is None else step.train
         if self.report is None:
-            return executable.infer(inputs) if step is None else executable.train(inputs, step)
+            return run(inputs)
         with self.report.profiled(self, executable, step):
-            return executable.infer(inputs) if step is None else executable.train(inputs, step)
+            return run(inputs)
 
     def upload(self) -> None:
         """Copy parameters and buffers from the host to the device."""
@@ -309,7 +304,7 @@ class DeviceProgram:
         return [f"{kind}{name}" for name in self._trained for kind in _OF_UPDATES]
 
     def _traced(
-        self, model: nn.Module, arguments: Arguments, per_replica: Sequence[str], cache: Optional[Cache]
+        self, model: nn.Module, arguments: Arguments, per_replica: Sequence[str], cache: Optional[Lookup]
     ) -> Tuple[Graph, Capture]:
         try:
             return trace(
@@ -340,8 +335,19 @@ class DeviceProgram:
         for check in self.capture.checks:
             check(self.graph.structure, self._options, self.placement)
         self._check_buffers()
-        self._check_updatable_buffers()
-        self._check_anchors()
+        for name in self._options._Popart._value("updatableNamedBuffers", []):
+            if name not in self._host.buffers:
+                raise backend_error(
+                    f"updatableNamedBuffers names {name!r}, which is no buffer of the model. Its buffers are "
+                    f"{list(self._host.buffers)}."
+                )
+        known = self.update_tensors()
+        for name in self._anchors.values():
+            if name.startswith(_OF_UPDATES) and name not in known:
+                raise backend_error(
+                    f"Unknown tensor to anchor: {name!r}. Gradients and updated weights exist in training, for the "
+                    f"parameters that are trained: {list(self._trained)}."
+                )
 
     def _replica_groups(self, per_replica: Mapping[str, Setting]) -> Dict[str, ReplicaGroups]:
         found = {
@@ -353,26 +359,10 @@ class DeviceProgram:
         return found
 
     def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
-        options = self._options
-        store = store_stochastically if self.precision.stochastic_rounding else foreach.store_nearest
         kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else TrainingStep
-        step = kind(
-            executable,
-            source.on_device(
-                {name: executable.weights[name] for name in executable.trainable},
-                {name: self._host.compiled[name] for name in executable.trainable},
-                per_replica=executable.grouped,
-                store=store,
-            ),
-            ReductionType(options.Training.accumulation_and_replication_reduction_type),
-            MeanReductionStrategy(options.Training.meanAccumulationAndReplicationReductionStrategy),
-            source.description.accum_type,
-            self.batching.replication_factor * options.Distributed.numProcesses,
-            self._reduce,
-            loss_scaling.from_options(options),
-            check=precision.check_finite if self.precision.floating_point_exceptions else None,
-            store=store,
-        )
+        optimizer = source.on_device(executable, self._host.compiled, store_for(self.precision))
+        accum_type = source.description.accum_type
+        step = kind(executable, optimizer, accum_type, self._options, self.precision, self._reduce)
         step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
         return step
 
@@ -394,8 +384,8 @@ class DeviceProgram:
         return weights, {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
 
     def _versions(self) -> Dict[str, int]:
-        weights = {name: version(self._host.parameters[name]) for name in self.graph.weights}
-        return {**weights, **{name: version(self._host.buffers[name]) for name in self.graph.buffers}}
+        host = {**self._host.parameters, **self._host.buffers}
+        return {name: version(host[name]) for name in (*self.graph.weights, *self.graph.buffers)}
 
     def _check_buffers(self) -> None:
         shared = self.batching.group_size < self.batching.replication_factor and self._options.broadcast_buffers
@@ -411,23 +401,6 @@ class DeviceProgram:
                 raise backend_error(
                     f"The model modifies the buffer {name}, of shape {tuple(host.shape)} and strides {host.stride()}: "
                     "elements of it share memory, which those of a tensor on the IPU do not. Register a .clone() of it."
-                )
-
-    def _check_updatable_buffers(self) -> None:
-        for name in self._options._Popart._value("updatableNamedBuffers", []):
-            if name not in self._host.buffers:
-                raise backend_error(
-                    f"updatableNamedBuffers names {name!r}, which is no buffer of the model. Its buffers are "
-                    f"{list(self._host.buffers)}."
-                )
-
-    def _check_anchors(self) -> None:
-        known = self.update_tensors()
-        for name in self._anchors.values():
-            if name.startswith(_OF_UPDATES) and name not in known:
-                raise backend_error(
-                    f"Unknown tensor to anchor: {name!r}. Gradients and updated weights exist in training, for the "
-                    f"parameters that are trained: {list(self._trained)}."
                 )
 
     @property
@@ -448,24 +421,6 @@ class DeviceProgram:
 def _size(tensors: Iterable[torch.Tensor]) -> int:
     """Return how many bytes tensors take; `Tensor.nbytes` came with PyTorch 2.1."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _repeated(positions: Sequence[Optional[int]]) -> List[int]:
-    """Return which outputs are another one's tensor: what the caller writes into one must not show in the other."""
-    first: Dict[Optional[int], int] = {}
-    return [
-        index for index, place in enumerate(positions) if first.setdefault(place, index) != index and place is not None
-    ]
-
-
-def _works_on_ipu(graph: Graph) -> bool:
-    returns = any(place is not None for place in graph.positions)
-    return returns or bool(graph.extras or graph.written_inputs or graph.written_buffers)
-
-
-def _synthetic(value: torch.Tensor) -> torch.Tensor:
-    """Return what the device makes up in the place of an input: normal numbers, or zeros where they are indices."""
-    return torch.randn_like(value) if value.is_floating_point() else torch.zeros_like(value)
 
 
 def options_name(options: Options, training: bool) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -93,18 +92,10 @@ class Report:
             row: The line of the timeline.
             facts: What else is known of it.
         """
-        self._events.append(
-            {
-                "name": name,
-                "cat": row,
-                "ph": "X",
-                "ts": start * 1e6,
-                "dur": (time.perf_counter() - start) * 1e6,
-                "pid": process,
-                "tid": self._rows.setdefault((process, row), len(self._rows)),
-                "args": facts,
-            }
-        )
+        duration = time.perf_counter() - start
+        line = self._rows.setdefault((process, row), len(self._rows))
+        event = {"name": name, "cat": row, "ph": "X", "ts": start * 1e6, "dur": duration * 1e6, "pid": process}
+        self._events.append({**event, "tid": line, "args": facts})
 
     @contextlib.contextmanager
     def host_call(self, name: str) -> Iterator[None]:
@@ -130,15 +121,16 @@ class Report:
             return
         self._profiled = True
         graph = executable.graph
-        executable.graph = dataclasses.replace(graph, run=_TimedGraph(program, self).run)
-        for part in _PARTS if step is not None else ():
+        executable.graph = dataclasses.replace(graph, run=_timed_run(program, self))
+        parts = () if step is None else _PARTS
+        for part in parts:
             # Instance attributes hide the methods until they are deleted again.
             setattr(step, part, self._timed(part, getattr(step, part), program.placement.ipus_per_replica))
         try:
             yield
         finally:
             executable.graph = graph
-            for part in _PARTS if step is not None else ():
+            for part in parts:
                 delattr(step, part)
 
     def write(self, program: Reported, counters: Counters, seconds: float) -> None:
@@ -150,17 +142,14 @@ class Report:
         self._written = True
         try:
             os.makedirs(self.directory, exist_ok=True)
-            self._write(PROFILE, self._profile(program, counters, seconds))
-            self._write(TIMELINE, {"traceEvents": [*self._events, *self._names()], "displayTimeUnit": "ms"})
+            timeline = {"traceEvents": [*self._events, *self._names()], "displayTimeUnit": "ms"}
+            for name, content in ((PROFILE, self._profile(program, counters, seconds)), (TIMELINE, timeline)):
+                with open(os.path.join(self.directory, name), "w", encoding="utf-8") as file:
+                    json.dump(content, file, indent=1, default=str)
         except OSError as error:
             logger.warning("The report could not be written to %s: %s.", self.directory, error)
 
-    def _write(self, name: str, content: Any) -> None:
-        with open(os.path.join(self.directory, name), "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, default=str)
-
     def _timed(self, part: str, function: Callable[..., None], ipus_per_replica: int) -> Callable[..., None]:
-        @functools.wraps(function)
         def timed(*arguments: Any) -> None:
             start = time.perf_counter()
             function(*arguments)
@@ -214,39 +203,37 @@ class Report:
             yield {"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": row}}
 
 
-class _TimedGraph:
-    """A program's graph with a clock around each operator."""
+def _timed_run(program: Reported, report: Report) -> Callable[..., Any]:
+    """Return what runs a program's graph with a clock around each operator; the replicas take turns."""
+    graph = program.graph
+    names: Dict[str, Any] = dict(graph.run.__globals__)
+    nodes = {node.name: node for node in graph.nodes.nodes}
+    micro_batch = -1
 
-    def __init__(self, program: Reported, report: Report) -> None:
-        self._program, self._report = program, report
-        self._micro_batch = -1
-        graph = program.graph
-        names = dict(getattr(graph.run, "__globals__", {}))
-        nodes = {node.name: node for node in graph.nodes.nodes}
-        # Each operator is called through a name of its own in the generated text.
-        for node_name, kernel_name in _CALL.findall(graph.source):
-            names[kernel_name] = self._timed(nodes[node_name], names[kernel_name])
-        exec(compile(graph.source, "<timed graph>", "exec"), names)  # the text that the compiler made
-        self._run = names["run"]
-
-    def run(self, *arguments: Any) -> Any:
-        """Run one micro-batch; the replicas take turns."""
-        self._micro_batch += 1
-        return self._run(*arguments)
-
-    def _timed(self, node: fx.Node, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        if "operator" not in node.meta:
-            return kernel
-        site, program = node.meta["site"], self._program
+    def timed(node: fx.Node, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        site = node.meta["site"]
         row = f"phase {site.phase}" if site.stage < 0 else f"stage {site.stage}"
         facts = {"node": node.name, "block": site.block, "scope": node.meta["scope"], "source": node.meta["source"]}
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = kernel(*args, **kwargs)
-            replica = self._micro_batch % program.batching.replication_factor
+            replica = micro_batch % program.batching.replication_factor
             process = 1 + replica * program.placement.ipus_per_replica + max(site.ipu, 0)
-            self._report.add(node.meta["operator"], start, process, row, **facts, micro_batch=self._micro_batch)
+            report.add(node.meta["operator"], start, process, row, **facts, micro_batch=micro_batch)
             return result
 
-        return timed
+        return call
+
+    # Each operator is called through a name of its own in the generated text.
+    for node_name, kernel_name in _CALL.findall(graph.source):
+        if "operator" in nodes[node_name].meta:
+            names[kernel_name] = timed(nodes[node_name], names[kernel_name])
+    exec(compile(graph.source, "<timed graph>", "exec"), names)  # the text that the compiler made
+
+    def run(*arguments: Any) -> Any:
+        nonlocal micro_batch
+        micro_batch += 1
+        return names["run"](*arguments)
+
+    return run

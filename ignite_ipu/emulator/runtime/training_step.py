@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from typing import Callable, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ignite_ipu.emulator.compiler.saved_values import SavedValues
+from ignite_ipu.emulator.compiler.stochastic_rounding import store_stochastically
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
+from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.runtime import loss_scaling
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import shares_memory
-from ignite_ipu.emulator.runtime.loss_scaling import AutomaticLossScaling
+from ignite_ipu.emulator.trace.precision import Precision, check_finite
 
 Reduce = Callable[[List[torch.Tensor]], None]
-
-
-class Optimizer(Protocol):
-    """The part of the optimizer that lives on the device."""
-
-    @property
-    def loss_scaling(self) -> float:
-        """The factor on the loss gradient."""
-
-    def adapt_loss_scaling(self, value: float) -> None:
-        """Make another loss scaling the one in force."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of its state."""
-
-    def update(self, grads: Sequence[Optional[torch.Tensor]]) -> None:
-        """Update the weights in place from their reduced, unscaled gradients."""
 
 
 class TrainingStep:
@@ -47,54 +34,47 @@ class TrainingStep:
     all replicas in turn.
 
     Args:
-        optimizer: The optimizer on the device.
-        reduction: Whether gradients are averaged or added up over accumulation steps and replicas.
-        strategy: When a mean divides.
         accum_type: Type in which gradients accumulate.
-        replicas: Replicas of all processes that the gradient is reduced over.
         reduce: Adds up gradients over the other processes in place; None when this is the only one.
-        scaling: Adapts the loss scaling; None leaves it to the user.
-        check: Looks for values that no exception-free arithmetic makes; called with a description and tensors.
-        store: How gradients become float16 where they accumulate in it.
 
     Attributes:
         loss_scaling: The one of the last update.
+        gradients: What the last update took, by weight, if `keep_gradients` is set.
     """
 
     def __init__(
         self,
         executable: Executable,
-        optimizer: Optimizer,
-        reduction: ReductionType,
-        strategy: MeanReductionStrategy,
+        optimizer: DeviceOptimizer,
         accum_type: torch.dtype,
-        replicas: int,
+        options: Options,
+        precision: Precision,
         reduce: Optional[Reduce],
-        scaling: Optional[AutomaticLossScaling] = None,
-        check: Optional[Callable[[str, Sequence[torch.Tensor]], None]] = None,
-        store: foreach.Store = foreach.store_nearest,
     ) -> None:
         self._executable = executable
         self.optimizer = optimizer
         self._reduce = reduce
-        self._scaling = scaling
-        self._check = check
-        self._store = store
+        self._scaling = loss_scaling.from_options(options)
+        self._check = check_finite if precision.floating_point_exceptions else None
+        self._store = store_for(precision)
         batching, graph = executable.batching, executable.graph
         assert graph.loss is not None
         self._loss = graph.loss
         self._saved = SavedValues(graph)
         self._names = executable.trainable
         self._grouped = any(name in executable.grouped for name in self._names)
-        self._leaves = tuple(leaf for name in self._names for leaf in executable.leaves(name))
+        self._leaves = tuple(leaf for name in self._names for leaf in executable.leaves[name])
         half = any(leaf.dtype is torch.float16 for leaf in self._leaves)
-        if scaling is not None and not half:
+        if self._scaling is not None and not half:
             logger.warning(
                 "Automatic loss scaling: no trainable weight is of type float16, the scaling stays as it is."
             )
-        mean = reduction is ReductionType.Mean
+        training = options.Training
+        mean = ReductionType(training.accumulation_and_replication_reduction_type) is ReductionType.Mean
+        replicas = batching.replication_factor * options.Distributed.numProcesses
         self._share = 1.0 / (batching.gradient_accumulation * replicas) if mean else 1.0
         self._accum_type = accum_type
+        strategy = MeanReductionStrategy(training.meanAccumulationAndReplicationReductionStrategy)
         self._running = mean and strategy is MeanReductionStrategy.Running and accum_type is torch.float16
         # Folding the share into the loss gradient costs nothing; half precision would lose bits there. Where gradients
         # are shown, they are those of the micro-batch alone.
@@ -107,6 +87,23 @@ class TrainingStep:
         self.loss_scaling = optimizer.loss_scaling
         self.gradients: Dict[str, torch.Tensor] = {}
         self.keep_gradients = False
+
+    def train(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """Run one call and return what the graph returns, stacked as the output mode says.
+
+        A call that fails in between has made the updates before that, and leaves no gradient behind.
+        """
+        random = self._executable.random
+        drawn = contextlib.nullcontext() if random.used is False else random.drawn()
+        try:
+            with torch.enable_grad(), drawn:
+                return self._executable.loop(inputs, self.run, self.update)
+        except BaseException:
+            self._sums, self._added = [], 0
+            if self._scaling is not None:
+                self._scaling.forget()
+            self._executable.forget_history()
+            raise
 
     def run(self, batch: Sequence[torch.Tensor], replica: int) -> Tuple[torch.Tensor, ...]:
         """Run one micro-batch forward and backward, and return what the graph returns."""
@@ -135,7 +132,14 @@ class TrainingStep:
             self._scaling.look(gradients)
         if not self._foldable:
             gradients = tuple(self._to_accumulate(gradient) for gradient in gradients)
-        self._accumulate(gradients)
+        self._added += 1
+        if not self._sums:
+            self._sums = self._separate(gradients)
+        elif gradients and self._accum_type is torch.float16:
+            keep, gain = ((self._added - 1) / self._added, 1 / self._added) if self._running else (1.0, 1.0)
+            foreach.decay(self._sums, keep, foreach.widened(gradients), gain, self._store)
+        elif gradients:
+            torch._foreach_add_(self._sums, gradients)
 
     def update(self, iteration: int) -> None:
         """Reduce the accumulated gradients, take one optimizer step, and start accumulating afresh."""
@@ -163,42 +167,19 @@ class TrainingStep:
             if self._scaling is not None:
                 self.optimizer.adapt_loss_scaling(self._scaling.after_update(self.optimizer.loss_scaling, self._reduce))
 
-    def forget_gradients(self) -> None:
-        """Start accumulating afresh without an update."""
-        self._sums, self._added = [], 0
-        if self._scaling is not None:
-            self._scaling.forget()
-
     def _gradients(self, loss: torch.Tensor, start: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         if self._used is not None and not self._grouped:
             return torch.autograd.grad([loss], self._leaves, [start])
         found: Sequence[Optional[torch.Tensor]] = torch.autograd.grad([loss], self._leaves, [start], allow_unused=True)
         if self._used is None:
-            self._used = self._reached(found)
+            # The loss depends on a parameter if it does on one group's value.
+            remaining = iter(found)
+            own = [[next(remaining) is not None for _ in self._executable.leaves[name]] for name in self._names]
+            self._used = tuple(used for each in own for used in [any(each)] * len(each))
             self._leaves = tuple(itertools.compress(self._leaves, self._used))
             found = tuple(itertools.compress(found, self._used))
         # A replica reaches the value of its own group only.
         return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, self._leaves))
-
-    def _reached(self, found: Sequence[Optional[torch.Tensor]]) -> Tuple[bool, ...]:
-        """Tell for each leaf whether the loss depends on its parameter: all groups' values are alike in this."""
-        remaining = iter(found)
-        reached: List[bool] = []
-        for name in self._names:
-            own = [next(remaining) is not None for _ in self._executable.leaves(name)]
-            reached += [any(own)] * len(own)
-        return tuple(reached)
-
-    def _accumulate(self, gradients: Tuple[torch.Tensor, ...]) -> None:
-        self._added += 1
-        if not self._sums:
-            self._sums = self._separate(gradients)
-        elif gradients and self._accum_type is torch.float16:
-            mean = self._running
-            keep, gain = ((self._added - 1) / self._added, 1 / self._added) if mean else (1.0, 1.0)
-            foreach.decay(self._sums, keep, foreach.widened(gradients), gain, self._store)
-        elif gradients:
-            torch._foreach_add_(self._sums, gradients)
 
     def _to_accumulate(self, gradient: torch.Tensor) -> torch.Tensor:
         if gradient.dtype is self._accum_type or self._accum_type is not torch.float16:
@@ -211,7 +192,13 @@ class TrainingStep:
         """Return the gradients in memory that may be written to: autograd gives `a` and `b` of `a + b` the same."""
         separate = list(gradients)
         if self._shared is None or self._grouped:
-            self._shared = _shared_memory(gradients)
+            seen: Set[int] = set()
+            self._shared = []
+            for index, tensor in enumerate(gradients):
+                memory = tensor.untyped_storage().data_ptr()
+                if memory in seen or shares_memory(tensor):
+                    self._shared.append(index)
+                seen.add(memory)
         for index in self._shared:
             separate[index] = gradients[index].clone(memory_format=torch.contiguous_format)
         return separate
@@ -223,24 +210,17 @@ class TrainingStep:
         used, remaining = iter(self._used), iter(sums)
         gradients: List[Optional[torch.Tensor]] = []
         for name in self._names:
-            parts = [next(remaining) for _ in self._executable.leaves(name) if next(used)]
-            if not parts:
-                gradients.append(None)
+            parts = [next(remaining) for _ in self._executable.leaves[name] if next(used)]
+            if parts and name in self._executable.grouped:
+                gradients.append(torch.stack(parts))
             else:
-                gradients.append(torch.stack(parts) if name in self._executable.grouped else parts[0])
+                gradients.append(parts[0] if parts else None)
         return gradients
 
 
-def _shared_memory(tensors: Sequence[torch.Tensor]) -> List[int]:
-    """Return which tensors share memory with an earlier one, or among their own elements."""
-    seen: Set[int] = set()
-    shared: List[int] = []
-    for index, tensor in enumerate(tensors):
-        memory = tensor.untyped_storage().data_ptr()
-        if memory in seen or shares_memory(tensor):
-            shared.append(index)
-        seen.add(memory)
-    return shared
+def store_for(precision: Precision) -> foreach.Store:
+    """Return what rounds float32 values to float16 as the options say."""
+    return store_stochastically if precision.stochastic_rounding else foreach.store_nearest
 
 
 def reducer(processes: int) -> Optional[Reduce]:

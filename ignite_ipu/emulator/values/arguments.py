@@ -92,9 +92,10 @@ class Arguments:
 
 
 class Signature:
-    """The parameters of a model's forward."""
+    """The parameters of a model's forward, or of a function."""
 
-    def __init__(self, forward: Any) -> None:
+    def __init__(self, model: Any) -> None:
+        forward = model.forward if isinstance(model, nn.Module) else model
         self._parameters: List[inspect.Parameter] = list(inspect.signature(forward).parameters.values())
         self._positional = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
         self._names = [parameter.name for parameter in self._parameters]
@@ -350,8 +351,3 @@ class CallableModel(nn.Module):
 def traced_module(model: Any) -> nn.Module:
     """Return the module that an executor traces: a shallow copy, sharing everything but the model's own attributes."""
     return copy.copy(model) if isinstance(model, nn.Module) else CallableModel(model)
-
-
-def signature_of(model: Any) -> Signature:
-    """Return the parameters that a call of the model takes."""
-    return Signature(model.forward if isinstance(model, nn.Module) else model)
