@@ -102,24 +102,19 @@ class CompiledUpdate:
         for batch in batches:
             for operation in batch.operations:
                 operation.finish(keeps is not None and keeps(operation))
-        beside = []
+        beside: List[Operation] = []
         for place, number, value in needed:
             value.take(_part(outputs[self.returned[place]], value.shape.size, number, len(batches)))
-            for reference in value.consumers:
-                consumer = reference()
-                if consumer is not None and not consumer.done:
-                    beside.append(consumer)
+            beside += [each for each in value.readers() if not each.done]
         if beside:
             # They are computed when somebody asks, and the loop may fill its memory again before that.
-            keep_inputs(beside, {})
+            keep_inputs(beside)
         CLOCK.settled = CLOCK.now
 
 
 def needed_values(batches: Sequence[MicroBatch]) -> List[Needed]:
     """Return the values that somebody may ask for after an update."""
-    device: Dict[Operation, None] = {}
-    for batch in batches:
-        device.update(dict.fromkeys(batch.operations))
+    device = {operation for batch in batches for operation in batch.operations}
     needed = []
     for number, batch in enumerate(batches):
         for position, operation in enumerate(batch.operations):

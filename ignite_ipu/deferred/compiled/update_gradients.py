@@ -76,7 +76,7 @@ class UpdateGradients:
         """Tell whether the coming update has to bring them back, for code that reads them or for a norm."""
         for norm in () if self.wanted else self._norms:
             value = norm.value()
-            if value is not None and value.is_needed(()):
+            if value is not None and value.is_needed(set()):
                 self.want(str(value.operation.line))
         return self.wanted
 

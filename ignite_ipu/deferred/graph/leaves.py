@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
@@ -19,31 +20,23 @@ _META = torch.device("meta")
 _is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
 
 
+@dataclasses.dataclass(eq=False)
 class Shape:
     """Properties of a tensor that has not been computed.
 
     Attributes:
-        size, stride, dtype: As of the tensor.
         requires_grad: Whether it depends on trainable weights.
         aliases: Whether it may share its memory with what it was computed from.
     """
 
-    __slots__ = ("aliases", "dtype", "key", "requires_grad", "size", "stride")
+    size: Tuple[int, ...]
+    stride: Tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    aliases: bool = False
 
-    def __init__(
-        self,
-        size: Tuple[int, ...],
-        stride: Tuple[int, ...],
-        dtype: torch.dtype,
-        requires_grad: bool,
-        aliases: bool = False,
-    ) -> None:
-        self.size = size
-        self.stride = stride
-        self.dtype = dtype
-        self.requires_grad = requires_grad
-        self.aliases = aliases
-        self.key = (size, stride, dtype, requires_grad)
+    def __post_init__(self) -> None:
+        self.key = (self.size, self.stride, self.dtype, self.requires_grad)
 
     @classmethod
     def of(cls, tensor: torch.Tensor, requires_grad: bool, aliases: bool = False) -> Shape:
@@ -119,11 +112,7 @@ class Input:
         self._version = self.tensor._version
 
     def belong(self, parameter: str, model: Captured, line: Line) -> None:
-        """Be a weight again, for a loss that was computed from the copy at a line.
-
-        Raises:
-            CaptureError: The weight has other values by now.
-        """
+        """Be a weight again, for a loss that was computed from the copy at a line; refuse one with other values."""
         assert self.weight is not None
         model.show_weights(())
         if not torch.equal(plain(self.weight), self.tensor):
@@ -140,9 +129,6 @@ class Input:
         Args:
             line: Where it was recorded.
             late: Whether the host computes with it, for somebody who reads a value that is no part of the loss.
-
-        Raises:
-            CaptureError: It was.
         """
         if self.parameter is not None:
             return

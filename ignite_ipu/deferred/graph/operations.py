@@ -6,9 +6,24 @@ the device returns, when somebody asks for it.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import weakref
-from typing import Any, Callable, Container, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    Any,
+    Callable,
+    Container,
+    Dict,
+    Hashable,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    TypeVar,
+)
 
 import torch
 
@@ -30,11 +45,16 @@ __all__ = [
     "keep_inputs",
     "keep_weights",
     "name_of",
+    "reached",
+    "replayed",
+    "shown_input",
 ]
 
+_T = TypeVar("_T")
 by_number: Callable[[Operation], int] = operator.attrgetter("number")
 
 
+@dataclasses.dataclass
 class _Clock:
     """Numbers operations in the order of their calls, and remembers how far values are known.
 
@@ -44,14 +64,23 @@ class _Clock:
             it depends on values that nobody had then, so it is not known now.
     """
 
-    __slots__ = ("now", "settled")
-
-    def __init__(self) -> None:
-        self.now = 0
-        self.settled = 0
+    now: int = 0
+    settled: int = 0
 
 
 CLOCK = _Clock()
+
+
+def reached(start: Iterable[_T], following: Callable[[_T], Iterable[_T]]) -> Dict[_T, None]:
+    """Return what is reached from where it starts, itself included, by what follows each."""
+    found = dict.fromkeys(start)
+    waiting = list(found)
+    while waiting:
+        for each in following(waiting.pop()):
+            if each not in found:
+                found[each] = None
+                waiting.append(each)
+    return found
 
 
 class Value:
@@ -107,15 +136,13 @@ class Value:
         dtype = self.shape.dtype
         self.tensor = tensor if tensor.dtype is dtype else tensor.to(dtype)
 
-    def is_needed(self, device: Container[Operation]) -> bool:
+    def is_needed(self, device: Set[Operation]) -> bool:
         """Tell whether somebody besides the operations on the device may ask for this value."""
-        if self.handle() is not None:
-            return True
-        for consumer in self.consumers:
-            operation = consumer()
-            if operation is not None and operation not in device:
-                return True
-        return False
+        return self.handle() is not None or not device.issuperset(self.readers())
+
+    def readers(self) -> List[Operation]:
+        """Return the operations that read it and that somebody still has."""
+        return [operation for operation in [consumer() for consumer in self.consumers] if operation is not None]
 
 
 def keep_weights(models: Container[Captured]) -> None:
@@ -138,7 +165,7 @@ class ModesThen(NamedTuple):
         parts: The modules and their hooks.
     """
 
-    of: object
+    of: Any
     training: List[bool]
     trained: List[bool]
     names: List[str]
@@ -158,6 +185,7 @@ class ModesThen(NamedTuple):
         return f"Python values that its code reads have changed ({', '.join(dict.fromkeys(names)) or 'others'})"
 
 
+@dataclasses.dataclass(eq=False)
 class CallSignature:
     """Common part of all calls of one kind; calls are of one kind if they have the same signature object.
 
@@ -167,40 +195,27 @@ class CallSignature:
         grad: Whether gradients are enabled.
         result: What surrounds the tensors of the result.
         shapes: What these tensors look like.
-        single: Whether the result is one tensor and nothing else.
-        aliases: Whether some of the result may share memory with an argument.
         modes: The modes of the captured model that is called; None for a function.
         writes: Names of the buffers that the call of a captured model writes into.
         draws: Whether the call of a captured model draws random numbers.
         warned: Whether somebody was told that it draws them in two programs.
+        single: Whether the result is one tensor and nothing else.
+        aliases: Whether some of the result may share memory with an argument.
     """
 
-    __slots__ = (
-        *("aliases", "draws", "function", "grad", "modes", "result", "shapes", "single", "structure", "warned"),
-        "writes",
-    )
+    function: Optional[Callable[..., Any]]
+    structure: Structure
+    grad: bool
+    result: Structure
+    shapes: Sequence[Shape]
+    modes: Optional[ModesThen] = None
+    writes: Sequence[str] = ()
+    draws: bool = False
+    warned: bool = False
 
-    def __init__(
-        self,
-        function: Optional[Callable[..., Any]],
-        structure: Structure,
-        grad: bool,
-        result: Structure,
-        shapes: Sequence[Shape],
-        modes: Optional[ModesThen] = None,
-        writes: Sequence[str] = (),
-        draws: bool = False,
-    ) -> None:
-        self.function = function
-        self.structure = structure
-        self.grad = grad
-        self.result = result
-        self.shapes = tuple(shapes)
-        self.single = result.is_leaf
-        self.aliases = any(shape.aliases for shape in shapes)
-        self.modes = modes
-        self.writes = tuple(writes)
-        self.draws, self.warned = draws, False
+    def __post_init__(self) -> None:
+        self.single = self.result.is_leaf
+        self.aliases = any(shape.aliases for shape in self.shapes)
 
 
 USES: weakref.WeakSet[Operation] = weakref.WeakSet()
@@ -264,9 +279,15 @@ class Operation:
         return "the model" if self.signature.function is None else name_of(self.signature.function)
 
     @property
+    def values(self) -> List[Value]:
+        """Values of its results that somebody still has."""
+        return [value for value in [result() for result in self.results] if value is not None]
+
+    @property
     def computable(self) -> bool:
         """True if the host can compute it from what is known."""
-        return self._needed() is not None
+        settled = CLOCK.settled
+        return not any(each.done or each.signature.function is None or each.number > settled for each in self._needed())
 
     def give(self) -> List[Value]:
         """Return the values of the results."""
@@ -276,48 +297,23 @@ class Operation:
 
     def compute(self) -> None:
         """Compute the results on the host, from values that are known."""
-        for operation in sorted(self._needed() or (), key=by_number):
-            operation._compute_own()
+        with torch.no_grad():
+            for operation, tensors in replayed(sorted(self._needed(), key=by_number), shown_input).items():
+                operation.settle(tensors)
 
-    def _needed(self) -> Optional[Sequence[Operation]]:
-        """Return this and the operations that have to be computed before, None if one of them needs the device.
+    def _needed(self) -> Iterable[Operation]:
+        """Return this and the operations that have to be computed before."""
+        return reached([self], lambda each: [leaf.operation for leaf in each.value_leaves if leaf.tensor is None])
 
-        A total over many micro-batches is a chain of operations that is longer than Python's stack.
-        """
-        found = {self: None}
-        waiting = [self]
-        while waiting:
-            operation = waiting.pop()
-            if operation.done or operation.signature.function is None or operation.number > CLOCK.settled:
-                return None
-            for leaf in operation.leaves:
-                if type(leaf) is Value and leaf.tensor is None and leaf.operation not in found:
-                    found[leaf.operation] = None
-                    waiting.append(leaf.operation)
-        return list(found)
+    @property
+    def value_leaves(self) -> List[Value]:
+        """Values that it is computed from."""
+        return [leaf for leaf in self.leaves if type(leaf) is Value]
 
-    def _compute_own(self) -> None:
-        args, kwargs = self.arguments()
-        function = self.signature.function
-        assert function is not None
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **kwargs)
-        self.settle(result)
-
-    def arguments(self) -> Any:
-        """Return `(args, kwargs)`, whose tensors are known.
-
-        Raises:
-            CaptureError: One was written into since.
-        """
-        return unflatten(self.signature.structure, [self._on_host(leaf) for leaf in self.leaves])
-
-    def settle(self, result: Any) -> None:
+    def settle(self, tensors: Sequence[torch.Tensor]) -> None:
         """Be done, with what the host has computed."""
-        for reference, tensor in zip(self.results, leaves_in(result)):
-            value = reference()
-            if value is not None:
-                value.take(tensor)
+        for value in self.values:
+            value.take(tensors[value.index])
         self.finish()
 
     @property
@@ -334,47 +330,65 @@ class Operation:
         return bool(self._is_live)
 
     def finish(self, keep: bool = False) -> None:
-        """Be done.
-
-        Args:
-            keep: Whether to remember what the results were computed from, for another optimizer's update.
-        """
+        """Be done; `keep` what the results were computed from, for another optimizer's update."""
         self.done, self._is_live = True, keep
         if not keep:
             self.leaves, self.before = (), {}
 
-    def _on_host(self, leaf: Any) -> Any:
-        if isinstance(leaf, Value):
-            return leaf.get()
-        if isinstance(leaf, Input):
-            leaf.check(self.line, late=True)
-            if leaf.model is not None:
-                leaf.model.show_weights([self])
-            return leaf.tensor
-        return leaf.value
+
+def replayed(
+    operations: Iterable[Operation],
+    tensor_of: Callable[[Input, Operation], torch.Tensor],
+    called: Optional[Callable[[Operation, List[Any]], Any]] = None,
+) -> Dict[Operation, List[torch.Tensor]]:
+    """Compute recorded operations on the host, in their order, and return the tensors that each gives.
+
+    Args:
+        operations: What they read is known, or computed by earlier ones.
+        tensor_of: Returns what an operation is to read for an input.
+        called: Returns what an operation gives that calls a model, for these leaves.
+    """
+    results: Dict[Operation, List[torch.Tensor]] = {}
+
+    def read(leaf: Any, operation: Operation) -> Any:
+        if type(leaf) is Value:
+            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
+        return leaf.value if type(leaf) is Number else tensor_of(leaf, operation)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        for operation in operations:
+            signature, leaves = operation.signature, [read(leaf, operation) for leaf in operation.leaves]
+            with torch.set_grad_enabled(signature.grad and torch.is_grad_enabled()):
+                if signature.function is None:
+                    assert called is not None
+                    output = called(operation, leaves)
+                else:
+                    args, kwargs = unflatten(signature.structure, leaves)
+                    output = signature.function(*args, **kwargs)
+            results[operation] = leaves_in(output)
+    return results
 
 
-def keep_inputs(operations: Sequence[Operation], copies: Dict[int, torch.Tensor], every: bool = False) -> None:
+def shown_input(leaf: Input, operation: Operation) -> torch.Tensor:
+    """Return the tensor of an input that has not been written into since, with the newest weights."""
+    leaf.check(operation.line, late=True)
+    if leaf.model is not None:
+        leaf.model.show_weights([operation])
+    return leaf.tensor
+
+
+def keep_inputs(operations: Iterable[Operation], every: bool = False) -> None:
     """Copy memory that is not PyTorch's of what operations read, and of what is computed from their results.
 
     Args:
         operations: Where to begin.
-        copies, every: As for `Input.keep`.
+        every: Whether to copy PyTorch's, too.
     """
-    found = dict.fromkeys(operations)
-    waiting = list(found)
-    while waiting:
-        operation = waiting.pop()
+    copies: Dict[int, torch.Tensor] = {}
+    for operation in reached(operations, lambda each: [reader for value in each.values for reader in value.readers()]):
         for leaf in operation.leaves:
             if type(leaf) is Input:
                 leaf.keep(copies, every)
-        for result in operation.results:
-            value = result()
-            for reference in () if value is None else value.consumers:
-                consumer = reference()
-                if consumer is not None and consumer not in found:
-                    found[consumer] = None
-                    waiting.append(consumer)
 
 
 def name_of(function: Callable[..., Any]) -> str:

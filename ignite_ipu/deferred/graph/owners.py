@@ -14,80 +14,36 @@ __all__ = ["OWNED", "Captured", "own", "parameter_of"]
 
 
 class Captured(Protocol):
-    """A captured model.
-
-    Attributes:
-        model: The user's model.
-        path: Where in the whole's model it is.
-    """
+    """A captured model, `CapturedModel`, which says what each of these does."""
 
     model: nn.Module
     path: str
 
     @property
-    def pending(self) -> Sequence[Any]:
-        """Losses that went backward since the last update."""
-
+    def pending(self) -> Sequence[Any]: ...
     @property
-    def name(self) -> str:
-        """The model's name in messages."""
-
+    def name(self) -> str: ...
     @property
-    def whole(self) -> Captured:
-        """The captured model that runs the updates: this, or the one that it is trained as a part of."""
-
+    def whole(self) -> Captured: ...
     @property
-    def several(self) -> bool:
-        """True if several optimizers train it."""
-
-    def parameter_ids(self) -> Sequence[int]:
-        """Return the ids of its parameters."""
-
-    def owns(self, name: str, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor is the model's parameter or buffer of this name."""
-
-    def backward(self, loss: Any) -> None:
-        """Take a loss that went backward."""
-
+    def several(self) -> bool: ...
     @property
-    def accumulates(self) -> Optional[bool]:
-        """True if updates are made from several micro-batches, as far as the last one tells; None before the first."""
-
-    def early_update(self, value: Any, operations: Sequence[Any]) -> Optional[Callable[[], None]]:
-        """Return what runs the update of a value before its `optimizer.step()`; None if none can run for it."""
-
-    def refuse_read(self, value: Any, what: str) -> None:
-        """Refuse a read for which no update can run."""
-
-    def confirm(self, line: Line) -> None:
-        """Take that the loss goes backward for which the update has run already."""
-
-    def computes_on_host(self, line: Line) -> bool:
-        """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""
-
-    def check_weights(self) -> None:
-        """Notice what was written into weights; refuse to compute with them where the device is ahead of the loop."""
-
-    def show_weights(self, operations: Sequence[Any]) -> None:
-        """Copy the newest weights to the host, and refuse operations that were recorded before somebody wrote some."""
-
-    def beside(self, weights: Sequence[torch.Tensor]) -> Captured:
-        """Return what captures weights that are no module's, to be trained together with this."""
-
-    def know_norms(self, line: Line) -> bool:
-        """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
-
-    def computes_alone(self, call: Any) -> bool:
-        """Tell whether the host can compute a call before those that were made before it have run."""
-
-    def make_up_for(self, call: Any) -> bool:
-        """Make a call on the host that is of no update, for what it writes; tells whether that was possible."""
-
-    def called_with(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return what a call of the model gives on the host, without a trace there."""
-
-    def joined(self, others: Sequence[Any], line: Line) -> List[Any]:
-        """Return what trains this and other models that the loss at a line is computed by, joined where one does."""
+    def accumulates(self) -> Optional[bool]: ...
+    def parameter_ids(self) -> Sequence[int]: ...
+    def owns(self, name: str, tensor: torch.Tensor) -> bool: ...
+    def backward(self, loss: Any) -> None: ...
+    def early_update(self, value: Any, operations: Sequence[Any]) -> Optional[Callable[[], None]]: ...
+    def refuse_read(self, value: Any, what: str) -> None: ...
+    def confirm(self, line: Line) -> None: ...
+    def computes_on_host(self, line: Line) -> bool: ...
+    def check_weights(self) -> None: ...
+    def show_weights(self, operations: Sequence[Any]) -> None: ...
+    def beside(self, weights: Sequence[torch.Tensor]) -> Captured: ...
+    def know_norms(self, line: Line) -> bool: ...
+    def computes_alone(self, call: Any) -> bool: ...
+    def make_up_for(self, call: Any) -> bool: ...
+    def called_with(self, structure: Any, tensors: Sequence[torch.Tensor]) -> Any: ...
+    def joined(self, others: Sequence[Any], line: Line) -> List[Any]: ...
 
 
 OWNED: Dict[int, Tuple[weakref.ref[Captured], str]] = {}

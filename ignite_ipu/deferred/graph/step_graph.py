@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 import threading
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number
-from ignite_ipu.deferred.graph.operations import Operation, Value, by_number
+from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, reached
 from ignite_ipu.deferred.graph.structure import Structure
 from ignite_ipu.program.user_code import Line
 
@@ -19,7 +18,6 @@ __all__ = ["CALLS", "GraphNode", "Loss", "MicroBatch", "StepGraph", "StepGraphs"
 
 _MOST = 1024
 _BITS = 20
-_tensor: Callable[[Input], torch.Tensor] = operator.attrgetter("tensor")
 
 
 class _Calls(threading.local):
@@ -98,6 +96,7 @@ class StepGraph:
         return tuple([(step.function, step.structure.key, step.grad, step.part) for step in self.steps])
 
 
+@dataclasses.dataclass(eq=False)
 class Loss:
     """A value that went backward.
 
@@ -109,22 +108,14 @@ class Loss:
         call: The call of an engine's step function in which that was, None outside of these.
     """
 
-    __slots__ = ("call", "line", "operations", "retained", "value")
-
-    def __init__(self, value: Value, operations: Sequence[Operation], line: Line, retained: bool = False) -> None:
-        self.value = value
-        self.operations = operations
-        self.line = line
-        self.retained = retained
-        self.call = CALLS.current
-
-    def of(self, operations: Sequence[Operation]) -> Loss:
-        """Return the same with other operations."""
-        loss = Loss(self.value, operations, self.line, self.retained)
-        loss.call = self.call
-        return loss
+    value: Value
+    operations: Sequence[Operation]
+    line: Line
+    retained: bool = False
+    call: Optional[object] = dataclasses.field(default_factory=lambda: CALLS.current)
 
 
+@dataclasses.dataclass(eq=False)
 class MicroBatch:
     """Operations that belong together, and what they read from the host.
 
@@ -136,27 +127,18 @@ class MicroBatch:
         parts: How many of the loop's micro-batches it is, of unlike graphs.
     """
 
-    __slots__ = ("graph", "inputs", "numbers", "operations", "parts")
-
-    def __init__(
-        self, operations: Sequence[Operation], graph: StepGraph, inputs: Sequence[Input], numbers: Tuple[float, ...]
-    ) -> None:
-        self.operations = operations
-        self.graph = graph
-        self.inputs = inputs
-        self.numbers = numbers
-        self.parts = 1
+    operations: Sequence[Operation]
+    graph: StepGraph
+    inputs: Sequence[Input]
+    numbers: Tuple[float, ...]
+    parts: int = 1
 
     def tensors(self) -> List[torch.Tensor]:
-        """Return the inputs' tensors.
-
-        Raises:
-            CaptureError: One was written into since it was recorded.
-        """
+        """Return the inputs' tensors; refuse one that was written into since it was recorded."""
         line = self.operations[0].line
         for item in self.inputs:
             item.check(line)
-        return list(map(_tensor, self.inputs))
+        return [item.tensor for item in self.inputs]
 
 
 class StepGraphs:
@@ -198,7 +180,8 @@ class StepGraphs:
                     trail.append(None)
                     continue
                 if leaf.parameter is not None:
-                    trail.append(_name_of(leaf))
+                    path = "" if leaf.model is None else leaf.model.path
+                    trail.append(f"{path}.{leaf.parameter}" if path else leaf.parameter)
                     continue
                 key = id(leaf.tensor)
                 place = places.get(key)
@@ -241,13 +224,12 @@ class StepGraphs:
 
 def ancestors(value: Value) -> List[Operation]:
     """Return the operations that a value is computed from, in order; known ones, if gradients can flow through them."""
-    found = {value.operation: None}
-    waiting = [value.operation]
-    while waiting:
-        for leaf in waiting.pop().leaves:
-            if type(leaf) is Value and (leaf.tensor is None or leaf.live) and leaf.operation not in found:
-                found[leaf.operation] = None
-                waiting.append(leaf.operation)
+    found = reached(
+        [value.operation],
+        lambda each: [
+            leaf.operation for leaf in each.leaves if type(leaf) is Value and (leaf.tensor is None or leaf.live)
+        ],
+    )
     return sorted(found, key=by_number)
 
 
@@ -271,11 +253,6 @@ def describe_change(old: StepGraph, new: StepGraph) -> str:
         if mine != theirs:
             return f"input {position} is now {_described(theirs)}, it was {_described(mine)}"
     return "another loss goes backward"
-
-
-def _name_of(parameter: Input) -> str:
-    path = "" if parameter.model is None else parameter.model.path
-    return f"{path}.{parameter.parameter}" if path else str(parameter.parameter)
 
 
 def _step_graph(

@@ -5,11 +5,11 @@ Until that step comes, PyTorch would have the weights of before; the device has 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, reached
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALLS, Loss, ancestors
 from ignite_ipu.deferred.graph.structure import words
@@ -78,24 +78,19 @@ def expected_loss(value: Value, line: Line) -> Optional[Loss]:
 
     It is the last scalar with gradients that is computed by the same calls of the model, and the only such one.
     """
-    waiting: List[Value] = []
-    for operation in ancestors(value):
-        if operation.model is not None:
-            waiting += [result for result in map(_alive, operation.results) if result is not None]
-    seen: Dict[int, Value] = {}
-    last: List[Value] = []
-    while waiting:
-        current = waiting.pop()
-        if id(current) in seen:
-            continue
-        seen[id(current)] = current
-        consumers = [consumer for consumer in map(_alive, current.consumers) if consumer is not None]
-        following = [result for each in consumers for result in map(_alive, each.results) if result is not None]
-        following = [result for result in following if result.shape.requires_grad]
-        waiting += following
-        scalar = not current.shape.size or max(current.shape.size) == 1
-        if scalar and current.shape.requires_grad and not following and current.handle() is not None:
-            last.append(current)
+
+    def following(current: Value) -> List[Value]:
+        return [result for each in current.readers() for result in each.values if result.shape.requires_grad]
+
+    given = [result for call in ancestors(value) if call.model is not None for result in call.values]
+    last = [
+        each
+        for each in reached(given, following)
+        if max(each.shape.size, default=1) == 1
+        and each.shape.requires_grad
+        and each.handle() is not None
+        and not following(each)
+    ]
     last = [each for each in last if each is not value] or last
     return Loss(last[0], ancestors(last[0]), line) if len(last) == 1 else None
 
@@ -177,7 +172,3 @@ def incomplete(losses: Sequence[Loss], postponed: Callable[[], Optional[str]]) -
         "gradients accumulate (handlers read in iterations that make an update, as by "
         "Events.ITERATION_COMPLETED(every=...))"
     )
-
-
-def _alive(reference: Callable[[], Any]) -> Any:
-    return reference()

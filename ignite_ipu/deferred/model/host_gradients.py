@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.leaves import Number
-from ignite_ipu.deferred.graph.operations import Operation, Value
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import Operation, replayed
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import flatten, unflatten
+from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.program.forward.eager import eagerly
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 
@@ -42,29 +43,18 @@ def gradients_on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Opt
 
 def _recomputed(loss: Loss, trained: Mapping[int, torch.Tensor]) -> torch.Tensor:
     """Return a loss as a tensor that depends on copies of parameters."""
-    results: Dict[Operation, List[torch.Tensor]] = {}
 
-    def tensor_of(leaf: Any) -> Any:
-        if type(leaf) is Value:
-            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
-        return leaf.value if type(leaf) is Number else trained.get(id(leaf.tensor), torch.Tensor.detach(leaf.tensor))
+    def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
+        return trained.get(id(leaf.tensor), torch.Tensor.detach(leaf.tensor))
 
-    for operation in loss.operations:
-        function, call = operation.signature.function, operation.model
-        args, kwargs = unflatten(operation.signature.structure, [tensor_of(leaf) for leaf in operation.leaves])
-        with torch.set_grad_enabled(operation.signature.grad):
-            if function is None:
-                assert call is not None
-                output = _called(call.model, trained, args, kwargs)
-            else:
-                output = function(*args, **kwargs)
-        results[operation] = []
-        flatten(output, results[operation])
+    results = replayed(loss.operations, tensor_of, functools.partial(_called, trained))
     return results[loss.value.operation][loss.value.index]
 
 
-def _called(model: nn.Module, trained: Mapping[int, torch.Tensor], args: Any, kwargs: Any) -> Any:
+def _called(trained: Mapping[int, torch.Tensor], call: Operation, leaves: List[Any]) -> Any:
     """Return what a model computes with copies of its parameters, and of its buffers, in which it may write."""
+    assert call.model is not None
+    model, (args, kwargs) = call.model.model, unflatten(call.signature.structure, leaves)
     # Each tensor of each module by one name: PyTorch puts back a copy where a module has several.
     tensors = {
         name: trained[id(each)] if id(each) in trained else torch.Tensor.detach(each).clone()

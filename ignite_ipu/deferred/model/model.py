@@ -18,7 +18,7 @@ from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gra
 from ignite_ipu.deferred.compiled.first_calls import call_first
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, replayed, shown_input
 from ignite_ipu.deferred.graph.owners import own, parameter_of
 from ignite_ipu.deferred.graph.signatures import SignaturesByModes, seen_before
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -501,9 +501,13 @@ class CapturedModel:
             return False
         if not whole.edits.older_than(call):
             return False
-        args, kwargs = call.arguments()
+
+        def run(call: Operation, leaves: List[Any]) -> Any:
+            args, kwargs = unflatten(call.signature.structure, leaves)
+            return whole.evaluation.run_on_host(self.model, args, kwargs, call.line)
+
         with whole.modes.in_training_as(then):
-            call.settle(whole.evaluation.run_on_host(self.model, args, kwargs, call.line))
+            call.settle(replayed([call], shown_input, run)[call])
         whole.edits.ignore()
         return True
 

@@ -1,4 +1,4 @@
-"""Programs of several optimizers over the same models: what the update of one needs of the steps that others made.
+"""Programs of several optimizers over the same models: what each computes, and needs of the steps that others made.
 
 Each optimizer's step is a program of its own, which computes everything that leads to its weights. An operation that
 two of them need, as a generator's call for the discriminator's update and then for its own, runs in both.
@@ -27,19 +27,101 @@ from typing import (
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation, name_of
-from ignite_ipu.deferred.graph.reach import Reach
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import (
+    CLOCK,
+    CallSignature,
+    Operation,
+    Value,
+    by_number,
+    name_of,
+    reached,
+)
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Older", "begin_again", "forget", "is_statistic", "keep_buffers", "values_of_then"]
+__all__ = [
+    *("Older", "Reach", "begin_again", "forget", "gradient_path", "is_statistic", "keep_buffers"),
+    "values_of_then",
+]
 
 _logger = logging.getLogger("ignite_ipu")
 Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 """Tensors of a model, each with what a call is to find there; None for what is there now."""
+
+
+class Reach:
+    """Finds what a loss computes from the weights of one optimizer.
+
+    Args:
+        own: Ids of the parameters that it holds.
+    """
+
+    def __init__(self, own: FrozenSet[int]) -> None:
+        self.own = own
+        self._calls: Dict[Tuple[CallSignature, Any], Tuple[bool, bool]] = {}
+
+    def uses(self, operation: Operation) -> bool:
+        """Tell whether an operation computes with weights of this optimizer."""
+        return self._call(operation)[0] or any(map(self._has, operation.leaves))
+
+    def trained(self, loss: Loss) -> Optional[Loss]:
+        """Return a loss with those operations alone that an update by this optimizer makes; None if it reaches none.
+
+        What does not lead to its weights and is known has its values from the update that computed it.
+        """
+        leads: Dict[Operation, bool] = {}
+
+        def leads_on(leaf: Value) -> bool:
+            return leaf.shape.requires_grad and leads.get(leaf.operation, False)
+
+        for operation in ancestors(loss.value):
+            own = self._call(operation)[1] or any(
+                self._has(leaf) and leaf.shape.requires_grad for leaf in operation.leaves
+            )
+            leads[operation] = operation.signature.grad and (own or any(map(leads_on, operation.value_leaves)))
+        last = loss.value.operation
+        if not leads[last]:
+            return None
+        if last.done and not last.live:
+            raise CaptureError(
+                f"The loss that went backward at {loss.line} was computed by an update that has run, and what it was "
+                "computed from is gone. Call backward(retain_graph=True) where gradients flow through it again, as "
+                "PyTorch asks for."
+            )
+        found = reached(
+            [last],
+            lambda each: [leaf.operation for leaf in each.value_leaves if leaf.tensor is None or leads_on(leaf)],
+        )
+        return dataclasses.replace(loss, operations=sorted(found, key=by_number))
+
+    def _has(self, leaf: Any) -> bool:
+        return type(leaf) is Input and leaf.parameter is not None and id(leaf.tensor) in self.own
+
+    def _call(self, operation: Operation) -> Tuple[bool, bool]:
+        """Return whether a call of a model uses and trains weights of this optimizer."""
+        model, signature = operation.model, operation.signature
+        modes = signature.modes
+        if model is None or modes is None:
+            return False, False
+        known = self._calls.get((signature, model))
+        if known is None:
+            ids = self.own.intersection(model.parameter_ids())
+            trains = any(trained and id(each) in ids for each, trained in zip(modes.of.parameters, modes.trained))
+            known = self._calls[signature, model] = bool(ids), trains
+        return known
+
+
+def gradient_path(value: Value) -> Dict[Operation, None]:
+    """Return the operations through which gradients of a value flow."""
+    return reached(
+        [value.operation],
+        lambda each: [leaf.operation for leaf in each.value_leaves if leaf.shape.requires_grad],
+    )
 
 
 class _Turn(Protocol):
@@ -69,11 +151,7 @@ class Older:
 
 
 def values_of_then(operations: Sequence[Operation], older: Mapping[Any, Older], others: Iterable[_Turn]) -> Values:
-    """Return the weights of other optimizers with which operations were recorded, where these have stepped since.
-
-    Raises:
-        CaptureError: They are gone.
-    """
+    """Return the weights of other optimizers with which operations were recorded, where these have stepped since."""
     values: Values = []
     for other in others:
         assert other.reach is not None
@@ -113,8 +191,7 @@ def keep_buffers(
         if operation.done or not operation.signature.writes:
             continue
         buffers = _written(operation)
-        results = [reference() for reference in operation.results]
-        needed = any(value is not None and value.is_needed(device) for value in results)
+        needed = any(value.is_needed(device) for value in operation.values)
         if operation in awaited or (needed and keeps(operation)):
             weights.to_host()
             operation.before = {name: plain(each).clone() for name, each in buffers.items() if id(each) not in written}
@@ -122,11 +199,7 @@ def keep_buffers(
 
 
 def begin_again(operations: Sequence[Operation]) -> Values:
-    """Return the buffers that calls write that have run before, with what was there then: they write them once.
-
-    Raises:
-        CaptureError: What was there then is not known, or other calls of the update write them, too.
-    """
+    """Return the buffers that calls write that have run before, with what was there then: they write them once."""
     again = [operation for operation in operations if operation.done]
     for operation in again:
         if _draws(operation) and not operation.signature.warned:

@@ -22,7 +22,6 @@ from ignite_ipu.deferred.graph.operations import (
     keep_weights,
 )
 from ignite_ipu.deferred.graph.owners import Captured
-from ignite_ipu.deferred.graph.reach import Reach, gradient_path
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.device_gradients import (
     DeviceGradients,
@@ -32,7 +31,15 @@ from ignite_ipu.deferred.model.device_gradients import (
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete, may_run_early
 from ignite_ipu.deferred.model.held import held_by, held_parameters
 from ignite_ipu.deferred.model.host_gradients import gradients_on_host
-from ignite_ipu.deferred.model.turns import Older, begin_again, forget, keep_buffers, values_of_then
+from ignite_ipu.deferred.model.turns import (
+    Older,
+    Reach,
+    begin_again,
+    forget,
+    gradient_path,
+    keep_buffers,
+    values_of_then,
+)
 from ignite_ipu.deferred.model.weight_edits import WeightEdits
 from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
@@ -151,7 +158,7 @@ class Updates:
             self.gradients.place(self.training.gradients.unused)
         keeps = self.training.keeps_inputs
         if keeps or self.pending or self.training.accumulates or self._model.postponed() is not None:
-            keep_inputs(loss.operations, {}, keeps)
+            keep_inputs(loss.operations, keeps)
         self.pending.append(loss)
         if USES:
             USES.difference_update(loss.operations)

@@ -109,7 +109,7 @@ class BufferWrites:
 
 def _is_awaited(call: Operation) -> bool:
     """Tell whether somebody has what a call returned, so that it may go backward."""
-    return call.problem is None and any(result() is not None for result in call.results)
+    return call.problem is None and bool(call.values)
 
 
 def _write_the_same(one: Operation, other: Operation) -> bool:

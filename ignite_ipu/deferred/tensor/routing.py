@@ -6,11 +6,10 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.graph.leaves import Input, Number
-from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input
 from ignite_ipu.deferred.graph.owners import Captured, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
-from ignite_ipu.deferred.graph.structure import flatten, unflatten
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line, current_line
@@ -112,27 +111,13 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
 
 def on_host(value: Value) -> torch.Tensor:
     """Compute what comes from weights alone as PyTorch does, with gradients that reach no device."""
-    results: Dict[Operation, List[torch.Tensor]] = {}
 
-    def tensor_of(leaf: Any, operation: Operation) -> Any:
-        if type(leaf) is Value:
-            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
-        if type(leaf) is Number:
-            return leaf.value
-        leaf.check(operation.line, late=True)
-        if leaf.model is not None:
-            leaf.model.show_weights([operation])
-        return leaf.tensor if leaf.weight is None else torch.Tensor.detach(leaf.tensor).requires_grad_()
+    def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
+        tensor = shown_input(leaf, operation)
+        return tensor if leaf.weight is None else torch.Tensor.detach(tensor).requires_grad_()
 
-    with torch._C.DisableTorchFunctionSubclass():
-        for operation in ancestors(value):
-            args, kwargs = unflatten(
-                operation.signature.structure, [tensor_of(leaf, operation) for leaf in operation.leaves]
-            )
-            assert operation.signature.function is not None
-            results[operation] = []
-            with torch.set_grad_enabled(operation.signature.grad):
-                flatten(operation.signature.function(*args, **kwargs), results[operation])
+    with torch.enable_grad():
+        results = replayed(ancestors(value), tensor_of)
     value.take(results[value.operation][value.index])
     return value.get()
 
@@ -162,30 +147,17 @@ def _computed_on_host(
     Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
     kept. None where the loop itself draws: what is sampled, as an action, has to be what the step samples.
     """
-    if not all(model.computes_on_host(line) for model in models):
+    alone = all(each.model is None or each.model.computes_alone(each) for each in operations)
+    if not (all(model.computes_on_host(line) for model in models) and alone):
         return None
-    results: Dict[Operation, List[torch.Tensor]] = {}
 
-    def tensor_of(leaf: Any) -> Any:
-        if type(leaf) is Value:
-            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
-        return leaf.value if type(leaf) is Number else torch.Tensor.detach(leaf.tensor)
+    def called(call: Operation, leaves: List[Any]) -> Any:
+        assert call.model is not None
+        return call.model.called_with(call.signature.structure, leaves)
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunctionSubclass():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
-        for operation in operations:
-            leaves = [tensor_of(leaf) for leaf in operation.leaves]
-            structure, function = operation.signature.structure, operation.signature.function
-            if function is not None:
-                args, kwargs = unflatten(structure, leaves)
-                output = function(*args, **kwargs)
-            else:
-                assert operation.model is not None
-                if not operation.model.computes_alone(operation):
-                    return None
-                output = operation.model.called_with(structure, leaves)
-            results[operation] = []
-            flatten(output, results[operation])
+        results = replayed(operations, lambda leaf, operation: torch.Tensor.detach(leaf.tensor), called)
         drawn = not torch.equal(before, torch.get_rng_state())
     return None if drawn else results[value.operation][value.index]
 

@@ -490,7 +490,7 @@ def _is_awaited(target: Any) -> bool:
     """Tell whether something was recorded of a known value that comes from weights; a loss may not be from now on."""
     if not (isinstance(target, DeferredTensor) and target.value.live):
         return False
-    if any(each is not None and not each.done for each in [reference() for reference in target.value.consumers]):
+    if any(not each.done for each in target.value.readers()):
         return True
     target.value.operation.problem = f"it was written in place at {current_line()}"
     return False
