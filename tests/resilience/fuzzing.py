@@ -223,7 +223,7 @@ def _read_options(data: bytes, path: Path) -> None:
 
 
 def _read_json(data: bytes, path: Path) -> None:
-    from ignite_ipu.emulator.options.text.json_text import apply_json
+    from ignite_ipu.emulator.options.text import apply_json
 
     apply_json(poptorch.Options(), data.decode("utf-8", "replace"))
 

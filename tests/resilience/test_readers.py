@@ -53,8 +53,10 @@ READERS: Dict[str, Dict[str, str]] = {
     "emulator/ops/introspection.py": {"json.loads": "an argument that the program passes"},
     "emulator/device/machine.py": {"open": "tables of IPUs", "json.loads": "tables of IPUs"},
     "emulator/trace/operators/table.py": {"open": _OWN_FILE, "json.load": _OWN_FILE},
-    "emulator/options/text/config_file.py": {"open": "options files", "ast.literal_eval": "options files"},
-    "emulator/options/text/json_text.py": {"json.loads": "options as JSON"},
+    "emulator/options/text.py": {
+        **dict.fromkeys(("open", "ast.literal_eval"), "options files"),
+        "json.loads": "options as JSON",
+    },
     "emulator/profiling.py": {"json.loads": _ENVIRONMENT},
     "emulator/runtime/report.py": {
         "json.loads": _ENVIRONMENT,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from ignite_ipu.emulator.options.distributed import _DistributedOptions as _DistributedOptions
+from ignite_ipu.emulator.options.parts import TensorLocationSettings
+from ignite_ipu.emulator.options.parts import _DistributedOptions as _DistributedOptions
+from ignite_ipu.emulator.options.parts import _JitOptions as _JitOptions
+from ignite_ipu.emulator.options.parts import _PrecisionOptions as _PrecisionOptions
+from ignite_ipu.emulator.options.parts import _TensorLocationOptions as _TensorLocationOptions
+from ignite_ipu.emulator.options.parts import _TrainingOptions as _TrainingOptions
 from ignite_ipu.emulator.options.popart import _PopartOptions as _PopartOptions
-from ignite_ipu.emulator.options.precision import _PrecisionOptions as _PrecisionOptions
 from ignite_ipu.emulator.options.root import Options
 from ignite_ipu.emulator.options.strategies import (
     BlockId,
@@ -17,11 +21,7 @@ from ignite_ipu.emulator.options.strategies import (
 )
 from ignite_ipu.emulator.options.strategies import _IExecutionStrategy as _IExecutionStrategy
 from ignite_ipu.emulator.options.strategies import _IPhasedExecution as _IPhasedExecution
-from ignite_ipu.emulator.options.tensor_locations import TensorLocationSettings
-from ignite_ipu.emulator.options.tensor_locations import _TensorLocationOptions as _TensorLocationOptions
-from ignite_ipu.emulator.options.text.config_file import ConfigFileError
-from ignite_ipu.emulator.options.training import _JitOptions as _JitOptions
-from ignite_ipu.emulator.options.training import _TrainingOptions as _TrainingOptions
+from ignite_ipu.emulator.options.text import ConfigFileError
 from ignite_ipu.emulator.trace.annotations import Attribute
 
 __all__ = [

@@ -6,31 +6,44 @@ import copy
 import enum
 from typing import Any, Dict, Optional, Type, TypeVar
 
-_Self = TypeVar("_Self", bound="OptionsDict")
+_Self = TypeVar("_Self", bound="Freezable")
+_Options = TypeVar("_Options", bound="OptionsDict")
 _Value = TypeVar("_Value")
 
 
-def frozen_error(option: Optional[str]) -> AttributeError:
-    """Return the error for a change of frozen options, to be raised by the caller."""
-    what = f" ({option})" if option else ""
-    return AttributeError(
-        f"Can't modify frozen Options{what}: a model or a DataLoader uses them. Change a clone() of them instead."
-    )
-
-
 def checked(setter: str, value: Any, kind: Type[_Value]) -> _Value:
-    """Return what a setter was given.
-
-    Raises:
-        AssertionError: It is of another kind.
-    """
+    """Return what a setter was given, and raise `AssertionError` if it is of another kind."""
     if isinstance(value, kind):
         return value
     name = f"poptorch.{kind.__name__}" if issubclass(kind, enum.Enum) else kind.__name__
     raise AssertionError(f"{setter} takes {'an' if name[0] in 'aeiou' else 'a'} {name}, got {value!r}.")
 
 
-class OptionsDict:
+class Freezable:
+    """Options that models and data loaders freeze; a deep copy is not frozen."""
+
+    _is_frozen: bool
+
+    def checkIsFrozen(self, option: Optional[str] = None) -> None:
+        """Raise `AttributeError` if the options may no longer change: a model or a data loader was given them."""
+        if self._is_frozen:
+            what = f" ({option})" if option else ""
+            raise AttributeError(
+                f"Can't modify frozen Options{what}: a model or a DataLoader uses them. Change a clone() of them "
+                "instead."
+            )
+
+    def _freeze(self) -> None:
+        self._is_frozen = True
+
+    def __deepcopy__(self: _Self, memory: Dict[int, Any]) -> _Self:
+        duplicate = memory[id(self)] = type(self).__new__(type(self))
+        duplicate.__dict__.update({name: copy.deepcopy(value, memory) for name, value in self.__dict__.items()})
+        duplicate._is_frozen = False
+        return duplicate
+
+
+class OptionsDict(Freezable):
     """Named values, read as attributes and changed through checked setters.
 
     A value may only be replaced by an instance of the type of the value it replaces. So a `bool` passes where an `int`
@@ -41,7 +54,6 @@ class OptionsDict:
     """
 
     _values: Dict[str, Any]
-    _is_frozen: bool
 
     def __init__(self, **default_values: Any) -> None:
         self._declare(_values=dict(default_values), _is_frozen=False)
@@ -51,17 +63,10 @@ class OptionsDict:
         self.__dict__.update(private)
 
     def set(self, **kwargs: Any) -> None:
-        """Change values that exist.
-
-        Raises:
-            AttributeError: The options are frozen.
-            AssertionError: A name does not exist, or its value has another type.
-        """
+        """Change values that exist to others of their types."""
         for option, value in kwargs.items():
             self.checkIsFrozen(option)
-            if option not in self._values:
-                raise AssertionError(f"Invalid option {option}, valid options are {sorted(self._values)}.")
-            expected = type(self._values[option])
+            expected = type(self(option))
             if not isinstance(value, expected):
                 raise AssertionError(
                     f"Unexpected type {type(value).__name__} of {value!r} for option {option}: "
@@ -78,7 +83,7 @@ class OptionsDict:
             else:
                 self._values[option] = value
 
-    def _with(self: _Self, **values: Any) -> _Self:
+    def _with(self: _Options, **values: Any) -> _Options:
         """Create or set values; every setter returns what it belongs to."""
         self.createOrSet(**values)
         return self
@@ -91,21 +96,8 @@ class OptionsDict:
         """Remove a name if it exists, frozen or not."""
         self._values.pop(option, None)
 
-    def checkIsFrozen(self, option: Optional[str] = None) -> None:
-        """Raise if the options may no longer change.
-
-        Raises:
-            AttributeError: A model or a data loader was given them.
-        """
-        if self._is_frozen:
-            raise frozen_error(option)
-
     def update(self, other: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the values to `other` and return it.
-
-        Raises:
-            AssertionError: A name is in both.
-        """
+        """Add the values to `other`, which has none of their names, and return it."""
         common = sorted(set(other) & set(self._values))
         if common:
             raise AssertionError(f"Can't merge the options: they have some keys in common: {common}.")
@@ -138,16 +130,6 @@ class OptionsDict:
             self.__dict__[option] = value
         else:
             raise AttributeError(f"Invalid private attribute {option} of {type(self).__name__}.")
-
-    def _freeze(self) -> None:
-        self._is_frozen = True
-
-    def __deepcopy__(self, memory: Dict[int, Any]) -> OptionsDict:
-        duplicate = type(self).__new__(type(self))
-        memory[id(self)] = duplicate
-        duplicate._declare(**{name: copy.deepcopy(value, memory) for name, value in self.__dict__.items()})
-        duplicate._is_frozen = False
-        return duplicate
 
     def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_values": dict(self._values)}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Dict, FrozenSet, List, Optional, Set, Union
+from typing import Any, Dict, FrozenSet
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.options.guarded import frozen_error
+from ignite_ipu.emulator.options.guarded import Freezable
 
-_NOT_THE_BACK_ENDS = ("patterns_level",)
+_CONTAINERS = (list, set, tuple)
 
 
-class _PopartOptions:
+class _PopartOptions(Freezable):
     """Back-end settings by name.
 
     Attributes:
@@ -24,23 +23,7 @@ class _PopartOptions:
         self.set("instrumentWithHardwareCycleCounter", False)
         self.set("rearrangeAnchorsOnHost", False)
 
-    def __deepcopy__(self, memory: Dict[int, Any]) -> _PopartOptions:
-        duplicate = type(self).__new__(type(self))
-        memory[id(self)] = duplicate
-        duplicate.options = copy.deepcopy(self.options, memory)
-        duplicate._is_frozen = False
-        return duplicate
-
-    def checkIsFrozen(self, option: Optional[str] = None) -> None:
-        """Raise if the options may no longer change.
-
-        Raises:
-            AttributeError: A model or a data loader was given them.
-        """
-        if self._is_frozen:
-            raise frozen_error(option)
-
-    def set(self, key: str, value: Union[int, float, str, List[str], Set[str]]) -> _PopartOptions:
+    def set(self, key: str, value: Any) -> _PopartOptions:
         """Set one back-end option; an unknown name or type is refused when a model compiles.
 
         Args:
@@ -52,8 +35,10 @@ class _PopartOptions:
 
     def setEngineOptions(self, engine_options: Dict[str, str]) -> _PopartOptions:
         """Replace the options of the engine, those that `POPLAR_ENGINE_OPTIONS` holds too."""
-        self._set_strings("engineOptions", engine_options)
-        return self
+        self.checkIsFrozen("engineOptions")
+        if not _is_dict_of(str, engine_options):
+            raise AssertionError(f"engineOptions takes a dict of strings by name, got {engine_options!r}.")
+        return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Dict[str, bool], level: int = 2) -> _PopartOptions:
         """Switch graph transformations on or off.
@@ -61,9 +46,6 @@ class _PopartOptions:
         Args:
             patterns: Transformation name to whether it runs.
             level: Which of them run otherwise: 0 none, 1 the needed ones, 2 the default ones, 3 all.
-
-        Raises:
-            AssertionError: `patterns` is no dict of bools by name, or `level` no int.
         """
         self.checkIsFrozen("patterns")
         if not isinstance(level, int):
@@ -82,23 +64,10 @@ class _PopartOptions:
         """Return what `set(key, ...)` stored, or `default`."""
         return self.options.get(key, default)
 
-    def _set_strings(self, key: str, strings: Dict[str, str]) -> None:
-        self.checkIsFrozen(key)
-        if not _is_dict_of(str, strings):
-            raise AssertionError(f"{key} takes a dict of strings by name, got {strings!r}.")
-        self.options[key] = dict(strings)
-
-    def _freeze(self) -> None:
-        self._is_frozen = True
-
     def _check_at_compile(self) -> None:
-        """Refuse names and types that the back end does not know.
-
-        Raises:
-            Error: There is one.
-        """
+        """Refuse names and types that the back end does not know."""
         for key, value in self.options.items():
-            if key in _NOT_THE_BACK_ENDS or (_is_container(value) and not value):
+            if key == "patterns_level" or (isinstance(value, _CONTAINERS) and not value):
                 continue  # an empty container says nothing, whatever its name
             kind = _kind(key, value)
             if key not in KNOWN[kind]:
@@ -111,16 +80,12 @@ def _is_dict_of(kind: type, value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items())
 
 
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (list, set, tuple))
-
-
 def _kind(key: str, value: Any) -> str:
     # bool before int, whose subclass it is.
     for kind, python_type in (("bool", bool), ("int", int), ("float", float), ("str", str), ("dict", dict)):
         if isinstance(value, python_type):
             return kind
-    if not _is_container(value):
+    if not isinstance(value, _CONTAINERS):
         raise backend_error(
             f"Unknown value type {type(value).__name__} of {value!r} for option {key}: the back end takes bool, int, "
             "float, str, a list, tuple or set of str or int, or a dict."

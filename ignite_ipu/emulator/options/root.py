@@ -12,18 +12,18 @@ import torch
 from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import compile_checks
-from ignite_ipu.emulator.options.compile_checks import check_at_compile
-from ignite_ipu.emulator.options.distributed import _DistributedOptions
 from ignite_ipu.emulator.options.guarded import OptionsDict, checked
+from ignite_ipu.emulator.options.parts import (
+    _DistributedOptions,
+    _JitOptions,
+    _PrecisionOptions,
+    _TensorLocationOptions,
+    _TrainingOptions,
+)
 from ignite_ipu.emulator.options.popart import _PopartOptions
-from ignite_ipu.emulator.options.precision import _PrecisionOptions
 from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
 from ignite_ipu.emulator.options.strategies import PipelinedExecution, _IExecutionStrategy
-from ignite_ipu.emulator.options.tensor_locations import _TensorLocationOptions
-from ignite_ipu.emulator.options.text.config_file import apply_file
-from ignite_ipu.emulator.options.text.json_text import apply_json
-from ignite_ipu.emulator.options.text.setters import GROUPS
-from ignite_ipu.emulator.options.training import _JitOptions, _TrainingOptions
+from ignite_ipu.emulator.options.text import GROUPS, apply_file, apply_json
 
 LOCATION_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
 _KEPT_IN_PYTHON = (
@@ -97,22 +97,12 @@ class Options(OptionsDict):
     _Popart: _PopartOptions = _part("_popart", "Settings of the back end.")
 
     def from_json(self, string: str) -> Options:
-        """Make the option calls that a JSON object lists, such as `{"Training.gradientAccumulation": 4}`.
-
-        Raises:
-            ValueError: `string` is no JSON object.
-            AttributeError: A key names no option.
-        """
+        """Make the option calls that a JSON object lists, such as `{"Training.gradientAccumulation": 4}`."""
         apply_json(self, string)
         return self
 
     def loadFromFile(self, filepath: str) -> Options:
-        """Make the option calls that a file lists, one per line and without their `options.`; see `config_file`.
-
-        Raises:
-            ConfigFileError: A line is no option call; no line was applied.
-            FileNotFoundError: There is no file.
-        """
+        """Make the option calls that a file lists, one per line and without their `options.`; see `text`."""
         apply_file(self, filepath)
         return self
 
@@ -125,11 +115,7 @@ class Options(OptionsDict):
         return self._with(replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Options:
-        """Give the replicas of one group the same input; call `replicationFactor` first.
-
-        Raises:
-            ValueError: The groups are `All`, larger than the replication factor, or no factor of it.
-        """
+        """Give the replicas of one group the same input; call `replicationFactor` first."""
         self.checkIsFrozen("inputReplicaGrouping")
         if input_group_type == CommGroupType.NoGrouping:
             input_group_size, input_group_type = 1, CommGroupType.Consecutive
@@ -148,9 +134,6 @@ class Options(OptionsDict):
         Args:
             output_mode: Which.
             output_return_period: For `EveryN`: every how many device iterations.
-
-        Raises:
-            AssertionError: `output_mode` is no `OutputMode`, or `EveryN` has no period.
         """
         checked("outputMode", output_mode, OutputMode)
         if output_mode is OutputMode.EveryN:
@@ -183,9 +166,6 @@ class Options(OptionsDict):
             long_name: The name it has in the graph.
             output_mode: Which values of it; None follows the model's outputs.
             output_return_period: For `EveryN`: every how many device iterations.
-
-        Raises:
-            ValueError: `output_mode` is no `OutputMode`.
         """
         mode = OutputMode.Default if output_mode is None else OutputMode(output_mode)
         period = (output_return_period or 1) if mode is OutputMode.EveryN else 1
@@ -230,12 +210,7 @@ class Options(OptionsDict):
         return self._set_private("_execution_strategy", strategy)
 
     def setAvailableMemoryProportion(self, available_memory_proportion: Dict[str, float]) -> Options:
-        """Let convolutions and products use so much of an IPU's memory, e.g. `{"IPU0": 0.5}`.
-
-        Raises:
-            AssertionError: A key does not start with `IPU`.
-            ValueError: No integer follows.
-        """
+        """Let convolutions and products use so much of an IPU's memory, e.g. `{"IPU0": 0.5}`."""
         proportions = {}
         for key, proportion in available_memory_proportion.items():
             if not key.startswith("IPU"):
@@ -270,13 +245,11 @@ class Options(OptionsDict):
 
     def enableExecutableCaching(self, path: Optional[str]) -> Options:
         """Keep compiled models in the directory `path`; None switches that off."""
-        if path is None:
-            self._Popart.set("enableEngineCaching", False)
-            return self
-        if compile_checks.selected(self):
-            logger.warning("Executable caching doesn't work with the IPU model.")
-        self._Popart.set("cachePath", path)
-        self._Popart.set("enableEngineCaching", True)
+        if path is not None:
+            if compile_checks.selected(self):
+                logger.warning("Executable caching doesn't work with the IPU model.")
+            self._Popart.set("cachePath", path)
+        self._Popart.set("enableEngineCaching", path is not None)
         return self
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
@@ -328,17 +301,12 @@ class Options(OptionsDict):
         return self._set_private("_module_namescope_enabled", False)
 
     def toDict(self) -> Dict[str, Any]:
-        """Return all that the back end is told, in one dictionary.
-
-        Raises:
-            AssertionError: No output mode was chosen, or two parts use one name.
-        """
+        """Return all that the back end is told, in one dictionary."""
         if self.defaultOutputMode():
             raise AssertionError("An output mode must be picked before the options are handed to the back end.")
         merged: Dict[str, Any] = dict(self._execution_strategy.backendOptions())
-        popart = OptionsDict(**self._Popart.options)
-        parts: List[OptionsDict] = [popart, self, self.Training, self.Distributed, self.TensorLocations]
-        for part in parts:
+        OptionsDict(**self._Popart.options).update(merged)
+        for part in (self, self.Training, self.Distributed, self.TensorLocations):
             part.update(merged)
         if self._show_compilation_progress_bar:
             merged["compilation_progress_bar_fn"] = CompilationProgressBar()
@@ -362,7 +330,7 @@ class Options(OptionsDict):
             getattr(self, part)._freeze()
 
     def _check_at_compile(self, training: bool) -> None:
-        check_at_compile(self, training)
+        compile_checks.check_at_compile(self, training)
 
     def _uses_ipu_model(self) -> bool:
         return compile_checks.selected(self)
@@ -372,10 +340,11 @@ class Options(OptionsDict):
 
     def _resolve_anchors(self) -> None:
         """Give anchors without an output mode the model's, which must be chosen by now."""
+        mode = OutputMode(self.output_mode)
+        period = self.output_return_period if mode is OutputMode.EveryN else 1
         for short_name, anchor in self.anchored_tensors.items():
-            self.anchored_tensors[short_name] = anchor.following(
-                OutputMode(self.output_mode), self.output_return_period
-            )
+            if anchor.unspecified:
+                self.anchored_tensors[short_name] = anchor._replace(mode=mode, period=period)
 
     def _set_private(self, name: str, value: Any) -> Options:
         self.checkIsFrozen(name[1:])
@@ -409,12 +378,6 @@ class Anchor(NamedTuple):
     unspecified: bool
     mode: OutputMode
     period: int
-
-    def following(self, model_mode: OutputMode, model_period: int) -> Anchor:
-        """Return the anchor with the model's mode and period where it has none of its own."""
-        if not self.unspecified:
-            return self
-        return self._replace(mode=model_mode, period=model_period if model_mode is OutputMode.EveryN else 1)
 
 
 def resolved(options: Optional[Options], training: bool) -> Options:

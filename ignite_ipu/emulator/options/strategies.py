@@ -6,7 +6,7 @@ other. None of it changes a result: it decides what compiles, how many IPUs that
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ignite_ipu.emulator.enums import AutoStage, Liveness
 from ignite_ipu.emulator.options.guarded import checked
@@ -27,9 +27,6 @@ class Stage:
 
     Args:
         block_ids: The `user_id` of each block.
-
-    Raises:
-        AssertionError: One of them is not a string.
     """
 
     def __init__(self, *block_ids: BlockId) -> None:
@@ -61,9 +58,6 @@ class Phase:
 
     Args:
         arg: Stages; or block ids, which then form one stage.
-
-    Raises:
-        AssertionError: They are neither all stages nor all strings.
     """
 
     def __init__(self, *arg: Union[BlockId, Stage]) -> None:
@@ -82,11 +76,7 @@ class Phase:
         return self.stages[idx]
 
     def ipus(self, *ipus: int) -> None:
-        """Give each stage its IPU, in order.
-
-        Raises:
-            AssertionError: There are not as many IPUs as stages.
-        """
+        """Give each stage its IPU, in order."""
         if len(ipus) != len(self.stages):
             raise AssertionError(f"Phase contains {len(self.stages)} stages but {len(ipus)} IPUs were given: {ipus}.")
         for stage, ipu in zip(self.stages, ipus):
@@ -96,18 +86,8 @@ class Phase:
         return f"Phase({', '.join(map(repr, self.stages))})"
 
 
-class _Stages:
-    """Answers where a block met in a trace goes."""
-
-    def restart(self) -> None:
-        """Forget the blocks that were met."""
-
-    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
-        raise NotImplementedError
-
-
-class _AutomaticStages(_Stages):
-    """Makes a stage of each block as it is met."""
+class _AutomaticStages:
+    """Makes a stage of each block as it is met in a trace."""
 
     def __init__(self, mode: AutoStage) -> None:
         self._mode = mode
@@ -132,23 +112,33 @@ class _AutomaticStages(_Stages):
         return Where(ipu_id, 0, ipu_id)
 
 
-class _ListedStages(_Stages):
-    """Knows the stage of every block beforehand."""
+class _ListedStages:
+    """Knows the stage of every block beforehand: its number and that of its phase with it."""
 
-    def __init__(self, stages: List[Stage], found: Dict[BlockId, Tuple[int, int, Stage]]) -> None:
-        self._stages = stages
-        self._found = found
+    def __init__(self, places: List[Tuple[int, int, Stage]]) -> None:
+        self._stages = [stage for _, _, stage in places]
+        self._found: Dict[BlockId, Tuple[int, int, Stage]] = {}
+        for place in places:
+            for block_id in place[2].blocks:
+                if self._found.get(block_id, place)[2] is not place[2]:
+                    raise AssertionError(f"Block {block_id!r} is associated with more than one stage.")
+                self._found[block_id] = place
 
     def __repr__(self) -> str:
         return ", ".join(map(repr, self._stages))
+
+    def restart(self) -> None:
+        """Forget nothing: no trace adds a stage."""
+
+    def by_block(self) -> Dict[BlockId, Stage]:
+        return {block_id: stage for block_id, (_, _, stage) in self._found.items()}
 
     def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
         if block_id not in self._found:
             raise AssertionError(f"Unknown Block {block_id!r}: list of expected Blocks is {sorted(self._found)}.")
         number, phase, stage = self._found[block_id]
-        if stage._ipu is not None:
-            return Where(number, phase, stage._ipu)
-        return Where(number, phase, number if ipu_id is None else ipu_id)
+        ipus = (each for each in (stage._ipu, ipu_id) if each is not None)
+        return Where(number, phase, next(ipus, number))
 
 
 class _IExecutionStrategy:
@@ -159,16 +149,12 @@ class _IExecutionStrategy:
 
     _backend_options: Dict[str, Union[int, bool]] = {}
 
-    def __init__(self, stages_manager: _Stages, block_map: Dict[BlockId, Stage]) -> None:
+    def __init__(self, stages_manager: Union[_AutomaticStages, _ListedStages], block_map: Dict[BlockId, Stage]) -> None:
         self._stages_manager = stages_manager
         self._block_map = block_map
 
     def stage(self, block_id: BlockId) -> Stage:
-        """Return the stage that lists `block_id`.
-
-        Raises:
-            AssertionError: None does; with automatic stages none ever does.
-        """
+        """Return the stage that lists `block_id`, which no automatic one does."""
         if block_id not in self._block_map:
             raise AssertionError(f"Unknown block {block_id!r}: the listed ones are {sorted(self._block_map)}.")
         return self._block_map[block_id]
@@ -194,34 +180,12 @@ class _IExecutionStrategy:
         return self._stages_manager.place(block_id, ipu_id)
 
 
-def _listed_once(stages: Iterable[Stage]) -> Dict[BlockId, Stage]:
-    block_map: Dict[BlockId, Stage] = {}
-    for stage in stages:
-        for block_id in stage.blocks:
-            if block_map.setdefault(block_id, stage) is not stage:
-                raise AssertionError(f"Block {block_id!r} is associated with more than one stage.")
-    return block_map
-
-
-def _as_stage(arg: Any) -> Stage:
-    if isinstance(arg, Stage):
-        return arg
-    if isinstance(arg, str):
-        return Stage(arg)
-    # An int or an AutoStage among other arguments ends here: TypeError, as in PopTorch.
-    return Stage(*iter(arg))
-
-
 class PipelinedExecution(_IExecutionStrategy):
     """Stages work on different micro-batches at the same time.
 
     Args:
         args: Nothing (`AutoStage.SameAsIpu`), one `AutoStage`, or the stages: each a `Stage`, a block id, or a list of
-            block ids.
-
-    Raises:
-        AssertionError: A block is in two stages.
-        TypeError: An argument is none of these.
+            block ids. No block may be in two stages.
     """
 
     _backend_options = {"execution_mode": 0}
@@ -230,10 +194,12 @@ class PipelinedExecution(_IExecutionStrategy):
         if not args or (len(args) == 1 and isinstance(args[0], AutoStage)):
             super().__init__(_AutomaticStages(args[0] if args else AutoStage.SameAsIpu), {})
             return
-        stages = [_as_stage(arg) for arg in args]
-        block_map = _listed_once(stages)
-        found = {block: (number, 0, stage) for number, stage in enumerate(stages) for block in stage.blocks}
-        super().__init__(_ListedStages(stages, found), block_map)
+        # Anything else, as an int or an AutoStage among other arguments: TypeError, as in PopTorch.
+        stages = [
+            arg if isinstance(arg, Stage) else Stage(*([arg] if isinstance(arg, str) else iter(arg))) for arg in args
+        ]
+        listed = _ListedStages([(number, 0, stage) for number, stage in enumerate(stages)])
+        super().__init__(listed, listed.by_block())
 
 
 class ShardedExecution(PipelinedExecution):
@@ -247,9 +213,6 @@ class _IPhasedExecution(_IExecutionStrategy):
 
     Args:
         phases: At least one, each a `Phase`, a list of stages, a list of block ids (one stage), a stage or a block id.
-
-    Raises:
-        AssertionError: There is none, a block is in two stages, or a list mixes kinds.
     """
 
     _backend_options = {"execution_mode": 2}
@@ -257,40 +220,24 @@ class _IPhasedExecution(_IExecutionStrategy):
     def __init__(self, *phases: Union[Phase, List[Stage], List[BlockId]]) -> None:
         if not phases:
             raise AssertionError("There is currently no AutoStage for phased executions: pass the phases.")
-        self._phases = [self._as_phase(phase) for phase in phases]
+        given: Sequence[Any] = phases
+        self._phases = [
+            each if isinstance(each, Phase) else Phase(*([each] if isinstance(each, (str, Stage)) else iter(each)))
+            for each in given
+        ]
         self._tensors_liveness = Liveness.AlwaysLive
         self._separate_backward_phase = False
-        stages = [stage for phase in self._phases for stage in phase.stages]
-        block_map = _listed_once(stages)
         # Stages of phases carry no number of their own, and so no IPU to fall back on.
-        found = {
-            block: (-1, number, stage)
-            for number, phase in enumerate(self._phases)
-            for stage in phase.stages
-            for block in stage.blocks
-        }
-        super().__init__(_ListedStages(stages, found), block_map)
+        listed = _ListedStages([(-1, i, stage) for i, phase in enumerate(self._phases) for stage in phase.stages])
+        super().__init__(listed, listed.by_block())
 
     def __repr__(self) -> str:
         settings = [*map(repr, self._phases), f"liveness={self._tensors_liveness.name}"]
         settings.append(f"separate_backward_phase={self._separate_backward_phase}")
         return f"{type(self).__name__}({', '.join(settings)})"
 
-    @staticmethod
-    def _as_phase(arg: Any) -> Phase:
-        if isinstance(arg, Phase):
-            return arg
-        if isinstance(arg, (str, Stage)):
-            return Phase(arg)
-        return Phase(*iter(arg))
-
     def phase(self, phase: int) -> Phase:
-        """Return phase number `phase`.
-
-        Raises:
-            AssertionError: `phase` is negative or no int.
-            IndexError: There are not so many.
-        """
+        """Return phase number `phase`."""
         given: Any = phase
         if not isinstance(given, int) or given < 0:
             raise AssertionError(f"Phases are identified by positive integers (and 0), got {phase!r}.")

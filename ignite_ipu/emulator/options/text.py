@@ -1,4 +1,4 @@
-"""Option files: one option call per line, read and checked, never executed.
+"""Options as text: files with one option call per line, and JSON objects; both read and checked, never executed.
 
 PopTorch hands the text of such a file to `exec`. Here every line is parsed; what is not a call of options, or the
 assignment of one, with literals, arithmetic on numbers, PopTorch's enum members, or PopTorch's stages, strategies and
@@ -10,14 +10,15 @@ from __future__ import annotations
 import ast
 import enum
 import functools
+import json
 import operator
 import os
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
+from ignite_ipu.emulator import enums
 from ignite_ipu.emulator.options import strategies
 from ignite_ipu.emulator.options.guarded import OptionsDict
-from ignite_ipu.emulator.options.tensor_locations import TensorLocationSettings
-from ignite_ipu.emulator.options.text.setters import find_member, find_setter
+from ignite_ipu.emulator.options.parts import TensorLocationSettings
 
 # What a file may construct.
 _CONSTRUCTORS: Dict[str, Callable[..., Any]] = {
@@ -27,7 +28,10 @@ _CONSTRUCTORS: Dict[str, Callable[..., Any]] = {
         *(strategies.ParallelPhasedExecution, strategies.SerialPhasedExecution, TensorLocationSettings),
     )
 }
-_PARTS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
+GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit", "_Popart")
+
+# Public methods that set no option, or would read another text.
+_NO_SETTERS = frozenset([*dir(OptionsDict), "clone", "defaultOutputMode", "from_json", "loadFromFile"])
 _SEQUENCES: Dict[type, Callable[[Any], Any]] = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
 _ARITHMETIC: Dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -79,6 +83,32 @@ def apply_file(options: OptionsDict, path: str) -> None:
         step()
 
 
+def apply_json(options: OptionsDict, text: str) -> None:
+    """Call the setter that each key of a JSON object names, with the key's value.
+
+    A list is spread over the arguments; `"OutputMode.All"` becomes that member.
+
+    Raises:
+        ValueError: `text` is no JSON object.
+        AttributeError: A key names no option.
+    """
+    try:
+        settings = json.loads(text)
+    except RecursionError:
+        raise ValueError("Options as JSON nest no deeper than a list in an object; this text does.") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f'Options as JSON are one object, such as {{"deviceIterations": 4}}; got {text!r}.')
+    calls = [
+        (
+            _find_setter(options, path.split(".")),
+            [_argument(each) for each in (value if isinstance(value, list) else [value])],
+        )
+        for path, value in settings.items()
+    ]
+    for setter, arguments in calls:
+        setter(*arguments)
+
+
 class _Line:
     """One line of a file and what is to be made of it."""
 
@@ -112,7 +142,7 @@ class _Line:
         if not names or owner is None:
             self._refuse("it calls what an option returned")
         try:
-            setter = find_setter(owner, names)
+            setter = _find_setter(owner, names)
         except AttributeError as error:
             raise UnknownOptionError(self._described(str(error))) from None
         positional, named = self._arguments(call)
@@ -121,13 +151,10 @@ class _Line:
         return None if names == ["anchorTensor"] else getattr(setter, "__self__", None), steps
 
     def _assignment(self, options: OptionsDict, target: ast.expr, value: Any) -> _Step:
-        *path, name = _dotted(target) or [""]
-        owners: Dict[Tuple[str, ...], Any] = {("options",): options}
-        owners.update({("options", each): getattr(options, each) for each in _PARTS})
-        owner = owners.get(tuple(path))
-        if owner is None or name.startswith("_"):
+        first, *groups, name = _dotted(target) or ["", ""]
+        if first != "options" or name.startswith("_") or groups not in [[], *([each] for each in GROUPS[:-1])]:
             self._refuse("it assigns to something that is no option")
-        return functools.partial(setattr, owner, name, value)
+        return functools.partial(setattr, getattr(options, groups[0]) if groups else options, name, value)
 
     def _parsed(self) -> ast.stmt:
         try:
@@ -175,7 +202,7 @@ class _Line:
         path = _dotted(node) or []
         if path[:2] in (["poptorch", "enums"], ["poptorch", "options"]):
             path = ["poptorch", *path[2:]]
-        member = find_member(*path[1:]) if len(path) == 3 and path[0] == "poptorch" else None
+        member = _find_member(*path[1:]) if len(path) == 3 and path[0] == "poptorch" else None
         if member is None:
             self._refuse(f"`{self._source(node)}` is neither a literal nor a poptorch enum member")
         return member
@@ -222,3 +249,37 @@ def _dotted(node: ast.expr) -> Optional[List[str]]:
     """Return the names of `a.b.c`, or None for any other expression."""
     base, names = _unwound(node)
     return [base.id, *names] if isinstance(base, ast.Name) else None
+
+
+def _argument(value: Any) -> Any:
+    if not isinstance(value, str) or value.count(".") != 1:
+        return value
+    member = _find_member(*value.split("."))
+    return value if member is None else member
+
+
+def _find_setter(options: OptionsDict, path: Sequence[str]) -> Callable[..., Any]:
+    """Return the method of `options` that `path` names, such as `["Training", "gradientAccumulation"]`."""
+    *groups, name = path
+    owner: Any = options
+    if len(groups) == 1 and groups[0] in GROUPS:
+        owner = getattr(options, groups[0])
+        # The one method that back-end settings are made with is called what guarded dictionaries call theirs.
+        allowed = groups[0] == "_Popart" or name not in _NO_SETTERS
+    else:
+        allowed = not groups and name not in _NO_SETTERS
+    method = getattr(type(owner), name, None) if allowed and not name.startswith("_") else None
+    if not callable(method):
+        raise AttributeError(
+            f"Invalid attribute {'.'.join(path)}: no option of poptorch.Options is set by a method of that name."
+        )
+    setter: Callable[..., Any] = getattr(owner, name)
+    return setter
+
+
+def _find_member(kind: str, member: str) -> Optional[enum.Enum]:
+    """Return the member of one of PopTorch's enumerations; None if there is none of that name."""
+    found = getattr(enums, kind, None)
+    if not isinstance(found, type) or not issubclass(found, enum.Enum):
+        return None
+    return found.__members__.get(member)

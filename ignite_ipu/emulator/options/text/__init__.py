@@ -1,1 +1,0 @@
-"""Options as text: configuration files and JSON."""
