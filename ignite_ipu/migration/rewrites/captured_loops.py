@@ -20,11 +20,14 @@ Example:
 from __future__ import annotations
 
 import ast
+from typing import Union
 
 import libcst as cst
 
 from ignite_ipu.migration.analysis.captures import evaluated_models, find_captures
-from ignite_ipu.migration.rewriting.editor import Edit, Editor
+from ignite_ipu.migration.rewriting.editor import Editor
+
+_Statement = Union[cst.SimpleStatementLine, cst.BaseCompoundStatement]
 
 
 def apply(editor: Editor) -> None:
@@ -34,32 +37,23 @@ def apply(editor: Editor) -> None:
     for node, names in captures:
         name = editor.need("ipu_prepare", node)
         if isinstance(node, ast.Call):
-            editor.replace(node, _prepared(name, *names))
+            editor.replace(node, _prepared, name, *names)
         else:
-            editor.replace(node, _preceded(f"{name}({', '.join(names)})"))
+            editor.replace(node, _preceded, f"{name}({', '.join(names)})")
     for made in evaluated_models(training):
-        editor.replace(made, _prepared(editor.need("ipu_prepare", made)))
+        editor.replace(made, _prepared, editor.need("ipu_prepare", made))
 
 
-def _prepared(name: str, *others: str) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.Call)
-        return cst.Call(cst.Name(name), [cst.Arg(node), *map(_argument, others)])
-
-    return edit
+def _prepared(node: cst.Call, name: str, *others: str) -> cst.Call:
+    return cst.Call(cst.Name(name), [cst.Arg(node), *map(_argument, others)])
 
 
 def _argument(text: str) -> cst.Arg:
     return cst.Arg(cst.parse_expression(text.lstrip("*")), star="*" if text.startswith("*") else "")
 
 
-def _preceded(call: str) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.FlattenSentinel[cst.BaseStatement]:
-        assert isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement))
-        lines = list(node.leading_lines)
-        comments = [position for position, line in enumerate(lines) if line.comment is not None]
-        first = min(comments, default=len(lines))
-        new = cst.parse_statement(call).with_changes(leading_lines=lines[:first])
-        return cst.FlattenSentinel([new, node.with_changes(leading_lines=lines[first:])])
-
-    return edit
+def _preceded(node: _Statement, call: str) -> cst.FlattenSentinel[cst.BaseStatement]:
+    lines = list(node.leading_lines)
+    first = next((position for position, line in enumerate(lines) if line.comment is not None), len(lines))
+    new = cst.parse_statement(call).with_changes(leading_lines=lines[:first])
+    return cst.FlattenSentinel([new, node.with_changes(leading_lines=lines[first:])])

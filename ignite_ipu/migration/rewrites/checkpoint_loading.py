@@ -10,11 +10,8 @@ Example:
 
 from __future__ import annotations
 
-import libcst as cst
-
 from ignite_ipu.migration.analysis.names import argument
-from ignite_ipu.migration.rewriting.comma_lists import with_argument
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, keyword_argument
+from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
@@ -23,12 +20,4 @@ def apply(editor: Editor) -> None:
         unclear = any(keyword.arg is None for keyword in call.keywords)
         if unclear or argument(call, "map_location", 1) is not None:
             continue
-        editor.replace(call, _located(editor.need("host_device", call)))
-
-
-def _located(name: str) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.Call)
-        return with_argument(node, keyword_argument("map_location", f"{name}()"))
-
-    return edit
+        editor.add_argument(call, "map_location", f"{editor.need('host_device', call)}()")

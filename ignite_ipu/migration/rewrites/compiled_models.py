@@ -17,7 +17,7 @@ import libcst as cst
 
 from ignite_ipu.migration.analysis.devices import is_native_alone
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.rewriting.editor import Edit, Editor
+from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
@@ -26,13 +26,9 @@ def apply(editor: Editor) -> None:
         model = argument(call, "model", 0)
         if dotted(model) is not None and not is_native_alone(editor.program, call):
             alone = isinstance(editor.program.parents[call], ast.Assign)
-            editor.replace(call, _chosen(editor.need("is_native", call), dotted(model) or "", alone))
+            editor.replace(call, _chosen, editor.need("is_native", call), dotted(model) or "", alone)
 
 
-def _chosen(name: str, model: str, alone: bool) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.Call)
-        choice = cst.IfExp(test=cst.Call(cst.Name(name)), body=node, orelse=cst.parse_expression(model))
-        return choice if alone else choice.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-
-    return edit
+def _chosen(node: cst.Call, name: str, model: str, alone: bool) -> cst.IfExp:
+    choice = cst.IfExp(test=cst.Call(cst.Name(name)), body=node, orelse=cst.parse_expression(model))
+    return choice if alone else choice.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])

@@ -19,14 +19,9 @@ import libcst as cst
 
 from ignite_ipu.migration.analysis.devices import is_guarded
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.rewriting.editor import Edit, Editor
+from ignite_ipu.migration.rewriting.editor import Editor
 
-ORDERS = (
-    "torch.cuda.set_device",
-    "torch.cuda.synchronize",
-    "torch.cuda.empty_cache",
-    "torch.cuda.reset_peak_memory_stats",
-)
+_ORDERS = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
 
 
 def apply(editor: Editor) -> None:
@@ -44,31 +39,22 @@ def apply(editor: Editor) -> None:
             continue
         chosen = device is not None and constant(device) not in (0, None)
         name = editor.need("host_device", call)
-        editor.replace(call, _moved(f"{name}({editor.source_of(device)})" if device and chosen else f"{name}()"))
-    for call, called in program.calls("torch.cuda.*"):
+        editor.replace(call, _moved, f"{name}({editor.source_of(device)})" if device and chosen else f"{name}()")
+    for call, _ in program.calls(*(f"torch.cuda.{order}" for order in _ORDERS)):
         statement = program.parents[call]
-        if isinstance(statement, ast.Expr) and called in ORDERS and not is_guarded(program, call):
-            editor.replace(statement, _guarded(f'{editor.need("host_device", call)}().type == "cuda"'))
+        if isinstance(statement, ast.Expr) and not is_guarded(program, call):
+            editor.replace(statement, _guarded, f'{editor.need("host_device", call)}().type == "cuda"')
 
 
-def _moved(where: str) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.Call)
-        assert isinstance(node.func, cst.Attribute)
-        first, rest = cst.Arg(cst.parse_expression(where)), list(node.args)
-        given = [arg for arg in rest if arg.keyword is None or arg.keyword.value == "device"]
-        if given:
-            first = given[0].with_changes(value=first.value, keyword=None, equal=cst.MaybeSentinel.DEFAULT)
-            rest.remove(given[0])
-        return node.with_changes(func=node.func.with_changes(attr=cst.Name("to")), args=[first, *rest])
-
-    return edit
+def _moved(node: cst.Call, where: str) -> cst.Call:
+    first, rest = cst.Arg(cst.parse_expression(where)), list(node.args)
+    given = [arg for arg in rest if arg.keyword is None or arg.keyword.value == "device"]
+    if given:
+        first = given[0].with_changes(value=first.value, keyword=None, equal=cst.MaybeSentinel.DEFAULT)
+        rest.remove(given[0])
+    return node.with_changes(func=node.func.with_changes(attr=cst.Name("to")), args=[first, *rest])
 
 
-def _guarded(test: str) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.SimpleStatementLine)
-        body = cst.IndentedBlock([node.with_changes(leading_lines=[])])
-        return cst.If(cst.parse_expression(test), body, leading_lines=node.leading_lines)
-
-    return edit
+def _guarded(node: cst.SimpleStatementLine, test: str) -> cst.If:
+    body = cst.IndentedBlock([node.with_changes(leading_lines=[])])
+    return cst.If(cst.parse_expression(test), body, leading_lines=node.leading_lines)

@@ -13,13 +13,9 @@ Example:
 from __future__ import annotations
 
 from ignite_ipu.migration.rewriting.editor import Editor
-from ignite_ipu.migration.rewriting.engine_calls import Replacement, replace_engine_calls
-
-_REPLACEMENTS = {
-    "ignite.engine.create_supervised_evaluator": Replacement("create_ipu_evaluator", device_position=2),
-}
+from ignite_ipu.migration.rewriting.engine_calls import replace_engine_calls
 
 
 def apply(editor: Editor) -> None:
     """Replace the function and leave out the device, which is the model's own."""
-    replace_engine_calls(editor, _REPLACEMENTS)
+    replace_engine_calls(editor, "ignite.engine.create_supervised_evaluator", "create_ipu_evaluator", 2)

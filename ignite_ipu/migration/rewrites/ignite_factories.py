@@ -15,13 +15,9 @@ Example:
 from __future__ import annotations
 
 from ignite_ipu.migration.rewriting.editor import Editor
-from ignite_ipu.migration.rewriting.engine_calls import Replacement, replace_engine_calls
-
-_REPLACEMENTS = {
-    "ignite.engine.create_supervised_trainer": Replacement("create_ipu_trainer", device_position=3, trains=True),
-}
+from ignite_ipu.migration.rewriting.engine_calls import replace_engine_calls
 
 
 def apply(editor: Editor) -> None:
     """Replace the function, leave out the device, which is the model's own, and keep incomplete batches."""
-    replace_engine_calls(editor, _REPLACEMENTS)
+    replace_engine_calls(editor, "ignite.engine.create_supervised_trainer", "create_ipu_trainer", 3)

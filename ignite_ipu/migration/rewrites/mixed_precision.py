@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import ast
 
-import libcst as cst
-
 from ignite_ipu.migration.analysis.names import constant
 from ignite_ipu.migration.analysis.precision_arguments import (
     enabled_argument,
@@ -28,8 +26,7 @@ from ignite_ipu.migration.analysis.precision_arguments import (
     switchable,
 )
 from ignite_ipu.migration.analysis.training import TRAINER_FACTORIES
-from ignite_ipu.migration.rewriting.comma_lists import with_argument
-from ignite_ipu.migration.rewriting.editor import Edit, Editor, keyword_argument
+from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
@@ -41,18 +38,10 @@ def apply(editor: Editor) -> None:
         native = f"{editor.need('is_native', call)}()"
         enabled = enabled_argument(editor.program, call)
         if enabled is None:
-            editor.replace(call, _with_enabled(native))
+            editor.add_argument(call, "enabled", native)
         elif constant(enabled) is True:
             editor.expression(enabled, native)
         else:
             plain = isinstance(enabled, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Compare))
             source = editor.source_of(enabled)
             editor.expression(enabled, f"{source if plain else f'({source})'} and {native}")
-
-
-def _with_enabled(native: str) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.Call)
-        return with_argument(node, keyword_argument("enabled", native))
-
-    return edit

@@ -17,7 +17,7 @@ import libcst as cst
 
 from ignite_ipu.migration.analysis.names import argument, dotted, owner_of
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewriting.editor import Edit, Editor
+from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
@@ -32,8 +32,8 @@ def apply(editor: Editor) -> None:
             mode = second.value if isinstance(second, ast.Expr) else None
             if model is None or owner_of(mode, "train", "eval") != model:
                 continue
-            editor.replace(first, _text(editor.source_of(second)))
-            editor.replace(second, _text(editor.source_of(first)))
+            editor.replace(first, _rewritten, editor.source_of(second))
+            editor.replace(second, _rewritten, editor.source_of(first))
 
 
 def _wrapped_model(program: Program, statement: ast.stmt) -> Optional[str]:
@@ -46,11 +46,5 @@ def _wrapped_model(program: Program, statement: ast.stmt) -> Optional[str]:
     return dotted(model) if model is not None else None
 
 
-def _text(source: str) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.SimpleStatementLine)
-        line = cst.parse_statement(source)
-        assert isinstance(line, cst.SimpleStatementLine)
-        return node.with_changes(body=line.body)
-
-    return edit
+def _rewritten(node: cst.SimpleStatementLine, source: str) -> cst.SimpleStatementLine:
+    return node.with_changes(body=cst.ensure_type(cst.parse_statement(source), cst.SimpleStatementLine).body)

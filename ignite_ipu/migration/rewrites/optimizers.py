@@ -24,7 +24,6 @@ def apply(editor: Editor) -> None:
             editor.replace(call, _without_switches)
 
 
-def _without_switches(node: cst.CSTNode) -> cst.CSTNode:
-    assert isinstance(node, cst.Call)
+def _without_switches(node: cst.Call) -> cst.Call:
     dropped = [arg for arg in node.args if arg.keyword is not None and arg.keyword.value in _SWITCHES]
     return without_arguments(node, dropped)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.rewriting.editor import Edit, Editor
+from ignite_ipu.migration.rewriting.editor import Editor
 
 _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize")
 _WRAPPERS = ("torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel")
@@ -33,12 +33,8 @@ def apply(editor: Editor) -> None:
     for call, _ in program.calls("ignite.distributed.auto_model"):
         editor.expression(call.func, editor.need("auto_model", call))
     for call, _ in program.calls(*_WRAPPERS):
-        editor.replace(call, _given(editor.need("parallel_model", call)))
+        editor.replace(call, _given, editor.need("parallel_model", call))
 
 
-def _given(name: str) -> Edit:
-    def edit(node: cst.CSTNode) -> cst.CSTNode:
-        assert isinstance(node, cst.Call)
-        return node.with_changes(func=cst.Name(name), args=[cst.Arg(node.func), *node.args])
-
-    return edit
+def _given(node: cst.Call, name: str) -> cst.Call:
+    return node.with_changes(func=cst.Name(name), args=[cst.Arg(node.func), *node.args])

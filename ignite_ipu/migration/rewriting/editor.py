@@ -9,16 +9,18 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Callable, Dict, List, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple, Union
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.rewriting.comma_lists import with_argument
 from ignite_ipu.migration.source.file import split_lines
 
 Range = Tuple[int, int, int, int]
-Edit = Callable[[cst.CSTNode], Union[cst.CSTNode, cst.RemovalSentinel, "cst.FlattenSentinel[cst.BaseStatement]"]]
+Edited = Union[cst.CSTNode, cst.RemovalSentinel, "cst.FlattenSentinel[cst.BaseStatement]"]
+Edit = Callable[..., Edited]
 
 
 class RewriteRefused(Exception):
@@ -72,7 +74,7 @@ class Editor:
         self.forgotten: Set[str] = set()
         self.subject = ""
         self._lines = [line.encode("utf-8") for line in split_lines(program.source.text)]
-        self._edits: Dict[cst.CSTNode, List[Edit]] = {}
+        self._edits: Dict[cst.CSTNode, List[Tuple[Edit, Tuple[Any, ...]]]] = {}
 
     @cached_property
     def _wrapper(self) -> MetadataWrapper:
@@ -92,14 +94,19 @@ class Editor:
         """True if there is anything to apply."""
         return bool(self._edits)
 
-    def replace(self, node: ast.AST, edit: Edit) -> None:
-        """Replace the concrete node of an expression or a simple statement by what `edit` makes of it."""
-        self._edits.setdefault(self._find(node), []).append(edit)
+    def replace(self, node: ast.AST, edit: Edit, *args: Any) -> None:
+        """Replace the concrete node of an expression or a simple statement by what `edit` makes of it and `args`."""
+        self._edits.setdefault(self._find(node), []).append((edit, args))
 
     def expression(self, node: ast.expr, text: str) -> None:
         """Replace an expression by another, given as text."""
-        new = cst.parse_expression(text)
-        self.replace(node, lambda _: new)
+        self.replace(node, lambda _, new: new, cst.parse_expression(text))
+
+    def add_argument(self, call: ast.Call, name: str, value: str) -> None:
+        """Give a call one more argument, `name=value`."""
+        equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+        argument = cst.Arg(cst.parse_expression(value), keyword=cst.Name(name), equal=equal)
+        self.replace(call, with_argument, argument)
 
     def source_of(self, node: ast.AST) -> str:
         """Return an expression's or statement's text as it stands, without the comments around it."""
@@ -150,21 +157,12 @@ class Editor:
 
 
 class _Applier(cst.CSTTransformer):
-    def __init__(self, edits: Dict[cst.CSTNode, List[Edit]]) -> None:
+    def __init__(self, edits: Mapping[cst.CSTNode, Sequence[Tuple[Edit, Tuple[Any, ...]]]]) -> None:
         super().__init__()
         self.edits = edits
 
-    def on_leave(  # type: ignore[override]
-        self, original_node: cst.CSTNode, updated_node: cst.CSTNode
-    ) -> Union[cst.CSTNode, cst.RemovalSentinel, cst.FlattenSentinel[cst.BaseStatement]]:
-        result: Union[cst.CSTNode, cst.RemovalSentinel, cst.FlattenSentinel[cst.BaseStatement]] = updated_node
-        for edit in self.edits.get(original_node, ()):
-            assert isinstance(result, cst.CSTNode)
-            result = edit(result)
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> Edited:  # type: ignore[override]
+        result: Edited = updated_node
+        for edit, args in self.edits.get(original_node, ()):
+            result = edit(result, *args)
         return result
-
-
-def keyword_argument(name: str, value: str) -> cst.Arg:
-    """Return `name=value` as an argument."""
-    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-    return cst.Arg(cst.parse_expression(value), keyword=cst.Name(name), equal=equal)
