@@ -6,7 +6,7 @@ argument in front of it, and goes with that; one on a line of its own stays.
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import List, Sequence
 
 import libcst as cst
 
@@ -18,29 +18,33 @@ _SPACE = cst.SimpleWhitespace(" ")
 
 def without_arguments(call: cst.Call, dropped: Sequence[cst.Arg]) -> cst.Call:
     """Return a call without some of its arguments."""
-    kept, gaps = _without(call.args, _gaps_of(call), dropped)
-    if not kept:
-        return call.with_changes(args=[], whitespace_before_args=gaps[0])
-    return _rebuilt(call, kept, gaps)
+    before, *behind = _gaps_of(call)
+    kept: List[cst.Arg] = []
+    gaps = [before]
+    for item, gap in zip(call.args, behind):
+        if any(item is other for other in dropped):
+            gaps[-1] = _merged(gaps[-1], gap, last=item is call.args[-1])
+        else:
+            kept.append(item)
+            gaps.append(gap)
+    return _rebuilt(call, kept, gaps) if kept else call.with_changes(args=[], whitespace_before_args=gaps[0])
 
 
 def with_argument(call: cst.Call, argument: cst.Arg) -> cst.Call:
     """Return a call with one more argument at its end, on a line of its own if the others are."""
     gaps = _gaps_of(call)
-    if call.args:
-        before, end = gaps[-2:]
-        gaps[-1] = _SPACE
-        if isinstance(before, cst.ParenthesizedWhitespace):
-            gaps[-1] = before.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[])
-            if isinstance(end, cst.ParenthesizedWhitespace):
-                gaps[-1] = gaps[-1].with_changes(first_line=end.first_line)
-                end = end.with_changes(first_line=cst.TrailingWhitespace())
-        gaps.append(end)
-        comma = call.args[-1].comma
-        argument = argument.with_changes(comma=cst.Comma() if isinstance(comma, cst.Comma) else comma)
-    else:
-        gaps.append(_NONE)
-    return _rebuilt(call, [*call.args, argument], gaps)
+    if not call.args:
+        return _rebuilt(call, [argument], [*gaps, _NONE])
+    *_, before, end = gaps
+    gaps[-1] = _SPACE
+    if isinstance(before, cst.ParenthesizedWhitespace):
+        gaps[-1] = before.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[])
+        if isinstance(end, cst.ParenthesizedWhitespace):
+            gaps[-1] = gaps[-1].with_changes(first_line=end.first_line)
+            end = end.with_changes(first_line=cst.TrailingWhitespace())
+    comma = call.args[-1].comma
+    argument = argument.with_changes(comma=cst.Comma() if isinstance(comma, cst.Comma) else comma)
+    return _rebuilt(call, [*call.args, argument], [*gaps, end])
 
 
 def _gaps_of(call: cst.Call) -> List[Gap]:
@@ -49,18 +53,6 @@ def _gaps_of(call: cst.Call) -> List[Gap]:
         for arg in call.args
     )
     return [call.whitespace_before_args, *behind]
-
-
-def _without(items: Sequence[cst.Arg], gaps: List[Gap], dropped: Sequence[cst.Arg]) -> Tuple[List[cst.Arg], List[Gap]]:
-    kept: List[cst.Arg] = []
-    left = [gaps[0]]
-    for position, item in enumerate(items):
-        if any(item is other for other in dropped):
-            left[-1] = _merged(left[-1], gaps[position + 1], last=position == len(items) - 1)
-        else:
-            kept.append(item)
-            left.append(gaps[position + 1])
-    return kept, left
 
 
 def _merged(before: Gap, after: Gap, last: bool) -> Gap:
@@ -76,19 +68,14 @@ def _merged(before: Gap, after: Gap, last: bool) -> Gap:
     return after if last else before
 
 
-def _rebuilt(call: cst.Call, args: List[cst.Arg], gaps: List[Gap]) -> cst.Call:
+def _rebuilt(call: cst.Call, items: Sequence[cst.Arg], gaps: Sequence[Gap]) -> cst.Call:
     trailing = bool(call.args) and isinstance(call.args[-1].comma, cst.Comma)
-    *front, last = (arg.with_changes(whitespace_after_arg=_NONE) for arg in _with_commas(args, gaps, trailing))
-    args = [*front, last if trailing else last.with_changes(whitespace_after_arg=gaps[-1])]
-    return call.with_changes(args=args, whitespace_before_args=gaps[0])
-
-
-def _with_commas(items: Sequence[cst.Arg], gaps: Sequence[Gap], trailing: bool) -> List[cst.Arg]:
-    found: List[cst.Arg] = []
-    for position, item in enumerate(items):
-        if position == len(items) - 1 and not trailing:
-            found.append(item.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+    args: List[cst.Arg] = []
+    for item, gap in zip(items, gaps[1:]):
+        if item is items[-1] and not trailing:
+            args.append(item.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=gap))
         else:
             comma = item.comma if isinstance(item.comma, cst.Comma) else cst.Comma()
-            found.append(item.with_changes(comma=comma.with_changes(whitespace_after=gaps[position + 1])))
-    return found
+            comma = comma.with_changes(whitespace_after=gap)
+            args.append(item.with_changes(comma=comma, whitespace_after_arg=_NONE))
+    return call.with_changes(args=args, whitespace_before_args=gaps[0])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
-from typing import List, Optional, Sequence, Set, Tuple
+from typing import Sequence, Set
 
 import libcst as cst
+from libcst import matchers
 from libcst.codemod import CodemodContext
 from libcst.codemod.visitors import RemoveImportsVisitor
 
 from ignite_ipu.migration.source.file import split_lines
 
 PACKAGE = "ignite_ipu"
+_ALIASES = [matchers.AtLeastN(matchers.ImportAlias(asname=None), n=1)]
+_OURS = matchers.ImportFrom(module=matchers.Name(PACKAGE), names=_ALIASES, relative=[])
+_TEXT = matchers.Expr(matchers.SimpleString() | matchers.ConcatenatedString())
 
 
 def update_imports(text: str, needed: Set[str], forgotten: Set[str]) -> str:
@@ -19,14 +23,13 @@ def update_imports(text: str, needed: Set[str], forgotten: Set[str]) -> str:
     module = cst.parse_module(text)
     if forgotten:
         module = _without(module, forgotten)
-    tree = ast.parse(module.code)
     missing = needed - {
         alias.name
-        for node in tree.body
+        for node in ast.parse(module.code).body
         if isinstance(node, ast.ImportFrom) and node.module == PACKAGE and node.level == 0
         for alias in node.names
     }
-    return _add(module, sorted(missing)).code if missing else module.code
+    return _add(module, missing).code if missing else module.code
 
 
 def _without(module: cst.Module, forgotten: Set[str]) -> cst.Module:
@@ -44,55 +47,32 @@ def _without(module: cst.Module, forgotten: Set[str]) -> cst.Module:
 
 
 # LibCST's own visitor would not keep the names in order, and puts an empty line behind.
-def _add(module: cst.Module, names: Sequence[str]) -> cst.Module:
+def _add(module: cst.Module, names: Set[str]) -> cst.Module:
+    place = _place(module.body)
+    line = cst.SimpleStatementLine([])
+    rest = module.body[place:]
     for position, statement in enumerate(module.body):
-        old = _package_import(statement)
-        if old is not None:
-            line, current = old
-            wanted = sorted({*current, *names}, key=str.lower)
-            new = line.with_changes(body=[_import_node(wanted)])
-            return module.with_changes(body=[*module.body[:position], new, *module.body[position + 1 :]])
-    line = cst.SimpleStatementLine([_import_node(names)])
-    body = list(module.body)
-    body.insert(_place(body), line)
-    return module.with_changes(body=body)
-
-
-def _package_import(
-    statement: cst.BaseStatement,
-) -> Optional[Tuple[cst.SimpleStatementLine, List[str]]]:
-    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
-        return None
-    node = statement.body[0]
-    if not isinstance(node, cst.ImportFrom) or isinstance(node.names, cst.ImportStar) or node.relative:
-        return None
-    if not isinstance(node.module, cst.Name) or node.module.value != PACKAGE:
-        return None
-    if any(alias.asname is not None for alias in node.names):
-        return None
-    return statement, [alias.evaluated_name for alias in node.names]
-
-
-def _import_node(names: Sequence[str]) -> cst.ImportFrom:
-    return cst.ImportFrom(cst.Name(PACKAGE), [cst.ImportAlias(cst.Name(name)) for name in names])
+        if matchers.matches(statement, matchers.SimpleStatementLine(body=[_OURS])):
+            line = cst.ensure_type(statement, cst.SimpleStatementLine)
+            found = matchers.findall(line, matchers.ImportAlias())
+            names = names | {cst.ensure_type(alias, cst.ImportAlias).evaluated_name for alias in found}
+            place, rest = position, module.body[position + 1 :]
+            break
+    aliases = [cst.ImportAlias(cst.Name(name)) for name in sorted(names)]
+    new = line.with_changes(body=[cst.ImportFrom(cst.Name(PACKAGE), aliases)])
+    return module.with_changes(body=[*module.body[:place], new, *rest])
 
 
 def _place(body: Sequence[cst.BaseStatement]) -> int:
     """Return where in the module a new import goes: after the imports at its top, in front of all other code."""
     place = 0
     for position, statement in enumerate(body):
-        if not isinstance(statement, cst.SimpleStatementLine):
-            break
-        if all(isinstance(small, (cst.Import, cst.ImportFrom)) for small in statement.body):
+        small = statement.body if isinstance(statement, cst.SimpleStatementLine) else [statement]
+        if all(isinstance(each, (cst.Import, cst.ImportFrom)) for each in small):
             place = position + 1
-        elif not _is_text(statement):
+        elif not matchers.matches(small[0], _TEXT):
             break
-        elif position == place:
+        elif position == 0:
             # The module's docstring; a notebook's later markers count only when imports follow them.
-            place = position + 1 if position == 0 else place
+            place = 1
     return place
-
-
-def _is_text(statement: cst.SimpleStatementLine) -> bool:
-    small = statement.body[0]
-    return isinstance(small, cst.Expr) and isinstance(small.value, (cst.SimpleString, cst.ConcatenatedString))
