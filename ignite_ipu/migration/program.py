@@ -28,10 +28,11 @@ class Program(ParsedFile):
         """Facts of the code that is traced: every model's forward, and the loss functions."""
         analysis = ForwardAnalysis(self.names, self.models, self.functions)
         for model in self.models:
-            analysis.run_model(model)
-        for name in sorted(self.training.loss_functions):
-            if name in self.functions:
-                analysis.run_function(self.functions[name])
+            forward = model.method("forward")
+            if forward is not None:
+                analysis.run(forward, model)
+        for name in sorted(self.training.loss_functions & self.functions.keys()):
+            analysis.run(self.functions[name])
         return sorted(analysis.facts, key=lambda fact: (fact.node.lineno, fact.node.col_offset, fact.kind, fact.name))
 
     def facts_of(self, *kinds: str) -> Iterator[Fact]:

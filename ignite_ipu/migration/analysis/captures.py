@@ -6,9 +6,7 @@ import ast
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ignite_ipu.migration.analysis.bindings import names_bound
-from ignite_ipu.migration.analysis.engine_functions import captured_functions, training_functions
-from ignite_ipu.migration.analysis.evaluations import without_gradients
-from ignite_ipu.migration.analysis.kinds import parameters_of
+from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import Holding
 from ignite_ipu.migration.analysis.names import (
     argument,
@@ -82,7 +80,7 @@ def _trained(training: Training) -> Set[str]:
     file = training.file
     scopes = [file.function_of(call) for call in training.backwards]
     calls = [call for call in file.nodes(ast.Call) if scopes and file.function_of(call) in scopes]
-    return {dotted(call.func) or "" for call in calls if not without_gradients(file, call)}
+    return {dotted(call.func) or "" for call in calls if not file.without_gradients(call)}
 
 
 def evaluated_models(training: Training) -> Iterator[ast.Call]:
@@ -109,12 +107,11 @@ class _Captures:
         self.unclear: List[Unclear] = []
 
     def find(self) -> Tuple[List[Capture], List[Unclear]]:
-        captured = captured_functions(self.file)
-        recorded = [function for _, function in training_functions(self.training)]
+        recorded = [function for _, function in self.training.process_functions]
         scopes: List[Scope] = []
         for backward in self.training.backwards:
             scope = self.file.function_of(backward) or self.file.tree
-            if getattr(scope, "name", "") not in captured and scope not in scopes:
+            if getattr(scope, "name", "") not in self.training.captured and scope not in scopes:
                 scopes.append(scope)
         if not scopes:
             return [], []
@@ -252,9 +249,11 @@ class _Captures:
         parameters = [] if isinstance(scope, ast.Module) else [arg.arg for arg in parameters_of(scope)]
         if isinstance(scope, ast.Module) or name not in parameters:
             return any(map(self._makes, [*self.file.values.get(name, ()), *self._looped(name, scope)]))
-        position = parameters.index(name) - (parameters[:1] == ["self"])
-        assert not isinstance(scope, ast.Module)
-        given = [argument(call, name, position) for call in self._calls_of(scope)]
+        return self._all_give(scope, name)
+
+    def _all_give(self, function: Function, name: str) -> bool:
+        """Tell whether all calls of a function give it, by a name, an optimizer that the file makes."""
+        given = self.file.given(function, name)
         return bool(given) and all(value is not None and self._makes(value) for value in given)
 
     def _makes(self, value: ast.expr) -> bool:
@@ -267,7 +266,10 @@ class _Captures:
             elements = [inner.elt] if isinstance(inner, ast.ListComp) else inner.elts
             return bool(elements) and all(map(self._makes, elements))
         if isinstance(inner, ast.Subscript):  # **options of a function, by name
-            return self._is_given(constant(index_of(inner)), dotted(inner.value), scope)
+            options = None if isinstance(scope, ast.Module) else scope.args.kwarg
+            if isinstance(scope, ast.Module) or options is None or options.arg != dotted(inner.value):
+                return False
+            return self._all_give(scope, str(constant(index_of(inner))))
         makers = {getattr(self.file.function_of(call), "name", None) for call in self.made}
         function = (dotted(inner.func) or "").rsplit(".", 1)[-1] if isinstance(inner, ast.Call) else ""
         if isinstance(inner, ast.Call) and any(function == each.name for each in self.file.nodes(ast.ClassDef)):
@@ -283,21 +285,6 @@ class _Captures:
                 assert isinstance(loop.iter, ast.Call)
                 pairs = list(zip(loop.target.elts, loop.iter.args))
             yield from (each for target, each in pairs if dotted(target) == name)
-
-    def _is_given(self, name: object, options: Optional[str], scope: Scope) -> bool:
-        """Tell whether all calls of a function give it, among its `**options`, an optimizer that the file makes."""
-        if isinstance(scope, ast.Module) or scope.args.kwarg is None or scope.args.kwarg.arg != options:
-            return False
-        given = [argument(call, str(name)) for call in self._calls_of(scope)]
-        return bool(given) and all(value is not None and self._makes(value) for value in given)
-
-    def _calls_of(self, scope: Union[ast.FunctionDef, ast.AsyncFunctionDef]) -> List[ast.Call]:
-        """Return the calls of a function, or of the class whose constructor it is."""
-        above = self.file.parents[scope]
-        made = isinstance(above, ast.ClassDef) and scope.name == "__init__"
-        called = above.name if made and isinstance(above, ast.ClassDef) else scope.name
-        method = not made and [arg.arg for arg in parameters_of(scope)][:1] == ["self"]
-        return [each for each in self.file.nodes(ast.Call) if _calls(each, called, method)]
 
     def _in_front(self, scope: Scope, optimizers: Sequence[str]) -> Iterator[Capture]:
         """Yield the call of `ipu_prepare` in front of the first statement that calls a model."""
@@ -343,11 +330,6 @@ class _Captures:
 def _loops(node: ast.AST) -> Sequence[Union[ast.For, ast.AsyncFor, ast.comprehension]]:
     """Return a loop itself, or those of a comprehension."""
     return [node] if isinstance(node, (ast.For, ast.AsyncFor)) else getattr(node, "generators", [])
-
-
-def _calls(call: ast.Call, name: str, method: bool) -> bool:
-    function = call.func
-    return function.attr == name if method and isinstance(function, ast.Attribute) else dotted(function) == name
 
 
 def _is_part(name: str, names: Set[str]) -> bool:

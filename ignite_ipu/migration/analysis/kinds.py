@@ -29,6 +29,16 @@ class Kind(enum.Enum):
         """True if it is one tensor."""
         return self in (Kind.TENSOR, Kind.MASK)
 
+    @property
+    def has_tensors(self) -> bool:
+        """True if it is one tensor or several."""
+        return self in (Kind.TENSOR, Kind.MASK, Kind.TENSORS)
+
+    @property
+    def element(self) -> Kind:
+        """Kind of what a subscription or an iteration gives."""
+        return {Kind.TENSORS: Kind.TENSOR, Kind.MODULES: Kind.MODULE}.get(self, self)
+
 
 @dataclass(frozen=True)
 class Fact:

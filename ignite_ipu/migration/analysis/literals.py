@@ -7,7 +7,7 @@ from typing import Iterator, List, Optional
 
 from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.kinds import default_of, parameters_of
-from ignite_ipu.migration.analysis.names import argument, constant, dotted
+from ignite_ipu.migration.analysis.names import constant, dotted
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 _DEEPEST = 8
@@ -39,12 +39,7 @@ def _behind(file: ParsedFile, node: ast.expr) -> Iterator[Optional[ast.expr]]:
         if any(name in names_bound(statement) for statement in function.body):
             yield None
             return
-        outer = file.parents[function]
-        called = outer.name if isinstance(outer, ast.ClassDef) and function.name == "__init__" else function.name
-        positions = [parameter.arg for parameter in parameters_of(function)]
-        position = positions.index(name) - (called != function.name)
-        calls = [call for call in file.nodes(ast.Call) if (dotted(call.func) or "").split(".")[-1] == called]
-        given = [argument(call, name, position) for call in calls]
+        given = file.given(function, name)
         yield from (value for value in given if value is not None)
         if not given or None in given:
             yield default_of(function, name)

@@ -12,12 +12,13 @@ from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Type, T
 from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.analysis.kinds import Function
 from ignite_ipu.migration.analysis.models import Model, find_models
-from ignite_ipu.migration.analysis.names import Names, children, method_calls, pairs, walk
+from ignite_ipu.migration.analysis.names import Names, argument, children, dotted, method_calls, pairs, walk
 from ignite_ipu.migration.source.file import Source
 
 Node = TypeVar("Node", bound=ast.AST)
 
 _PLACE = attrgetter("lineno", "col_offset")
+_WITHOUT_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
 _DEEPEST = 200
 """Levels of syntax below which nobody writes; rules follow them by recursion."""
 
@@ -113,15 +114,27 @@ class ParsedFile:
 
     def method_calls(self, *methods: str) -> Iterable[Tuple[ast.Call, str]]:
         """Return the calls of methods of these names, each with the source of the object, as `method_calls` does."""
-        return _in_order([list(method_calls(self._calls_of_methods.get(method, ()), method)) for method in methods])
+        return _in_order([list(method_calls(self._calls_by_last_name.get(method, ()), method)) for method in methods])
 
     @cached_property
-    def _calls_of_methods(self) -> Dict[str, List[ast.Call]]:
+    def _calls_by_last_name(self) -> Dict[str, List[ast.Call]]:
         found: Dict[str, List[ast.Call]] = {}
         for call in self.nodes(ast.Call):
-            if isinstance(call.func, ast.Attribute):
-                found.setdefault(call.func.attr, []).append(call)
+            name = getattr(call.func, "attr", getattr(call.func, "id", None))
+            if name is not None:
+                found.setdefault(name, []).append(call)
         return found
+
+    def given(self, function: Function, name: str) -> List[Optional[ast.expr]]:
+        """Return what each call of a function, or of the class whose constructor it is, gives a parameter by name."""
+        above = self.parents[function]
+        made = isinstance(above, ast.ClassDef) and function.name == "__init__"
+        called = above.name if isinstance(above, ast.ClassDef) and made else function.name
+        positional = [parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args)]
+        bound = positional[:1] == ["self"]
+        position = positional.index(name) - bound if name in positional else None
+        calls = self._calls_by_last_name.get(called, ())
+        return [argument(each, name, position) for each in calls if (bound and not made) or dotted(each.func) == called]
 
     def decorators(self, *names: str) -> Iterator[Tuple[ast.expr, str]]:
         """Yield the decorators that are these functions, not calls of them."""
@@ -148,6 +161,18 @@ class ParsedFile:
     def follows(self, node: ast.expr, first: ast.expr) -> bool:
         """Tell whether a node stands in a later line than another, in the same function."""
         return node.lineno > first.lineno and self.function_of(node) is self.function_of(first)
+
+    def without_gradients(self, node: ast.AST) -> bool:
+        """Tell whether a node stands under torch.no_grad() or torch.inference_mode(), as a context or a decorator."""
+        for above in self.ancestors(node):
+            contexts: List[ast.expr] = getattr(above, "decorator_list", [])
+            if isinstance(above, (ast.With, ast.AsyncWith)):
+                contexts = [item.context_expr for item in above.items]
+            if any((self.names.called(each) or self.names.resolve(each)) in _WITHOUT_GRADIENTS for each in contexts):
+                return True
+            if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return False
+        return False
 
     def loops_around(self, node: ast.AST) -> Iterator[Union[ast.For, ast.AsyncFor, ast.While]]:
         """Yield the loops around a node within its function, innermost first."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
 import weakref
 from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
-from ignite_ipu.migration.analysis.evaluations import find_evaluations
-from ignite_ipu.migration.analysis.model_names import find_model_names
+from ignite_ipu.migration.analysis.kinds import parameters_of
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 TRAINER_FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite_ipu.create_ipu_trainer")
 EVALUATOR_FACTORIES = ("ignite.engine.create_supervised_evaluator", "ignite_ipu.create_ipu_evaluator")
 _LOADER_FACTORIES = ("torch.utils.data.DataLoader", "ignite.distributed.auto_dataloader")
+_NAMES_OF_LOSSES = re.compile(r"(.*[._])?(criterion|loss(_(fn|func|function|module))?)")
 _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler", "transformers.optimization.*")
 
 
@@ -68,8 +70,51 @@ class Training:
 
     @cached_property
     def models(self) -> Set[str]:
-        """Variables that hold a model: made from one of the file's models, used as only models are, or annotated."""
-        return find_model_names(self.file, {*self.losses, *self.own_losses})
+        """Variables that hold a model: made, used or annotated as models are, and parameters that are given one."""
+        own = {model.name for model in self.file.models if model.learns}
+        found: Set[str] = set()
+        for target, value in self.file.assigned:
+            made = unmoved(value)
+            name = self.file.names.called(made) or ""
+            local = isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in own
+            if local or name == "torch.nn.Sequential" or name.startswith("torchvision.models."):
+                found.add(target)
+        for call, owner in self.file.method_calls("parameters", "train", "eval"):
+            # A loss module has modes, too; its name and its place tell it from a model where nothing else does.
+            learns = owner_of(call, "parameters") is not None
+            known = owner in ("", "self", *self.losses, *self.own_losses, *found)
+            if not call.args and not known and (learns or not self._is_loss(owner)):
+                found.add(owner)
+        return found | self._parameters(found)
+
+    def _is_loss(self, name: str) -> bool:
+        """Tell whether a variable is named as a loss and always called with an output and a target."""
+        named = _NAMES_OF_LOSSES.fullmatch(name) is not None
+        calls = [call for call in self.file.nodes(ast.Call) if dotted(call.func) == name] if named else []
+        return bool(calls) and all(len(call.args) + len(call.keywords) >= 2 for call in calls)
+
+    def _parameters(self, models: Set[str]) -> Set[str]:
+        """Return the parameters of functions that every call gives a model, or that alone are annotated as modules."""
+        found: Set[str] = set()
+        for function in self.file.nodes(ast.FunctionDef):
+            parameters = parameters_of(function)
+            annotated = {each.arg for each in parameters if self._class_of(each) == "torch.nn.Module"}
+            # Of several one may be the loss.
+            modules = {name for name in annotated if re.search("loss|criteri", name) is None}
+            found |= modules if len(modules) == 1 else set()
+            for each in parameters if self.file.functions.get(function.name) is function else ():
+                given = self.file.given(function, each.arg)
+                if given and all(dotted(value) in models for value in given):
+                    found.add(each.arg)
+        return found
+
+    def _class_of(self, parameter: ast.arg) -> Optional[str]:
+        annotation: Optional[ast.AST] = parameter.annotation
+        text = constant(annotation)
+        if isinstance(text, str):
+            with contextlib.suppress(SyntaxError):
+                annotation = ast.parse(text, mode="eval").body
+        return None if annotation is None else self.file.names.resolve(annotation)
 
     @cached_property
     def losses(self) -> Dict[str, ast.Call]:
@@ -82,12 +127,8 @@ class Training:
     def own_losses(self) -> Dict[str, ast.Call]:
         """Variables that hold a module of the file's without weights, such as a loss, moved to a device or not."""
         weightless = {model.name for model in self.file.models if not model.learns}
-        found: Dict[str, ast.Call] = {}
-        for target, value in self.file.assigned:
-            made = unmoved(value)
-            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in weightless:
-                found[target] = made
-        return found
+        made = ((target, unmoved(value)) for target, value in self.file.assigned)
+        return {name: call for name, call in made if isinstance(call, ast.Call) and dotted(call.func) in weightless}
 
     @cached_property
     def schedulers(self) -> Dict[str, ast.Call]:
@@ -102,10 +143,8 @@ class Training:
     @cached_property
     def executors(self) -> Dict[str, Tuple[ast.Call, str]]:
         """PopTorch executor variables: the construction, and which wrapper."""
-        found: Dict[str, Tuple[ast.Call, str]] = {}
-        for wrapper in ("poptorch.trainingModel", "poptorch.inferenceModel"):
-            found.update({name: (call, wrapper) for name, call in self._named(wrapper).items()})
-        return found
+        wrappers = ("poptorch.trainingModel", "poptorch.inferenceModel")
+        return {name: (call, wrapper) for wrapper in wrappers for name, call in self._named(wrapper).items()}
 
     @cached_property
     def trainers(self) -> List[ast.Call]:
@@ -116,9 +155,7 @@ class Training:
     def loss_functions(self) -> Set[str]:
         """Names of functions that are compiled as the loss of a trainer or of a batch."""
         batches = [call for call, _ in self.file.calls("ignite_ipu.ipu_train_batch")]
-        names = {
-            dotted(value) for value in (argument(call, "loss_fn", 2) for call in [*self.trainers, *batches]) if value
-        }
+        names = {dotted(argument(call, "loss_fn", 2)) for call in [*self.trainers, *batches]}
         return {name for name in names if name is not None}
 
     @cached_property
@@ -142,8 +179,43 @@ class Training:
 
     @cached_property
     def evaluations(self) -> List[ast.Call]:
-        """The model calls of evaluation loops and evaluation steps."""
-        return find_evaluations(self.file, self.models)
+        """The calls of models under torch.no_grad() that are put in evaluation mode beside it."""
+        evaluated = {(name, self.file.function_of(call)) for call, name in self.file.method_calls("eval")}
+        found = []
+        for call in self.file.nodes(ast.Call):
+            name = dotted(call.func)
+            host = name in self.models and call not in self.file.traced
+            if host and self.file.without_gradients(call) and (name, self.file.function_of(call)) in evaluated:
+                found.append(call)
+        return found
+
+    @cached_property
+    def captured(self) -> Set[str]:
+        """Names of the functions that the file gives to `ipu_step`."""
+        given = (argument(call, "train_step", 0) for call, _ in self.file.calls("ignite_ipu.ipu_step"))
+        return {self._function_name(process) for process in given if process is not None}
+
+    @cached_property
+    def process_functions(self) -> List[Tuple[ast.expr, ast.FunctionDef]]:
+        """Functions that Ignite's engines are given to call for each batch and that train, with their definitions."""
+        functions: List[Optional[ast.AST]] = [self.file.function_of(call) for call in self.backwards]
+        found = []
+        for engine, _ in self.file.calls("ignite.engine.Engine"):
+            process = argument(engine, "process_function", 0)
+            if process is not None and self.file.names.called(process) != "ignite_ipu.ipu_step":
+                name = self._function_name(process)
+                same = (each for each in self.file.nodes(ast.FunctionDef) if each.name == name and each in functions)
+                found += [(process, function) for function in same]
+        return found
+
+    def _function_name(self, process: ast.expr) -> str:
+        """Return the name of a function, or of that in a `functools.partial` that an expression is or names."""
+        name = dotted(process)
+        values = [process] if name is None else self.file.values.get(name, [])
+        call = values[0] if len(values) == 1 else None
+        if isinstance(call, ast.Call) and self.file.names.called(call) == "functools.partial" and call.args:
+            process = call.args[0]
+        return (dotted(process) or "").rsplit(".", 1)[-1]
 
     @cached_property
     def training_loaders(self) -> Dict[str, Tuple[ast.Call, bool]]:

@@ -26,7 +26,6 @@ Example:
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.captures import find_captures
-from ignite_ipu.migration.analysis.engine_functions import captured_functions, training_functions
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
 
@@ -37,12 +36,11 @@ REWRITTEN = True
 def check(program: Program) -> Hits:
     """Find the training steps whose models and optimizers are not captured, with what keeps `migrate` from doing so."""
     captures, unclear = find_captures(program.training)
-    if not captures and not unclear and not any(True for _ in training_functions(program.training)):
+    if not captures and not unclear and not program.training.process_functions:
         return
     reason = unclear[0] if unclear else None
-    recorded = captured_functions(program)
     for backward in program.training.backwards:
-        if getattr(program.function_of(backward), "name", "") in recorded:
+        if getattr(program.function_of(backward), "name", "") in program.training.captured:
             continue
         if reason is None:
             yield Hit(backward, "this training step runs on the host, not on an IPU")

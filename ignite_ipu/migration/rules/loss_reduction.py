@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.analysis.summed_losses import summed_losses
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
@@ -41,10 +40,10 @@ def check(program: Program) -> Hits:
         reduction = constant(argument(call, "reduction"))
         if reduction == "none" and _is_reduced(program, call):
             continue
-        if is_loss and reduction in ("sum", "none") and not without_gradients(program, call):
+        if is_loss and reduction in ("sum", "none") and not program.without_gradients(call):
             yield Hit(call, f"the loss is reduced by {reduction!r}; accumulation and replicas average it")
     for call in summed_losses(training):
-        if not without_gradients(program, call):
+        if not program.without_gradients(call):
             yield Hit(call, "the loss is a sum over the batch; accumulation and replicas average it")
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ast
 from typing import Iterator, Tuple
 
-from ignite_ipu.migration.analysis.evaluations import without_gradients
 from ignite_ipu.migration.analysis.operators import is_handled, is_loss, problem, refused_arguments
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity, handled_if
 from ignite_ipu.migration.program import Program
@@ -30,7 +29,7 @@ def check(program: Program) -> Hits:
     """Find calls with arguments that PopTorch refuses, and losses that it does not compile at all."""
     for call, name in _calls(program):
         found = problem(name) if is_loss(name) else None
-        if found is not None and not without_gradients(program, call):
+        if found is not None and not program.without_gradients(call):
             yield Hit(call, f"{name}, {found.message}", found.remedy, run=handled_if(found.is_handled))
         for node, restriction in refused_arguments(program, name, call):
             doubt = ", as PopTorch's sources read" if restriction.likely else ""
