@@ -58,11 +58,6 @@ class AsynchronousDataAccessor:
         early_preload: Fill the ring at once instead of at the first `iter`. The first item is loaded in any case.
         sharing_strategy: How the worker is made: `Fork` inherits the data set; the others pickle it.
         rebatched_size: Cut and join items to this many rows. Only a `DataLoader` with `drop_last=False` keeps a tail.
-
-    Raises:
-        Error: The worker failed before it had a first item, or `dataset` already loads asynchronously.
-        AssertionError: `rebatched_size` is below 2, or needed for the tail of `dataset` and not given.
-        ValueError: `buffer_size` is below 1, or `miss_sleep_time_in_ms` is negative.
     """
 
     rebatched_size: Optional[int]
@@ -138,12 +133,7 @@ class AsynchronousDataAccessor:
         return self
 
     def __next__(self) -> Any:
-        """Return the next item; the previous one's tensors are no longer its own.
-
-        Raises:
-            StopIteration: The epoch is over, until `iter` begins the next.
-            AssertionError: The worker failed, or was terminated.
-        """
+        """Return the next item; the previous one's tensors are no longer its own."""
         worker = self._usable_worker()
         if not self._is_iterating:
             iter(self)
@@ -155,7 +145,11 @@ class AsynchronousDataAccessor:
         if self._is_over:
             raise StopIteration
         while True:
-            message = self._receive(worker)
+            try:
+                message, self._first = self._first or worker.receive(), None
+            except WorkerFailed as failure:
+                self._unusable = f"An error occurred in the data fetcher: {failure}"
+                raise AssertionError(self._unusable) from None
             is_wanted = message.number > self._epochs_above
             if is_wanted:
                 self._epoch = message.number
@@ -164,7 +158,11 @@ class AsynchronousDataAccessor:
                 self._received += 1
                 if is_wanted:
                     self._is_begun, self._slot = True, slot
-                    return self._item(slot, message)
+                    # New tensor objects each time: what a caller sets on one (requires_grad, say) must not come back.
+                    tensors: List[torch.Tensor] = [tensor.detach() for tensor in self._ring.slot(slot)]
+                    if message.rows >= 0:
+                        tensors = [tensor[: message.rows] for tensor in tensors]
+                    return self._structure.rebuild(tensors, message.body)
                 self._give_back(worker)
             elif is_wanted:
                 self._is_over = True
@@ -236,23 +234,6 @@ class AsynchronousDataAccessor:
         assert self._worker is not None
         return self._worker
 
-    def _receive(self, worker: WorkerProcess) -> Message:
-        if self._first is not None:
-            message, self._first = self._first, None
-            return message
-        try:
-            return worker.receive()
-        except WorkerFailed as failure:
-            self._unusable = f"An error occurred in the data fetcher: {failure}"
-            raise AssertionError(self._unusable) from None
-
     def _give_back(self, worker: WorkerProcess) -> None:
         self._freed += 1
         worker.send(Message(MessageKind.FREED, self._freed))
-
-    def _item(self, slot: int, message: Message) -> Any:
-        # New tensor objects each time: what a caller sets on one (requires_grad, say) must not come back later.
-        tensors: List[torch.Tensor] = [tensor.detach() for tensor in self._ring.slot(slot)]
-        if message.rows >= 0:
-            tensors = [tensor[: message.rows] for tensor in tensors]
-        return self._structure.rebuild(tensors, message.body)

@@ -21,9 +21,6 @@ class ProcessShare(Dataset):  # type: ignore[type-arg]
         process_id: Which share this is, from 0.
         num_processes: How many shares there are.
         shuffled: Whether indices come from a `ShuffledShare` and may lie beyond the range.
-
-    Raises:
-        ZeroDivisionError: There is not one batch for every process (PopTorch fails with a bare division by zero).
     """
 
     def __init__(
@@ -40,7 +37,7 @@ class ProcessShare(Dataset):  # type: ignore[type-arg]
         self.total = len(dataset)
         if drop_last:
             self._length = combined_batch_size * (self.total // (combined_batch_size * num_processes))
-            if not self._length:
+            if not self._length:  # PopTorch fails with a bare division by zero
                 raise ZeroDivisionError(
                     f"{self.total} elements are fewer than one batch of {combined_batch_size} for each of the "
                     f"{num_processes} processes. Use a smaller batch, fewer processes, or drop_last=False."
@@ -92,8 +89,7 @@ class ShuffledShare(Sampler):  # type: ignore[type-arg]
 
     def __init__(self, share: ProcessShare, seed: int) -> None:
         self._share = share
-        self._generator = torch.Generator()
-        self._generator.manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
         self._epoch = 0
         self._order: List[int] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Union, cast
+from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Union, cast
 
 import torch
 from torch.utils.data import IterableDataset, Sampler
@@ -52,13 +52,6 @@ class DataLoader(CombiningLoader):
             combined batch.
         batch_sampler: Yields the indices of micro-batches, which are joined to combined batches.
         **kwargs: Passed to torch's loader.
-
-    Raises:
-        AssertionError: `options` is no `Options`; `async_options` sets `rebatched_size`; rebatching makes no sense for
-            the sizes; the data set cannot be split over processes.
-        Error: `batch_sampler` is combined with what it excludes, or the accessor's worker failed to start.
-        ZeroDivisionError: The data set is too small to be split.
-        ValueError: torch refuses the combination of arguments.
     """
 
     def __init__(
@@ -97,21 +90,27 @@ class DataLoader(CombiningLoader):
         self._options = options
         self._mode = DataLoaderMode(mode)
         self._groups_batches = batch_sampler is not None
-        self._join = _micro_batches(options)
-        self._combined_batch_size = self._join * batch_size if batch_size is not None else None
-        if batch_sampler is not None:
-            self._combined_batch_size = self._join * getattr(batch_sampler, "batch_size", 1)
+        input_slots = options.replication_factor // options.input_group_size
+        # Micro-batches of a call.
+        self._join = int(options.device_iterations * input_slots * options.Training.gradient_accumulation)
+        rows = batch_size if batch_sampler is None else getattr(batch_sampler, "batch_size", 1)
+        self._combined_batch_size: Optional[int] = None if rows is None else self._join * rows
         self.rebatched_drop_last = drop_last
         self.batch_sampler_drop_last = drop_last
         self._share_sampler: Optional[ShuffledShare] = None
         self._rebatches = self._decide_rebatching()
-        worker_batch_size = self._worker_batch_size(batch_size, rebatched_worker_size)
+        worker_batch_size = self._worker_batch_size(rebatched_worker_size)
 
         processes = options.Distributed.numProcesses if auto_distributed_partitioning else 1
         _warn_of_leftovers(dataset, self._combined_batch_size, processes, drop_last, batch_sampler, self._join)
-        _warn_of_repeats(dataset, num_workers, kwargs.get("worker_init_fn"))
+        if isinstance(dataset, IterableDataset) and num_workers > 1 and kwargs.get("worker_init_fn") is None:
+            logger.warning(
+                "The IterableDataset will return %d times each element, once per worker, because there is no "
+                "worker_init_fn. Let one split the data by torch.utils.data.get_worker_info(), unless __iter__ does.",
+                num_workers,
+            )
         if processes > 1:
-            dataset = self._share(dataset, drop_last, bool(shuffle), batch_size, batch_sampler)
+            dataset = self._share(dataset, drop_last, bool(shuffle))
             if shuffle and kwargs.get("sampler") is None:
                 kwargs["sampler"] = self._share_sampler = ShuffledShare(dataset, options.random_seed)
                 shuffle = False
@@ -161,13 +160,9 @@ class DataLoader(CombiningLoader):
         if self._share_sampler is not None:
             self._share_sampler.begin_epoch()
         batches: Iterator[Any] = super().__iter__()
-        if self._joins_batches:
+        if self._groups_batches and self._join > 1 and not self._rebatches:
             return _join_groups(batches, self._join, self.batch_sampler_drop_last)
         return batches
-
-    @property
-    def _joins_batches(self) -> bool:
-        return self._groups_batches and self._join > 1 and not self._rebatches
 
     def terminate(self) -> None:
         """End the worker of an asynchronous mode; iterating afterwards is an error. `Sync` has nothing to end."""
@@ -197,56 +192,35 @@ class DataLoader(CombiningLoader):
         needs_tail = not self.rebatched_drop_last and not self._groups_batches
         return self._mode == DataLoaderMode.Async and needs_tail and size is not None and size > 1
 
-    def _worker_batch_size(self, batch_size: Optional[int], rebatched_worker_size: Optional[int]) -> Optional[int]:
+    def _worker_batch_size(self, rebatched_worker_size: Optional[int]) -> Optional[int]:
         size = self._combined_batch_size
-        if not self._rebatches:
-            if rebatched_worker_size is not None:
-                logger.warning("rebatched_worker_size has no effect: the DataLoader does not rebatch in this mode.")
-            return size
         if rebatched_worker_size is None:
             return size
-        assert size is not None
+        if not self._rebatches or size is None:
+            logger.warning("rebatched_worker_size has no effect: the DataLoader does not rebatch in this mode.")
+            return size
         if rebatched_worker_size > size:
             raise AssertionError(
                 f"rebatched_worker_size ({rebatched_worker_size}) must be <= to the combined batch size ({size})."
             )
         return rebatched_worker_size
 
-    def _share(
-        self,
-        dataset: Any,
-        drop_last: bool,
-        shuffle: bool,
-        batch_size: Optional[int],
-        batch_sampler: Optional[_AnySampler],
-    ) -> ProcessShare:
+    def _share(self, dataset: Any, drop_last: bool, shuffle: bool) -> ProcessShare:
         way_out = "Split the data yourself and pass auto_distributed_partitioning=False."
-        if batch_sampler is not None:
+        if self._groups_batches:
             raise python_error(f"batch_sampler is mutually exclusive with auto_distributed_partitioning. {way_out}")
         if isinstance(dataset, IterableDataset):
             raise AssertionError(f"auto_distributed_partitioning is not supported for IterableDataset. {way_out}")
-        if batch_size is None or self._combined_batch_size is None:
+        if self._combined_batch_size is None:
             raise AssertionError(f"batch_size=None not allowed with auto_distributed_partitioning. {way_out}")
         if shuffle and not self._options.exists("random_seed"):
             raise AssertionError(
                 "To shuffle in several processes you must set the same options.randomSeed(...) in all of them, or "
                 "their shares would overlap."
             )
-        distributed = self._options.Distributed
-        return ProcessShare(
-            dataset,
-            self._combined_batch_size,
-            drop_last,
-            distributed.processId,
-            distributed.numProcesses,
-            shuffled=shuffle,
-        )
-
-
-def _micro_batches(options: Options) -> int:
-    """Return how many micro-batches a call consumes."""
-    input_slots = options.replication_factor // options.input_group_size
-    return int(options.device_iterations * input_slots * options.Training.gradient_accumulation)
+        one = self._options.Distributed
+        size = self._combined_batch_size
+        return ProcessShare(dataset, size, drop_last, one.processId, one.numProcesses, shuffled=shuffle)
 
 
 def _warn_of_leftovers(
@@ -277,35 +251,19 @@ def _warn_of_leftovers(
         )
 
 
-def _warn_of_repeats(dataset: Any, num_workers: int, worker_init_fn: Any) -> None:
-    if isinstance(dataset, IterableDataset) and num_workers > 1 and worker_init_fn is None:
-        logger.warning(
-            "The IterableDataset will return %d times each element, once per worker, because there is no "
-            "worker_init_fn. Let one split the data by torch.utils.data.get_worker_info(), unless __iter__ does.",
-            num_workers,
-        )
-
-
 def _join_groups(batches: Iterator[Any], size: int, drop_last: bool) -> Iterator[Any]:
-    """Yield every `size` consecutive batches as one, concatenated along dimension 0 tensor by tensor.
+    """Yield every `size` consecutive batches, all built alike, as one: concatenated tensor by tensor.
 
     Args:
-        batches: Structures of tensors, all built alike.
-        size: Batches in a group.
         drop_last: Whether an incomplete group at the end is left out instead of joined as it is.
     """
     while True:
         group = list(itertools.islice(batches, size))
         if len(group) < size and (drop_last or not group):
             return
-        yield _concatenated(group)
-
-
-def _concatenated(group: List[Any]) -> Any:
-    if len(group) == 1:
-        return group[0]
-    parts = [flatten_tensors(batch) for batch in group]
-    counts = sorted({len(part) for part in parts})
-    if len(counts) > 1:
-        raise ValueError(f"Batches with {counts} tensors cannot be joined: collate_fn must always build the same.")
-    return replace_tensors(group[0], iter([torch.cat(tensors) for tensors in zip(*parts)]))
+        parts = [flatten_tensors(batch) for batch in group]
+        counts = sorted(set(map(len, parts)))
+        if len(counts) > 1:
+            raise ValueError(f"Batches with {counts} tensors cannot be joined: collate_fn must always build the same.")
+        joined = (torch.cat(tensors) for tensors in zip(*parts))
+        yield group[0] if len(group) == 1 else replace_tensors(group[0], joined)

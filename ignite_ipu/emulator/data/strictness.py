@@ -13,26 +13,19 @@ from typing import Optional
 
 POISON_VARIABLE = "IGNITE_IPU_POISON_STALE_BATCHES"
 TIMEOUT_VARIABLE = "IGNITE_IPU_DATA_TIMEOUT"
-DEFAULT_TIMEOUT = 600.0
-
-_SWITCH = {"0": False, "1": True}
 
 _poison: Optional[bool] = None
 _timeout: Optional[float] = None
 
 
 def poisons_stale_batches() -> bool:
-    """Return whether new accessors overwrite a batch (NaN, or an integer type's extreme) once the next is asked for.
-
-    Raises:
-        ValueError: `IGNITE_IPU_POISON_STALE_BATCHES` is neither 0 nor 1.
-    """
+    """Return whether new accessors overwrite a batch (NaN, or an integer type's extreme) once the next is asked for."""
     if _poison is not None:
         return _poison
     text = os.environ.get(POISON_VARIABLE, "1")
-    if text not in _SWITCH:
+    if text not in ("0", "1"):
         raise ValueError(f"{POISON_VARIABLE} is {text!r}; it must be 1 (overwrite stale batches) or 0 (leave them).")
-    return _SWITCH[text]
+    return text == "1"
 
 
 def set_poisoning(enabled: Optional[bool]) -> Optional[bool]:
@@ -47,14 +40,10 @@ def set_poisoning(enabled: Optional[bool]) -> Optional[bool]:
 
 
 def worker_timeout() -> Optional[float]:
-    """Return after how many seconds without an item a worker counts as hanging; `None` for never.
-
-    Raises:
-        ValueError: `IGNITE_IPU_DATA_TIMEOUT` is no number of seconds.
-    """
+    """Return after how many seconds without an item a worker counts as hanging; `None` for never."""
     if _timeout is not None:
         return _timeout or None
-    text = os.environ.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT))
+    text = os.environ.get(TIMEOUT_VARIABLE, "600.0")
     try:
         return _checked(float(text)) or None
     except ValueError:
@@ -71,14 +60,9 @@ def set_worker_timeout(seconds: Optional[float]) -> Optional[float]:
 
     Returns:
         What was set before, to be set again afterwards.
-
-    Raises:
-        ValueError: `seconds` is negative or no finite number.
     """
     global _timeout
-    if seconds is not None:
-        _checked(seconds)
-    before, _timeout = _timeout, seconds
+    before, _timeout = _timeout, None if seconds is None else _checked(seconds)
     return before
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Tuple
 
 import torch
 
@@ -29,12 +29,8 @@ class Structure:
 
     @classmethod
     def of(cls, item: Any) -> Structure:
-        """Return the structure of `item`.
-
-        Raises:
-            AssertionError: A part of it is no tensor, or it has no parts.
-        """
-        if _is_plain_tensor(item):
+        """Return the structure of `item`."""
+        if isinstance(item, torch.Tensor) and (type(item) is torch.Tensor or find_parser(item) is None):
             return cls(_TENSOR, ("item",))
         if find_parser(item) is not None:
             count = len(flatten_tensors(item))
@@ -50,11 +46,7 @@ class Structure:
         return structure
 
     def tensors(self, item: Any) -> List[torch.Tensor]:
-        """Return the tensors of `item`, in the order of the first item.
-
-        Raises:
-            AssertionError: It is built differently, or a part of it is no tensor.
-        """
+        """Return the tensors of `item`, which is built like the first one, in its order."""
         if self.kind == _TENSOR:
             parts = [item]
         elif self.kind == _CUSTOM:
@@ -82,7 +74,9 @@ class Structure:
         """Return what `rebuild` needs of `item` besides its tensors; empty but for registered types."""
         if self.kind != _CUSTOM:
             return b""
-        return pickle.dumps(map_tensors(item, _valueless), protocol=pickle.HIGHEST_PROTOCOL)
+        # A tensor that looks the same and pickles to almost nothing stands for each.
+        valueless = map_tensors(item, lambda tensor: torch.zeros((), dtype=tensor.dtype).expand(tensor.shape))
+        return pickle.dumps(valueless, protocol=pickle.HIGHEST_PROTOCOL)
 
     def rebuild(self, tensors: List[torch.Tensor], skeleton: bytes) -> Any:
         """Return an item over `tensors`: one of them, a list, a dictionary, or a value of the registered type."""
@@ -91,18 +85,8 @@ class Structure:
         if self.kind == _LIST:
             return tensors
         if self.kind == _DICT:
-            rebuilt: Dict[Any, torch.Tensor] = dict(zip(self.keys, tensors))
-            return rebuilt
+            return dict(zip(self.keys, tensors))
         return replace_tensors(pickle.loads(skeleton), iter(tensors))
-
-
-def _is_plain_tensor(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and (type(item) is torch.Tensor or find_parser(item) is None)
-
-
-def _valueless(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that looks like `tensor` and pickles to almost nothing."""
-    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def _not_a_tensor(name: str, value: Any) -> AssertionError:
@@ -117,5 +101,5 @@ def _not_a_tensor(name: str, value: Any) -> AssertionError:
 def _summary(item: Any) -> str:
     if isinstance(item, dict):
         return f"keys {list(item)}"
-    length: Optional[int] = len(item) if isinstance(item, (list, tuple)) else None
-    return f"of type {type(item).__qualname__}" + ("" if length is None else f" and length {length}")
+    length = f" and length {len(item)}" if isinstance(item, (list, tuple)) else ""
+    return f"of type {type(item).__qualname__}{length}"

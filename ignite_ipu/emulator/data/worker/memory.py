@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import pickle
@@ -42,7 +43,6 @@ class SharedFile:
         return file
 
     def unpickle(self) -> Any:
-        """Return what `pickled` was given."""
         self._file.seek(0)
         return pickle.load(self._file)
 
@@ -50,11 +50,9 @@ class SharedFile:
         return _received, (reduction.DupFd(self.fileno()),)
 
     def fileno(self) -> int:
-        """Return the descriptor."""
         return self._file.fileno()
 
     def close(self) -> None:
-        """Let go of the file."""
         self._file.close()
 
 
@@ -76,14 +74,6 @@ class Ring:
     """`slots` times the tensors of one item, over memory that two processes map.
 
     The memory belongs to no owner: it goes when both processes have let go of the tensors over it.
-
-    Args:
-        specs: The tensors of an item.
-        slots: How many items there is room for.
-        file: What holds them.
-
-    Raises:
-        OSError: There is not enough memory for them.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], slots: int, file: SharedFile) -> None:
@@ -92,21 +82,17 @@ class Ring:
         # Allocated now: a file grown by truncation kills whoever writes the page for which no memory is left.
         os.posix_fallocate(file.fileno(), 0, size)
         memory = mmap.mmap(file.fileno(), size)
-        offset = 0
         self._poison = [poison_value(spec.dtype) for spec in specs]
-        self._slots: List[List[torch.Tensor]] = []
-        for _ in range(slots):
-            tensors = []
-            for spec in specs:
-                tensors.append(_tensor(memory, offset, spec))
-                offset += spec.size
-            self._slots.append(tensors)
+        starts = list(itertools.accumulate([0, *(spec.size for spec in specs)]))
+        self._slots = [
+            [_tensor(memory, slot * starts[-1] + start, spec) for start, spec in zip(starts, specs)]
+            for slot in range(slots)
+        ]
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def slot(self, index: int) -> List[torch.Tensor]:
-        """Return the tensors of one slot."""
         return self._slots[index]
 
     def poison(self, index: int) -> None:

@@ -40,11 +40,7 @@ def end_with_parent(sockets: Optional[str] = None) -> None:
 
 
 class Ending:
-    """A loader's `worker_init_fn` with `end_with_parent` before it; made by the process that starts the workers.
-
-    Args:
-        given: The loader's own.
-    """
+    """A loader's `worker_init_fn`, `given`, after `end_with_parent`; made by the process that starts the workers."""
 
     def __init__(self, given: Optional[Callable[[int], None]]) -> None:
         self._given = given
@@ -82,11 +78,10 @@ def kill_group(leader: int) -> None:
 
 def _members(leader: int) -> Set[int]:
     members = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(ProcessLookupError):
-                if os.getpgid(int(name)) == leader and _is_running(int(name)):
-                    members.add(int(name))
+    for pid in {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader and _is_running(pid):
+                members.add(pid)
     return members
 
 

@@ -43,10 +43,6 @@ class WorkerProcess:
         dataset: What it iterates: inherited by `Fork`, sharing the memory of tensors by `SharedMemory`, else copied.
         settings: How it loads.
         strategy: How the process is made and how `dataset` reaches it.
-
-    Raises:
-        Exception: Whatever pickling `dataset` raises, for every strategy but `Fork`.
-        WorkerFailed: The server that it would be forked from has died or hangs.
     """
 
     def __init__(self, dataset: Iterable[Any], settings: worker.WorkerSettings, strategy: SharingStrategy) -> None:
@@ -97,11 +93,7 @@ class WorkerProcess:
         self._flush()
 
     def receive(self) -> Message:
-        """Return the next message about items.
-
-        Raises:
-            WorkerFailed: It raised, died, or sent nothing for `worker_timeout()` seconds.
-        """
+        """Return the next message about items, or raise `WorkerFailed` for a worker that does not send one."""
         seconds: Optional[float] = None
         deadline: Optional[float] = None
         while True:
@@ -110,7 +102,14 @@ class WorkerProcess:
                 self._read_all()
             # What it loaded before it raised is still good. If it died without a word, nothing that it says is trusted.
             if exited and not any(message.kind == MessageKind.FAILED for message in self._inbox):
-                raise self._died()
+                code = self._end(kill=True)
+                how = f"exited with code {code} before it was asked to"
+                if code is not None and code < 0:
+                    how = f"was killed by signal {signal.Signals(-code).name}"
+                raise WorkerFailed(
+                    f"worker process {self.pid} {how}. See its output above, if any; a kill often means that memory "
+                    "ran out."
+                )
             if self._inbox:
                 message = self._inbox.popleft()
                 if message.kind == MessageKind.FAILED:
@@ -122,7 +121,12 @@ class WorkerProcess:
                 seconds = worker_timeout()
                 deadline = math.inf if seconds is None else time.monotonic() + seconds
             if time.monotonic() > deadline:
-                raise self._hung(seconds)
+                stack = self._ask_for_stack()
+                self._end(kill=True)
+                raise WorkerFailed(
+                    f"worker process {self.pid} hangs: it has delivered nothing for {seconds} seconds and was killed. "
+                    f"If the data set is just slow, raise {TIMEOUT_VARIABLE} (seconds, 0 waits for ever). {stack}"
+                )
             wait([self._connection, self._process.sentinel], _LOOK_EVERY)
 
     def stop(self) -> None:
@@ -195,24 +199,6 @@ class WorkerProcess:
             # Read on, or it could block while it says something.
             self._read_all()
         return True
-
-    def _died(self) -> WorkerFailed:
-        code = self._end(kill=True)
-        if code is not None and code < 0:
-            how = f"was killed by signal {signal.Signals(-code).name}"
-        else:
-            how = f"exited with code {code} before it was asked to"
-        return WorkerFailed(
-            f"worker process {self.pid} {how}. See its output above, if any; a kill often means that memory ran out."
-        )
-
-    def _hung(self, seconds: Optional[float]) -> WorkerFailed:
-        stack = self._ask_for_stack()
-        self._end(kill=True)
-        return WorkerFailed(
-            f"worker process {self.pid} hangs: it has delivered nothing for {seconds} seconds and was killed. "
-            f"If the data set is just slow, raise {TIMEOUT_VARIABLE} (seconds, 0 waits for ever). {stack}"
-        )
 
     def _ask_for_stack(self) -> str:
         with contextlib.suppress(ProcessLookupError):

@@ -67,7 +67,7 @@ class CallerSeed:
             return b""
         state, seed = self._generator.get_state(), self._generator.initial_seed()
         seeded = not torch.equal(state, self._state) and (
-            self._is_own or seed != self._seed or torch.equal(state, _freshly_seeded(seed))
+            self._is_own or seed != self._seed or torch.equal(state, torch.Generator().manual_seed(seed).get_state())
         )
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         self._seed, self._state = seed, self._generator.get_state()
@@ -78,7 +78,3 @@ def adopt_state(dataset: Iterable[Any], body: bytes) -> None:
     """Give a state made by `CallerSeed` to the generator that `dataset` draws from in this process."""
     own: Optional[torch.Generator] = getattr(dataset, "generator", None)
     (torch.default_generator if own is None else own).set_state(pickle.loads(body))
-
-
-def _freshly_seeded(seed: int) -> torch.Tensor:
-    return torch.Generator().manual_seed(seed).get_state()

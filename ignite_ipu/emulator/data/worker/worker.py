@@ -38,7 +38,7 @@ _inherited: List[Any] = []
 
 
 class MessageKind(enum.IntEnum):
-    """MessageKind of a message."""
+    """Kind of a message."""
 
     FREED = 0
     """To the worker: `number` items in all have been given back."""
@@ -184,13 +184,18 @@ class _Worker:
             registerCustomArgParser(*pickle.loads(pair))
         self.doing = "unpickling the data set"
         dataset = self._dataset = source.unpickle() if isinstance(source, SharedFile) else source
-        _forget_iterator(dataset)
+        if isinstance(dataset, torch.utils.data.DataLoader) and dataset._iterator is not None:
+            _inherited.append(dataset._iterator)
+            dataset._iterator = None
         take_rows_at_once(dataset)
         if self._settings.random_state is not None:
             self._settings.random_state.restore()
         number = 0
         while True:
-            self._wait_until_allowed(number)
+            self._handle_messages()
+            while number > max(0, self._asked_above + 1 + self._settings.load_indefinitely):
+                is_ready(self._connection, wait=True)
+                self._handle_messages()
             number = max(number, self._asked_above + 1)
             if self._state:
                 adopt_state(dataset, self._state)
@@ -202,15 +207,7 @@ class _Worker:
     def end_loader_processes(self) -> None:
         """Let the persistent processes of a torch loader finish what they do, and end."""
         iterator = getattr(self._dataset, "_iterator", None)
-        shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
-
-    def _wait_until_allowed(self, number: int) -> None:
-        self._handle_messages()
-        while number > max(0, self._asked_above + 1 + self._settings.load_indefinitely):
-            is_ready(self._connection, wait=True)
-            self._handle_messages()
+        getattr(iterator, "_shutdown_workers", lambda: None)()
 
     def _load_epoch(self, number: int, dataset: Iterable[Any]) -> None:
         self.doing = f"starting epoch {number}"
@@ -337,12 +334,7 @@ class _Worker:
             raise _Stop from None
 
     def _handle_messages(self, number: Optional[int] = None) -> None:
-        """Read what has arrived.
-
-        Raises:
-            _Stop: The accessor has finished.
-            _Abandoned: Epoch `number` is no longer wanted.
-        """
+        """Read what has arrived; give up if the accessor has finished, or no longer wants epoch `number`."""
         while is_ready(self._connection):
             try:
                 message: Message = self._connection.recv()
@@ -357,12 +349,6 @@ class _Worker:
                 self._state = message.body or self._state
         if number is not None and number <= self._asked_above:
             raise _Abandoned
-
-
-def _forget_iterator(dataset: Iterable[Any]) -> None:
-    if isinstance(dataset, torch.utils.data.DataLoader) and dataset._iterator is not None:
-        _inherited.append(dataset._iterator)
-        dataset._iterator = None
 
 
 def _dead_children() -> str:
